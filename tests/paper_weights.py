@@ -1,27 +1,133 @@
-"""Weights' surroundings made of paper: a server, a storage and a sink that tests can break, on CPython."""
+"""Weights' surroundings made of paper: a server, a storage and a sink that tests can break, on CPython. The page's own
+loop (web/src/storage/load.ts) runs between them, in Node."""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import cache
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from capstan.errors import StorageError, WeightsChangedError
-from capstan.host.storage import BrokenDownloadError, SourceIdentity
+from capstan.errors import CapstanError, StorageError, WeightsChangedError
+from capstan.host.storage import BrokenDownloadError, LoadPlan, Outcome, Problem, SourceIdentity
 
-__all__ = ["PaperBacking", "PaperChunk", "PaperServer", "PaperSink", "PaperSource"]
+__all__ = ["PaperBacking", "PaperServer", "PaperSink", "PaperSource"]
+
+ROOT = Path(__file__).parents[1]
 
 
-class PaperChunk:
-    def __init__(self, capacity: int) -> None:
-        self.handle = bytearray(capacity)
+@cache
+def node() -> subprocess.Popen[str]:
+    """Node with the page's loop; it ends with this process."""
+    folder = tempfile.TemporaryDirectory()
+    bundle = Path(folder.name) / "loop.mjs"
+    esbuild = [str(ROOT / "node_modules" / ".bin" / "esbuild"), str(Path(__file__).with_name("paper_loop.mjs"))]
+    options = ["--bundle", "--platform=node", "--format=esm", f"--outfile={bundle}"]
+    subprocess.run([*esbuild, *options], check=True, capture_output=True, cwd=ROOT)
+    found = shutil.which("node")
+    assert found
+    process = subprocess.Popen([found, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    async def sha256(self, length: int) -> str:
-        return hashlib.sha256(self.handle[:length]).hexdigest()
+    def end() -> None:
+        assert process.stdin
+        process.stdin.close()
+        process.wait()
+        folder.cleanup()
 
-    def to_bytes(self, length: int) -> bytes:
-        return bytes(self.handle[:length])
+    atexit.register(end)
+    return process
+
+
+runs = count(1)
+
+
+class PaperLoading:
+    """A capstan.host.storage.Loading: the page's loop over paper."""
+
+    def __init__(self, source: PaperSource, sink: PaperSink) -> None:
+        self._source = source
+        self._sink = sink
+
+    async def run(
+        self,
+        plan: LoadPlan,
+        file: Any,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        source, run = self._source, next(runs)
+        answers: dict[str, Callable[..., Awaitable[Any]]] = {
+            "seek": source.seek,
+            "stream": source.read,
+            "fetch": source.read_at,
+            "accept": lambda start, data: self._sink.accept(start, b64decode(data)),
+        }
+        if file is not None:
+            answers |= {"read": file.read, "append": file.backing.append_text}
+            answers["write"] = lambda start, data: file.write(start, b64decode(data))
+        about = {"name": file.name, "direct": self._sink.pours and file.exclusive} if file else None
+        stream = {"position": source.position, "end": source.end}
+        given = {"plan": plan.as_json(), "source": stream, "file": about}
+        self._send(run, "run", given | {"spans": self._sink.spans, "hashes": hashed is not None})
+        thrown: CapstanError | None = None
+        while True:
+            name, *arguments = self._receive(run)
+            if name == "told":
+                told(*arguments)
+            elif name == "hash":
+                assert hashed is not None
+                hashed(arguments[0], b64decode(arguments[1]))
+            elif name == "outcome":
+                problem = arguments[0].pop("problem")
+                return Outcome(**arguments[0], problem=Problem(**problem) if problem else None)
+            elif name == "thrown":
+                assert thrown is not None, arguments
+                raise thrown
+            else:
+                try:
+                    found = await answers[name](*arguments)
+                except CapstanError as error:
+                    thrown = error
+                    wait = getattr(error, "wait", None)
+                    fault = {"code": type(error).__name__, "message": str(error), "wait": wait}
+                    self._send(run, "answer", {"error": fault})
+                else:
+                    result = b64encode(found).decode() if isinstance(found, bytes) else found
+                    self._send(run, "answer", {"result": result})
+            # Others get their turn, as they do while a page waits.
+            await asyncio.sleep(0)
+
+    async def finish(self) -> None:
+        await self._sink.finish()
+
+    def close(self) -> None:
+        """What is not answered any more ends by itself."""
+
+    def _send(self, run: int, what: str, about: Any) -> None:
+        process = node()
+        assert process.stdin
+        process.stdin.write(json.dumps([run, what, about]) + "\n")
+        process.stdin.flush()
+
+    def _receive(self, run: int) -> Any:
+        process = node()
+        assert process.stdout
+        while True:
+            line = process.stdout.readline()
+            assert line, "Node has ended"
+            found, *message = json.loads(line)
+            if found == run:
+                return message
 
 
 class PaperServer:
@@ -70,10 +176,16 @@ class PaperSource:
         self.end: int | None = None
         self._stream = b""
 
+    def loading(self, sink: Any) -> PaperLoading:
+        return PaperLoading(self, sink)
+
+    def memory(self, start: int, length: int) -> PaperSink:
+        return PaperSink((start, length))
+
     async def seek(self, start: int, end: int | None) -> None:
         self._stream, self.position, self.end = self._request(start, end), start, end
 
-    async def read(self, chunk: Any, length: int) -> int:
+    async def read(self, length: int) -> bytes:
         assert self.position is not None
         assert self.end is None or self.position + length <= self.end, "read past the end of what was asked for"
         cut = self.server.break_at
@@ -82,18 +194,17 @@ class PaperSource:
             raise BrokenDownloadError("the connection broke off")
         part, self._stream = self._stream[:length], self._stream[length:]
         self.position += len(part)
-        return self._fill(chunk, part)
+        return self._sent(part)
 
-    async def read_at(self, chunk: Any, start: int, length: int) -> int:
-        return self._fill(chunk, self._request(start, start + length))
+    async def read_at(self, start: int, length: int) -> bytes:
+        return self._sent(self._request(start, start + length))
 
     def close(self) -> None:
         self.position = None
 
-    def _fill(self, chunk: Any, part: bytes) -> int:
+    def _sent(self, part: bytes) -> bytes:
         self.server.sent += len(part)
-        chunk.handle[: len(part)] = part
-        return len(part)
+        return part
 
     def _request(self, start: int, end: int | None) -> bytes:
         found = self.server.respond(start, end)
@@ -149,50 +260,32 @@ class PaperBacking:
     async def free_bytes(self) -> int | None:
         return self.free
 
-    def chunk(self, capacity: int) -> PaperChunk:
-        return PaperChunk(capacity)
-
 
 class PaperFile:
     def __init__(self, backing: PaperBacking, name: str, exclusive: bool) -> None:
-        self._backing = backing
-        self._name = name
+        self.backing = backing
+        self.name = name
         self.exclusive = exclusive
         backing.open_files[name] += 1
 
-    async def read(self, chunk: Any, start: int, length: int) -> int:
-        self._backing.before("read", self._name)
-        if self._name not in self._backing.files:
-            raise StorageError(f"{self._name}: it is gone")
-        part = self._backing.files[self._name][start : start + length]
-        chunk.handle[: len(part)] = part
-        return len(part)
+    async def read(self, start: int, length: int) -> bytes:
+        self.backing.before("read", self.name)
+        if self.name not in self.backing.files:
+            raise StorageError(f"{self.name}: it is gone")
+        return bytes(self.backing.files[self.name][start : start + length])
 
-    async def write(self, chunk: Any, start: int, length: int) -> None:
-        self._backing.before("write", self._name)
-        file = self._backing.files[self._name]
-        file.extend(bytes(max(0, start + length - len(file))))
-        file[start : start + length] = chunk.handle[:length]
+    async def write(self, start: int, data: bytes) -> None:
+        self.backing.before("write", self.name)
+        file = self.backing.files[self.name]
+        file.extend(bytes(max(0, start + len(data) - len(file))))
+        file[start : start + len(data)] = data
 
-    async def pour(self, sink: Any, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
-        """Shard by shard, up to the first that is not whole or may not be read."""
-        done = 0
-        while sink.pours and done < length:
-            size = min(shard_size, length - done)
-            if sink.wants(start + done, size):
-                chunk = PaperChunk(size)
-                try:
-                    if await self.read(chunk, start + done, size) < size:
-                        break
-                except StorageError:
-                    break
-                await sink.accept(chunk, start + done, size)
-            done += size
-            told(done)
-        return done
+    async def sha256(self, start: int, length: int) -> str | None:
+        found = await self.read(start, length)
+        return hashlib.sha256(found).hexdigest() if len(found) == length else None
 
     def close(self) -> None:
-        self._backing.open_files[self._name] -= 1
+        self.backing.open_files[self.name] -= 1
 
 
 class PaperSink:
@@ -206,15 +299,15 @@ class PaperSink:
         self.found = [bytearray() for _ in spans]
         self.finished = False
 
-    def wants(self, start: int, length: int) -> bool:
-        return any(offset < start + length and start < offset + size for offset, size in self.spans)
-
-    async def accept(self, chunk: Any, start: int, length: int) -> None:
+    async def accept(self, start: int, data: bytes) -> None:
         for (offset, size), found in zip(self.spans, self.found, strict=True):
-            first, last = max(start, offset), min(start + length, offset + size)
+            first, last = max(start, offset), min(start + len(data), offset + size)
             if first < last:
                 assert len(found) == first - offset, "bytes were left out or came twice"
-                found += chunk.handle[first - start : last - start]
+                found += data[first - start : last - start]
+
+    def to_bytes(self) -> bytes:
+        return bytes(self.found[0])
 
     async def finish(self) -> None:
         self.finished = True

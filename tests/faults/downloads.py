@@ -13,7 +13,7 @@ from capstan.errors import CapstanError, StorageError
 from capstan.weights.manifest import Manifest
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
-from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
+from tests.paper_weights import PaperBacking, PaperServer, PaperSink
 
 __all__ = ["good", "run", "script"]
 
@@ -41,7 +41,7 @@ async def run(data: bytes) -> None:
 
     async def load() -> None:
         sink = PaperSink((0, SIZE))
-        file = await WeightFile.open(server.open(), PaperChunk, WeightStore(backing), manifest)
+        file = await WeightFile.open(server.open(), WeightStore(backing), manifest)
         await file.load(sink, SIZE, lambda done, total: None)
         assert bytes(sink.found[0]) == server.data, "other bytes than the server's were taken"
 
@@ -69,7 +69,7 @@ async def run(data: bytes) -> None:
             assert not damaged or any(fault == "damage" for fault, _ in told["loads"]), "what is stored is damaged"
         await load()
         sink = PaperSink((0, SIZE))
-        file = await WeightFile.open(server.open(), PaperChunk, WeightStore(backing), manifest)
+        file = await WeightFile.open(server.open(), WeightStore(backing), manifest)
         await file.load(sink, SIZE, lambda done, total: None)
         assert bytes(sink.found[0]) == server.data, "another load took other bytes"
 

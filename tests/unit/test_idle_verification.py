@@ -19,7 +19,7 @@ from capstan.weights.idle import IdleVerification
 from capstan.weights.records import DATA
 from capstan.weights.store import Verification, WeightStore
 from capstan.weights.weight_file import WeightFile
-from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
+from tests.paper_weights import PaperBacking, PaperServer, PaperSink
 
 BYTES = random.Random(2).randbytes(950)
 
@@ -60,7 +60,7 @@ class Worker:
         async def no_manifest() -> None:
             return None
 
-        file = await WeightFile.open(self.server.open(), PaperChunk, WeightStore(self.backing), no_manifest)
+        file = await WeightFile.open(self.server.open(), WeightStore(self.backing), no_manifest)
         await file.load(PaperSink((0, 950)), 950, lambda done, total: None)
 
     def spoil(self, *places: int) -> None:

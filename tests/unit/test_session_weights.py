@@ -22,7 +22,7 @@ from capstan.memory import BufferRequest
 from capstan.weights.shared import SharedWeights
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
-from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
+from tests.paper_weights import PaperBacking, PaperServer, PaperSink
 from tests.weight_bytes import part_bytes
 from tests.weighted_nodes import KEPT, SHARED, Weighted, noise, one, run_plainly, save, two_layers
 
@@ -96,7 +96,7 @@ class Page:
 
             assert location == "model.data"
             store = WeightStore(self.backing) if keep else None
-            return await WeightFile.open(self.server.open(), PaperChunk, store, no_manifest)
+            return await WeightFile.open(self.server.open(), store, no_manifest)
 
         return ExternalData(PLACE, graph.data_ends(graph.parse(self.model)), opened)
 

@@ -22,8 +22,8 @@ from capstan.weights import weight_file
 from capstan.weights.manifest import Manifest
 from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD
 from capstan.weights.store import WeightStore
-from capstan.weights.weight_file import WeightFile, end_of_run
-from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
+from capstan.weights.weight_file import WeightFile
+from tests.paper_weights import PaperBacking, PaperServer, PaperSink
 
 SHARD = 100
 BYTES = random.Random(1).randbytes(950)
@@ -75,7 +75,7 @@ class Page:
         async def read_manifest() -> bytes | None:
             return self.manifest.encode() if self.manifest else None
 
-        return await WeightFile.open(self.server.open(), PaperChunk, self.store if self.keep else None, read_manifest)
+        return await WeightFile.open(self.server.open(), self.store if self.keep else None, read_manifest)
 
     def listed(self) -> list[Any]:
         return asyncio.run(self.store.list())
@@ -115,27 +115,6 @@ def warned(action: Callable[[], Any]) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize(
-    ("shard", "count", "have", "end"),
-    [
-        (0, 4, (), None),
-        (0, 4, (2,), 2),
-        (1, 4, (3,), 3),
-        (2, 4, (0,), None),
-        (3, 4, (), None),
-        (0, None, (), None),
-        (0, 9, (), 5),
-        (0, 9, (4,), 4),
-        (4, 9, (), None),
-        (3, 9, (), 8),
-    ],
-)
-def test_one_request_is_made_for_a_run_of_missing_shards(
-    shard: int, count: int | None, have: tuple[int, ...], end: int | None
-) -> None:
-    assert end_of_run(shard, count, have, 5) == end
-
-
 def test_the_first_load_fetches_each_byte_once_and_the_second_none() -> None:
     page = Page()
     assert page.traffic() == (950, [(0, 950)])
@@ -148,6 +127,28 @@ def test_the_first_load_fetches_each_byte_once_and_the_second_none() -> None:
 def test_a_large_file_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_file, "REQUEST_BYTES", 4 * SHARD)
     assert Page().traffic() == (950, [(0, 400), (400, 800), (800, 950)])
+
+
+@pytest.mark.parametrize(
+    ("have", "requests"),
+    [
+        ((), [(0, 500), (500, 950)]),
+        ((2,), [(0, 200), (300, 800), (800, 950)]),
+        ((0, 4), [(100, 400), (500, 950)]),
+        ((4, 9), [(0, 400), (500, 900)]),
+        ((0, 1, 2), [(300, 800), (800, 950)]),
+    ],
+)
+def test_one_request_is_made_for_a_run_of_missing_shards(
+    have: tuple[int, ...], requests: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_file, "REQUEST_BYTES", 5 * SHARD)
+    page = Page()
+    identity = page.server.identity()
+    digests = {shard: hashlib.sha256(BYTES[shard * SHARD : (shard + 1) * SHARD]).hexdigest() for shard in have}
+    asyncio.run(page.store.begin(identity, SHARD, digests))
+    page.backing.files[f"{identity.key}{DATA}"] = bytearray(BYTES)
+    assert page.traffic()[1] == requests
 
 
 def test_only_what_the_sink_wants_is_read_back_and_without_a_store_only_that_is_fetched() -> None:

@@ -7,12 +7,11 @@ import { type Assets, placeAssets } from "./assets";
 import { GpuEngine } from "./engine";
 import { Grammars } from "./grammars";
 import { requestAdapter, requireAdapter, summarize } from "./gpu/adapter";
-import { freeBytes } from "./storage/backing";
-import { openBacking } from "./storage/open_backing";
-import { Chunk } from "./storage/chunk";
+import { digest, freeBytes, openBacking } from "./storage/backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetFolders, keepFolder } from "./storage/folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
+import { WeightLoad } from "./storage/load";
 import { Memory } from "./storage/memory";
 import { setStallTimeout } from "./storage/network";
 import { adopt, listing } from "./storage/picked";
@@ -70,8 +69,9 @@ const storage = {
   setStallTimeout,
   openSource,
   assumedSource,
-  chunk: (capacity: number) => new Chunk(capacity),
-  memory: (size: number) => new Memory(size),
+  digest,
+  load: (...given: ConstructorParameters<typeof WeightLoad>) => new WeightLoad(...given),
+  memory: (size: number, start: number) => new Memory(size, start),
 };
 
 /** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */

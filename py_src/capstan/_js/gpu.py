@@ -84,8 +84,7 @@ class JsGpuEngine(EngineCalls):
 
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> JsSink:
         with typed_errors():
-            sink = self.js.uploadWeights(to_json(pieces))
-        return JsSink(sink, [(piece.offset, piece.length) for piece in pieces])
+            return JsSink(self.js.uploadWeights(to_json(pieces)))
 
     async def open_session(
         self, model: bytes, weights: Sequence[BoundTensor], owner: str, capture: bool

@@ -102,7 +102,7 @@ class PageHost:
         file = await self._open_weights(address_of(folder, place), location, store)
         if keep:
             # It is stored in one pass; the pieces then come from there.
-            await file.load(storage.memory(0, []), size, partial(progress, location))
+            await file.load(storage.memory(0), size, partial(progress, location))
             file = await self._open_weights(address_of(folder, place), location, store)
         notes = Notes() if keep and file.content is not None else None
         key = json.dumps([build(), file.content])
@@ -317,7 +317,7 @@ class PageHost:
                 await pause(1, error)
                 source = await retried(partial(storage.open_source, name, keep))
         manifest = location + MANIFEST_SUFFIX
-        return await WeightFile.open(source, storage.make_chunk, store, lambda: self.read_optional(folder, manifest))
+        return await WeightFile.open(source, store, lambda: self.read_optional(folder, manifest))
 
 
 def wasm_device() -> WasmDevice:

@@ -74,7 +74,7 @@ async def in_memory(external: ExternalData, progress: Progress) -> dict[str, Any
     """The data files as JavaScript Memories (web/src/storage/memory.ts), by location."""
     found: dict[str, Any] = {}
     for location, end in external.ends.items():
-        data = memory(end, [(0, end)])
+        data = memory(end)
         file = await external.open(location)
         await file.load(data, end, partial(progress, location))
         found[location] = data.js

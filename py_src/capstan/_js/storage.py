@@ -1,21 +1,20 @@
-"""Weights' sources, chunks and storage (web/src/storage), as capstan.host.storage describes them."""
+"""Weights' sources, their loading and storage (web/src/storage), as capstan.host.storage describes them."""
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..host.retrying import retried
-from ..host.storage import Chunk, Sink, SourceIdentity
+from ..host.storage import DataFile, LoadPlan, Outcome, Problem, Sink, SourceIdentity
 from ..model_files.hub import HubRepository
-from .errors import storage_errors
+from .errors import storage_errors, typed_errors
 from .own_host import capstan_host
 
 __all__ = [
     "JsBacking",
-    "JsChunk",
+    "JsMemory",
     "JsSink",
     "JsSource",
     "absolute",
@@ -25,7 +24,6 @@ __all__ = [
     "keep_folder",
     "keep_repository",
     "listing",
-    "make_chunk",
     "memory",
     "open_backing",
     "open_repository",
@@ -102,27 +100,53 @@ def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
     return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 
-def make_chunk(capacity: int) -> JsChunk:
-    return JsChunk(capstan_host.storage.chunk(capacity))
+def memory(size: int) -> JsMemory:
+    """A file's first bytes in memory, outside of Python's heap."""
+    return JsMemory(capstan_host.storage.memory(size, 0))
 
 
-def memory(size: int, spans: Sequence[tuple[int, int]]) -> JsSink:
-    """A file in memory, outside of Python's heap; `spans` are the (offset, length) that are wanted."""
-    return JsSink(capstan_host.storage.memory(size), spans)
+class JsSink:
+    """capstan.host.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
+
+    def __init__(self, sink: Any) -> None:
+        self.js = sink
 
 
-class JsChunk:
-    """capstan.host.storage.Chunk over web/src/storage/chunk.ts."""
+class JsMemory(JsSink):
+    """capstan.host.storage.MemorySink over web/src/storage/memory.ts."""
 
-    def __init__(self, chunk: Any) -> None:
-        self.handle = chunk
+    def to_bytes(self) -> bytes:
+        return bytes(self.js.bytes.to_bytes())
 
-    async def sha256(self, length: int) -> str:
-        with storage_errors():
-            return str(await self.handle.sha256(length))
 
-    def to_bytes(self, length: int) -> bytes:
-        return bytes(self.handle.bytes(length).to_bytes())
+class JsLoading:
+    """capstan.host.storage.Loading over web/src/storage/load.ts."""
+
+    def __init__(self, load: Any, sink: JsSink) -> None:
+        self._js = load
+        self._sink = sink.js
+
+    async def run(
+        self,
+        plan: LoadPlan,
+        file: DataFile | None,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        assert file is None or isinstance(file, JsDataFile)
+        opened = (file.js, file.backing) if file else (None, None)
+        taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
+        with typed_errors():
+            found = json.loads(await self._js.run(plan.as_json(), *opened, told, taken))
+        problem = found.pop("problem")
+        return Outcome(**found, problem=Problem(**problem) if problem else None)
+
+    async def finish(self) -> None:
+        with typed_errors():
+            await self._sink.finish()
+
+    def close(self) -> None:
+        self._js.close()
 
 
 class JsSource:
@@ -132,25 +156,12 @@ class JsSource:
         self._js = source
         self.identity = SourceIdentity(**json.loads(source.identity()))
 
-    @property
-    def position(self) -> int | None:
-        return _number(self._js.position)
+    def loading(self, sink: Sink) -> JsLoading:
+        assert isinstance(sink, JsSink)
+        return JsLoading(capstan_host.storage.load(self._js, sink.js), sink)
 
-    @property
-    def end(self) -> int | None:
-        return _number(self._js.end)
-
-    async def seek(self, start: int, end: int | None) -> None:
-        with storage_errors():
-            await _settled(self._js.seek(start, end))
-
-    async def read(self, chunk: Chunk, length: int) -> int:
-        with storage_errors():
-            return int(await self._js.read(chunk.handle, length))
-
-    async def read_at(self, chunk: Chunk, start: int, length: int) -> int:
-        with storage_errors():
-            return int(await self._js.readAt(chunk.handle, start, length))
+    def memory(self, start: int, length: int) -> JsMemory:
+        return JsMemory(capstan_host.storage.memory(length, start))
 
     def close(self) -> None:
         self._js.close()
@@ -159,25 +170,18 @@ class JsSource:
 class JsDataFile:
     """capstan.host.storage.DataFile over web/src/storage/backing.ts."""
 
-    def __init__(self, file: Any) -> None:
-        self._js = file
+    def __init__(self, file: Any, backing: Any) -> None:
+        self.js = file
+        self.backing = backing
         self.exclusive = bool(file.exclusive)
 
-    async def read(self, chunk: Chunk, start: int, length: int) -> int:
+    async def sha256(self, start: int, length: int) -> str | None:
         with storage_errors():
-            return int(await self._js.read(chunk.handle, start, length))
-
-    async def write(self, chunk: Chunk, start: int, length: int) -> None:
-        with storage_errors():
-            await self._js.write(chunk.handle, start, length)
-
-    async def pour(self, sink: Sink, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
-        assert isinstance(sink, JsSink)
-        with storage_errors():
-            return int(await self._js.pour(sink.js, start, length, shard_size, told))
+            found = await capstan_host.storage.digest(self.js, start, length)
+        return found if isinstance(found, str) else None
 
     def close(self) -> None:
-        self._js.close()
+        self.js.close()
 
 
 class JsBacking:
@@ -201,56 +205,16 @@ class JsBacking:
         with storage_errors():
             await self._js.writeText(name, text)
 
-    async def append_text(self, name: str, text: str) -> None:
-        with storage_errors():
-            await self._js.appendText(name, text)
-
     async def remove(self, name: str) -> None:
         with storage_errors():
             await self._js.remove(name)
 
     async def open(self, name: str, size: int, shard_size: int, write: bool) -> JsDataFile:
         with storage_errors():
-            return JsDataFile(await self._js.open(name, size, shard_size, write))
+            return JsDataFile(await self._js.open(name, size, shard_size, write), self._js)
 
     async def free_bytes(self) -> int | None:
         return _number(await capstan_host.storage.freeBytes())
-
-    def chunk(self, capacity: int) -> JsChunk:
-        return make_chunk(capacity)
-
-
-class JsSink:
-    """capstan.host.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
-
-    def __init__(self, sink: Any, spans: Sequence[tuple[int, int]]) -> None:
-        """`spans` are the (offset, length) that are wanted."""
-        self.js = sink
-        self._wanted = merged(spans)
-        self._ends = [end for _, end in self._wanted]
-
-    def wants(self, start: int, length: int) -> bool:
-        first = bisect_left(self._ends, start + 1)
-        return first < len(self._wanted) and self._wanted[first][0] < start + length
-
-    async def accept(self, chunk: Chunk, start: int, length: int) -> None:
-        with storage_errors():
-            await _settled(self.js.accept(chunk.handle, start, length))
-
-    async def finish(self) -> None:
-        with storage_errors():
-            await _settled(self.js.finish())
-
-
-def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(start, end) of the pieces that (offset, length) spans cover, in order, none touching another."""
-    pieces: list[tuple[int, int]] = []
-    for offset, length in sorted(spans):
-        if pieces and offset <= pieces[-1][1]:
-            pieces[-1] = (pieces[-1][0], max(pieces[-1][1], offset + length))
-        elif length:
-            pieces.append((offset, offset + length))
-    return pieces
 
 
 def set_stall_timeout(seconds: float) -> None:
@@ -261,9 +225,3 @@ def set_stall_timeout(seconds: float) -> None:
 def _number(value: Any) -> int | None:
     """JavaScript's null as None."""
     return int(value) if isinstance(value, (int, float)) else None
-
-
-async def _settled(value: Any) -> None:
-    """Wait if the value is a promise."""
-    if hasattr(value, "then"):
-        await value

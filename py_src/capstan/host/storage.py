@@ -1,8 +1,9 @@
-"""The interfaces that the loading of weights uses: sources, chunks, stored files, sinks."""
+"""The interfaces that the loading of weights uses: sources, the loop over shards, stored files, sinks."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +14,13 @@ from ..errors import CapstanError
 __all__ = [
     "Backing",
     "BrokenDownloadError",
-    "Chunk",
     "DataFile",
     "ExternalData",
+    "LoadPlan",
+    "Loading",
+    "MemorySink",
+    "Outcome",
+    "Problem",
     "Sink",
     "Source",
     "SourceIdentity",
@@ -69,60 +74,123 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-class Chunk(Protocol):
-    """A buffer on the host's side that is used for one shard after the other."""
+class Sink(Protocol):
+    """The target of a file's bytes: GPU buffers, or memory."""
 
-    handle: Any
-    """The buffer as sources, files and sinks take it."""
 
-    def sha256(self, length: int) -> Awaitable[str]:
-        """The SHA-256 of its first bytes, as hex."""
+class MemorySink(Sink, Protocol):
+    """Part of a file in memory outside of Python's heap."""
 
-    def to_bytes(self, length: int) -> bytes:
-        """Its first bytes."""
+    def to_bytes(self) -> bytes:
+        """A copy of it."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A part of a file that is to be loaded, and what is known of it; sizes and offsets in bytes.
+
+    Shards are loaded that the sink wants, and with `keeps` all others. A stored one comes from the open file, any other
+    from the source.
+    """
+
+    start: int
+    """The start of a shard, unless there are no digests."""
+    end: int
+    """The end of the part; a file of unknown size is read on to the end of a shard."""
+    size: int | None
+    """That of the file."""
+    shard: int
+    """Bytes of a shard; the last one may have fewer."""
+    digests: Sequence[str | None]
+    """The SHA-256 of each shard, as far as it is known."""
+    vouched: bool
+    """Whether shards from the source must have these digests."""
+    stored: Sequence[int]
+    """The shards that are in the open file."""
+    verifies: bool
+    """Whether those are compared with their digests."""
+    keeps: bool
+    """Whether a download is being stored."""
+    writes: bool
+    """Whether shards from the source are written to the open file."""
+    journal: str | None
+    """The text to which a line is appended for each shard that was written, [shard, digest]."""
+    request: int
+    """Bytes of the largest request."""
+    alone: bool
+    """Whether each shard is fetched by a request of its own, past every cache."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What ended the loading of a part before its end."""
+
+    what: str
+    """'read' or 'write' where the open file or its journal failed, 'source' where a download broke off, 'digest' where
+    what came is not what its digest says."""
+    message: str
+    """The failure; of 'digest' the digest that was found."""
+    wait: float | None = None
+    """The seconds that the server asks to be left alone."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far the loading of a part came."""
+
+    at: int
+    """The sink has what it wants of the bytes before. With a problem of 'write' that includes the shard that met it."""
+    kept: Sequence[tuple[int, str]]
+    """The shards that were written, with their digests."""
+    unsound: Sequence[int]
+    """Stored shards that were not what their digests say."""
+    problem: Problem | None
+
+
+class Loading(Protocol):
+    """The loop that takes a file's bytes from the open file or the source to a sink (web/src/storage/load.ts)."""
+
+    async def run(
+        self,
+        plan: LoadPlan,
+        file: DataFile | None,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        """Load a part, the parts in ascending order. `told` hears the offset that is reached, `hashed` gets the start
+        and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
+
+    async def finish(self) -> None:
+        """All came; wait until the sink has it in its place."""
+
+    def close(self) -> None:
+        """End it, also in the middle of a part."""
 
 
 class Source(Protocol):
-    """The bytes of one file. Reads raise BrokenDownloadError, WeightsChangedError or ModelFileError."""
+    """The bytes of one file."""
 
     identity: SourceIdentity
 
-    @property
-    def position(self) -> int | None:
-        """The position of the stream that `seek` opened; None without a stream."""
+    def loading(self, sink: Sink) -> Loading: ...
 
-    @property
-    def end(self) -> int | None:
-        """The end of that stream; None is the end of the file. A server without ranges sends more than requested."""
-
-    async def seek(self, start: int, end: int | None) -> None:
-        """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""
-
-    async def read(self, chunk: Chunk, length: int) -> int:
-        """Fill the chunk from the stream; fewer bytes than `length` only at the stream's end."""
-
-    async def read_at(self, chunk: Chunk, start: int, length: int) -> int:
-        """Fill the chunk by a separate request, past every cache; the stream keeps its position."""
+    def memory(self, start: int, length: int) -> MemorySink: ...
 
     def close(self) -> None:
-        """Give up the stream."""
+        """Give up what is under way."""
 
 
 class DataFile(Protocol):
-    """A stored file, open. Every method may raise StorageError."""
+    """A stored file, open."""
 
     exclusive: bool
     """Nobody else can write it while it is open."""
 
-    async def read(self, chunk: Chunk, start: int, length: int) -> int: ...
-    async def write(self, chunk: Chunk, start: int, length: int) -> None:
-        """On return the bytes survive a crash of the page."""
-
-    async def pour(self, sink: Sink, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
-        """Give the sink what it wants of these bytes, shard by shard, without a chunk in between.
-
-        Returns how many bytes are done: whole shards, and 0 where file or sink need the chunk. `told` hears of them.
-        """
+    async def sha256(self, start: int, length: int) -> str | None:
+        """The SHA-256 of a part, as hex; None if the file ends before it does. Raises StorageError."""
 
     def close(self) -> None: ...
 
@@ -138,9 +206,6 @@ class Backing(Protocol):
     async def write_text(self, name: str, text: str) -> None:
         """Whole or not at all."""
 
-    async def append_text(self, name: str, text: str) -> None:
-        """Append to a file. A crash may truncate the last append."""
-
     async def remove(self, name: str) -> None:
         """No error if there is none; StorageError if another tab has it open."""
 
@@ -149,21 +214,6 @@ class Backing(Protocol):
 
     async def free_bytes(self) -> int | None:
         """The bytes that the browser still lets this origin store."""
-
-    def chunk(self, capacity: int) -> Chunk: ...
-
-
-class Sink(Protocol):
-    """The target of the bytes: GPU buffers, or memory."""
-
-    def wants(self, start: int, length: int) -> bool:
-        """Whether any of these bytes is of use."""
-
-    async def accept(self, chunk: Chunk, start: int, length: int) -> None:
-        """The first bytes of the chunk, from `start` of the file; calls come in ascending order."""
-
-    async def finish(self) -> None:
-        """All came; wait until they are where they belong."""
 
 
 class WeightData(Protocol):

@@ -23,7 +23,7 @@ from ..model_files.hub import HubRepository
 from ..model_files.repository import ON_CPU
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
-from .data_file import DiskChunk, DiskSource
+from .data_file import DiskSource
 from .grammars import LocalGrammars
 from .tokenizer import LocalBackend
 
@@ -106,7 +106,7 @@ class LocalHost:
         with readable(path):
             source = DiskSource(path)
         manifest = location + MANIFEST_SUFFIX
-        return await WeightFile.open(source, DiskChunk, None, lambda: self.read_optional(folder, manifest))
+        return await WeightFile.open(source, None, lambda: self.read_optional(folder, manifest))
 
     async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
         return folder

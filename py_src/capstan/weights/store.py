@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..errors import StorageError
 from ..host import current_host
-from ..host.storage import Backing, Chunk, DataFile, SourceIdentity
+from ..host.storage import Backing, DataFile, SourceIdentity
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
 
@@ -193,12 +193,16 @@ class WeightStore:
         record = StoredRecord.parse(await backing.read_text(content + RECORD))
         return record if record and record.manifest.content == content else None
 
+    def journal_of(self, identity: SourceIdentity) -> str:
+        """The name of the text that lists the shards of a download."""
+        return f"{identity.key}{JOURNAL}"
+
     async def journal(self, identity: SourceIdentity, shard_size: int) -> Mapping[int, str]:
         """The shards that an interrupted download of these very bytes left, with their digests."""
         backing = await self.backing()
         if backing is None or identity.key is None:
             return {}
-        journal = Journal.parse(await backing.read_text(identity.key + JOURNAL))
+        journal = Journal.parse(await backing.read_text(self.journal_of(identity)))
         if journal is None or journal.identity != identity or journal.shard_size != shard_size:
             return {}
         return journal.digests
@@ -208,12 +212,7 @@ class WeightStore:
         meanwhile."""
         backing = await self._present()
         await self._unrecord(backing, f"{identity.key}{DATA}")
-        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(identity, shard_size, digests).serialize())
-
-    async def note(self, identity: SourceIdentity, shard: int, digest: str) -> None:
-        """Journal that the data file holds one shard more."""
-        backing = await self._present()
-        await backing.append_text(f"{identity.key}{JOURNAL}", Journal.entry(shard, digest))
+        await backing.write_text(self.journal_of(identity), Journal(identity, shard_size, digests).serialize())
 
     async def complete(self, identity: SourceIdentity, manifest: Manifest) -> StoredRecord:
         """Turn a data file with every shard into a stored file, and remove the source's earlier file."""
@@ -223,7 +222,7 @@ class WeightStore:
             record = StoredRecord(manifest, f"{identity.key}{DATA}")
             await backing.write_text(record.name, record.serialize())
         await self.adopt(identity, manifest.content)
-        await backing.remove(f"{identity.key}{JOURNAL}")
+        await backing.remove(self.journal_of(identity))
         if record.data != f"{identity.key}{DATA}":
             await backing.remove(f"{identity.key}{DATA}")
         return record
@@ -261,7 +260,7 @@ class WeightStore:
         backing = await self._present()
         await self._unrecord(backing, f"{identity.key}{DATA}")
         await backing.remove(f"{identity.key}{DATA}")
-        await backing.remove(f"{identity.key}{JOURNAL}")
+        await backing.remove(self.journal_of(identity))
 
     async def _unrecord(self, backing: Backing, data: str) -> None:
         """Remove the records that call a data file complete, and torn ones."""
@@ -302,7 +301,6 @@ class WeightStore:
 async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:
     """The shards that differ from their digests; all of them if the file cannot be read."""
     manifest = record.manifest
-    chunk = backing.chunk(min(manifest.shard_size, max(1, manifest.size)))
     try:
         file = await backing.open(record.data, manifest.size, manifest.shard_size, write=False)
     except StorageError:
@@ -311,7 +309,7 @@ async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[in
         damaged = set()
         for shard in range(len(manifest.shards)):
             try:
-                sound = await is_sound(file, chunk, manifest, shard)
+                sound = await is_sound(file, manifest, shard)
             except StorageError:
                 sound = False
             if not sound:
@@ -321,7 +319,6 @@ async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[in
         file.close()
 
 
-async def is_sound(file: DataFile, chunk: Chunk, manifest: Manifest, shard: int) -> bool:
+async def is_sound(file: DataFile, manifest: Manifest, shard: int) -> bool:
     """Whether a shard of a stored file has its digest. Raises StorageError where it cannot be read."""
-    start, length = manifest.span(shard)
-    return await file.read(chunk, start, length) == length and await chunk.sha256(length) == manifest.shards[shard]
+    return await file.sha256(*manifest.span(shard)) == manifest.shards[shard]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
 from ..host.retrying import TRIES, pause, times
-from ..host.storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
+from ..host.storage import BrokenDownloadError, DataFile, Loading, LoadPlan, Problem, Sink, Source
 from ..memory import BufferRequest
 from . import manifest as manifests
 from .idle import taken_as_it_is
@@ -18,25 +18,13 @@ from .manifest import Manifest, parse_manifest, shard_count
 from .records import DATA, SourceRecord, StoredRecord
 from .store import WeightStore
 
-__all__ = ["WeightFile", "end_of_run"]
+__all__ = ["WeightFile"]
 
 REQUEST_BYTES = 24 << 20
 """The largest request. If a response is read more slowly than it arrives, a browser may buffer all of it, up to 64 MiB
 in Chromium; its developer tools, while open, keep every response of less than 20 MB."""
 STORE = "the weight store"
 FROM_THE_NETWORK = "the weights come from their source"
-
-
-def end_of_run(shard: int, count: int | None, have: Container[int], most: int) -> int | None:
-    """The end (exclusive) of one request: the run of missing shards that starts at `shard`, at most `most` of them.
-    None is the end of the file: after its last shard, or for a file of unknown size.
-    """
-    if count is None:
-        return None
-    end = shard + 1
-    while end < min(count, shard + most) and end not in have:
-        end += 1
-    return None if end == count else end
 
 
 class WeightFile:
@@ -49,7 +37,6 @@ class WeightFile:
     def __init__(
         self,
         source: Source,
-        chunk: Callable[[int], Chunk],
         store: WeightStore | None,
         manifest: Manifest | None,
         record: StoredRecord | None,
@@ -57,7 +44,6 @@ class WeightFile:
         self.source = source
         self.identity = source.identity
         self.manifest = manifest
-        self._make_chunk = chunk
         self._store = store
         self._record = record
         self._size = manifest.size if manifest else self.identity.size
@@ -77,7 +63,6 @@ class WeightFile:
     async def open(
         cls,
         source: Source,
-        chunk: Callable[[int], Chunk],
         store: WeightStore | None,
         read_manifest: Callable[[], Awaitable[bytes | None]],
     ) -> WeightFile:
@@ -91,7 +76,7 @@ class WeightFile:
             fall_back(STORE, str(error), FROM_THE_NETWORK)
             store = None
         if record is not None:
-            return cls(source, chunk, store, record.manifest, record)
+            return cls(source, store, record.manifest, record)
         manifest = None
         text = await read_manifest()
         if text is not None:
@@ -105,7 +90,7 @@ class WeightFile:
                 )
             with suppress(StorageError):
                 record = await store.find_content(manifest.content) if store else None
-        return cls(source, chunk, store, manifest, record)
+        return cls(source, store, manifest, record)
 
     @property
     def content(self) -> str | None:
@@ -127,21 +112,21 @@ class WeightFile:
     async def read(self, start: int, length: int) -> bytes:
         """A few bytes, without loading the rest: from the store if it is complete, else by a range request."""
         self.require(start + length)
-        first, last = start // self._shard_size, (start + max(1, length) - 1) // self._shard_size
-        if self.manifest is None:
-            chunk = self._make_chunk(max(1, length))
-            return chunk.to_bytes(await self._whole(chunk, start, length))
-        parts = []
-        await self._open_stored(write=False)
-        chunk = self._make_chunk(self._shard_size)
-        for shard in range(first, last + 1):
-            offset, size = self.manifest.span(shard)
-            if not await self._from_store(chunk, shard, offset, size):
-                await self._verified(chunk, shard, offset, size, streamed=False)
-            parts.append(chunk.to_bytes(size))
-        self._close_file()
-        skipped = start - first * self._shard_size
-        return b"".join(parts)[skipped : skipped + length]
+        if length == 0:
+            return b""
+        found = self.source.memory(start, length)
+        loading = self.source.loading(found)
+        shard_size, end = length, start + length
+        if self.manifest is not None:
+            await self._open_stored(write=False)
+            shard_size = self._shard_size
+            start, end = start // shard_size * shard_size, min(-(-end // shard_size) * shard_size, self.manifest.size)
+        try:
+            await self._run(loading, start, end, lambda _: None, shard_size, alone=True)
+            return found.to_bytes()
+        finally:
+            loading.close()
+            self._close_file()
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
         """Give the sink the parts of the file that it wants; the model needs its first `end` bytes.
@@ -149,11 +134,16 @@ class WeightFile:
         A file that is not in the store is stored in the same pass. Raises ModelFileError, WeightsChangedError.
         """
         self.require(end)
+        loading = self.source.loading(sink)
+        total = self._size or end
         try:
             await self._open()
             as_it_is = self._file is not None and not self._verifies
-            await self._each_shard(sink, end, progress)
-            await sink.finish()
+            told = lambda done: progress(min(done, total), total)  # noqa: E731
+            at = await self._run(loading, 0, end if self._size is None else self._size, told, self._shard_size)
+            if at < end:
+                raise ModelFileError(self._too_short(at, end))
+            await loading.finish()
             await self._check_whole()
             await self._finish_store()
             if as_it_is and self._record is not None:
@@ -162,6 +152,7 @@ class WeightFile:
             await self._drop_partial()
             raise
         finally:
+            loading.close()
             self.close()
 
     async def note_upload(
@@ -178,30 +169,74 @@ class WeightFile:
         except StorageError as error:
             fall_back("the note about the upload", str(error), "the next page begins with it once Python is there")
 
-    async def _each_shard(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        chunk = self._make_chunk(self._shard_size if self._size is None else max(1, min(self._shard_size, self._size)))
-        total = self._size or end
-        start = await self._pour(sink, lambda done: progress(done, total))
-        shard = -(-start // self._shard_size)
-        while start < (end if self._size is None else self._size):
-            length = self._shard_size if self._size is None else min(self._shard_size, self._size - start)
-            wanted = sink.wants(start, length)
-            here = shard in self._have and not (wanted or self._verifies)
-            if not here and (wanted or self._keeps):
-                here = await self._from_store(chunk, shard, start, length)
-                if not here:
-                    length = await self._from_source(chunk, shard, start, length)
-                if self._hash is not None and start == self._hashed:
-                    self._hash.update(chunk.to_bytes(length))
-                    self._hashed += length
-                if wanted and length:
-                    await sink.accept(chunk, start, length)
-            shard, start = shard + 1, start + length
-            progress(min(start, total), total)
-            if self._size is None and length < self._shard_size:
-                break
-        if start < end:
-            raise ModelFileError(self._too_short(start, end))
+    async def _run(
+        self,
+        loading: Loading,
+        start: int,
+        end: int,
+        told: Callable[[int], None],
+        shard_size: int,
+        alone: bool = False,
+    ) -> int:
+        """Load a part, and go on after each problem that can be mended; the offset that was reached.
+
+        Raises ModelFileError, WeightsChangedError.
+        """
+        at, broken, wrong = start, 0, 0
+        while True:
+            # A shard that is fetched again is fetched alone.
+            until = min(end, at + shard_size) if wrong else end
+            plan = self._plan(at, until, shard_size, alone or wrong > 0)
+            hashed = self._hash_shard if self._hash is not None else None
+            found = await loading.run(plan, self._file, told, hashed)
+            if found.at > at:
+                at, broken, wrong = found.at, 0, 0
+            for shard, digest in found.kept:
+                self._have[shard] = digest
+                self._suspect.discard(shard)
+            for shard in found.unsound:
+                del self._have[shard]
+                if self._record is not None:
+                    self._suspect.add(shard)
+            problem = found.problem
+            if problem is None:
+                if until == end:
+                    return at
+            elif problem.what == "source":
+                broken += 1
+                await self._after_break(problem, at, broken)
+            elif problem.what == "digest":
+                wrong += 1
+                if wrong == TRIES:
+                    await self._refuse(problem.message, at, min(end, at + shard_size))
+            else:
+                fall_back(STORE, problem.message, FROM_THE_NETWORK)
+                if problem.what == "write":
+                    await self._drop_partial()
+                self._close_file()
+
+    def _plan(self, start: int, end: int, shard_size: int, alone: bool) -> LoadPlan:
+        count = shard_count(self._size or 0, shard_size)
+        return LoadPlan(
+            start=start,
+            end=end,
+            size=self._size,
+            shard=shard_size,
+            digests=self.manifest.shards if self.manifest else [self._have.get(i) for i in range(count)],
+            vouched=self.manifest is not None,
+            stored=sorted(self._have),
+            verifies=self._verifies,
+            keeps=self._keeps,
+            writes=self._file is not None and self._writable,
+            journal=self._store.journal_of(self.identity) if self._store and self._keeps else None,
+            request=REQUEST_BYTES,
+            alone=alone,
+        )
+
+    def _hash_shard(self, start: int, data: bytes) -> None:
+        if self._hash is not None and start == self._hashed:
+            self._hash.update(data)
+            self._hashed += len(data)
 
     async def _check_whole(self) -> None:
         """Compare a file that came whole with the SHA-256 that its source tells of it. Raises ModelFileError."""
@@ -221,16 +256,6 @@ class WeightFile:
             f"{self.identity.name}: {self._hashed} bytes with SHA-256 {self._hash.hexdigest()} came, but the hub lists "
             f"{told}; nothing of them is kept: load the model again, and if it stays so take another revision"
         )
-
-    async def _pour(self, sink: Sink, told: Callable[[int], None]) -> int:
-        """Load the shards that the store has from the first on, without a stop at each; the bytes that are done."""
-        if self._file is None or self._size is None or self._verifies:
-            return 0
-        shards = 0
-        while shards in self._have:
-            shards += 1
-        length = min(shards * self._shard_size, self._size)
-        return await self._file.pour(sink, 0, length, self._shard_size, told)
 
     # The store.
 
@@ -300,40 +325,6 @@ class WeightFile:
         self._have = {i: digest for i, digest in enumerate(manifest.shards) if i not in self._suspect}
         return True
 
-    async def _from_store(self, chunk: Chunk, shard: int, start: int, length: int) -> bool:
-        """Fill the chunk from the stored file; False if the shard is not there, or not sound."""
-        digest = self._have.get(shard)
-        if digest is None or self._file is None:
-            return False
-        try:
-            found = await self._file.read(chunk, start, length)
-        except StorageError as error:
-            fall_back(STORE, str(error), FROM_THE_NETWORK)
-            self._close_file()
-            return False
-        if found == length and (not self._verifies or await chunk.sha256(length) == digest):
-            return True
-        del self._have[shard]
-        if self._record is not None:
-            self._suspect.add(shard)
-        return False
-
-    async def _keep(self, chunk: Chunk, shard: int, start: int, length: int, digest: str) -> None:
-        """Store a shard that was fetched, data before journal."""
-        if self._file is None or self._store is None or not self._writable:
-            return
-        try:
-            await self._file.write(chunk, start, length)
-            self._have[shard] = digest
-            if self._record is None:
-                await self._store.note(self.identity, shard, digest)
-            else:
-                self._suspect.discard(shard)
-        except StorageError as error:
-            fall_back(STORE, str(error), FROM_THE_NETWORK)
-            await self._drop_partial()
-            self._close_file()
-
     async def _finish_store(self) -> None:
         """Turn a stored download into a stored file; note repairs."""
         if self._store is None:
@@ -382,77 +373,35 @@ class WeightFile:
 
     # The source.
 
-    async def _from_source(self, chunk: Chunk, shard: int, start: int, length: int) -> int:
-        """Fill the chunk from the source, verify and store it; its bytes, fewer than `length` at the end of a file of
-        unknown size."""
-        found, digest = await self._verified(chunk, shard, start, length, streamed=True)
-        if digest is not None:
-            await self._keep(chunk, shard, start, found, digest)
-        return found
-
-    async def _verified(
-        self, chunk: Chunk, shard: int, start: int, length: int, streamed: bool
-    ) -> tuple[int, str | None]:
-        """Fetch a shard until its digest is right; (bytes, digest), the latter None if nobody needs it."""
-        wanted = self.manifest.shards[shard] if self.manifest else None
-        found = await (self._next if streamed else self._whole)(chunk, start, length)
-        digest = await chunk.sha256(found) if wanted or self._file else None
-        for _ in range(TRIES - 1):
-            if wanted is None or digest == wanted:
-                break
-            found = await self._whole(chunk, start, length)
-            digest = await chunk.sha256(found)
-        if wanted is not None and digest != wanted:
-            await self._drop_partial()
-            told = f"{self.identity.name}: shard {shard} (bytes {start} to {start + length}) has SHA-256 {digest}"
-            if self._digests_are_stored:
-                raise WeightsChangedError(
-                    f"{told}, {wanted} was stored of it, and its server tells that it is the same file "
-                    f"({self.identity.validator}); remove what is stored with WeightStore().evict(URL) and load again"
-                )
-            raise ModelFileError(
-                f"{told}, expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
-                "build.py models shards"
-            )
-        return found, digest
-
-    async def _next(self, chunk: Chunk, start: int, length: int) -> int:
-        """The shard at `start` from the stream, which is opened anew after an interruption."""
-
-        async def read() -> int:
-            if self.source.position != start or self.source.end == start:
-                count = None if self._size is None else shard_count(self._size, self._shard_size)
-                most = max(1, REQUEST_BYTES // self._shard_size)
-                end = end_of_run(start // self._shard_size, count, self._have, most)
-                await self.source.seek(start, None if end is None else end * self._shard_size)
-            return await self.source.read(chunk, length)
-
-        return await self._tried(read, start, length)
-
-    async def _whole(self, chunk: Chunk, start: int, length: int) -> int:
-        """Just these bytes, by a request of their own."""
-        return await self._tried(lambda: self.source.read_at(chunk, start, length), start, length)
-
-    async def _tried(self, read: Callable[[], Awaitable[int]], start: int, length: int) -> int:
-        tried = 0
-        while True:
-            broken = None
-            try:
-                found = await read()
-                if found == length or self._size is None:
-                    return found
-                reason = f"the server sent {found} of {length} bytes"
-            except BrokenDownloadError as error:
-                broken, reason = error, str(error)
-            self.source.close()
-            tried += 1
-            if not await pause(tried, broken):
-                break
+    async def _after_break(self, problem: Problem, at: int, tried: int) -> None:
+        """Wait before a download that broke off is tried again. Raises ModelFileError once there are to be no more
+        tries."""
+        self.source.close()
+        broken = BrokenDownloadError(problem.message, problem.wait)
+        if await pause(tried, broken):
+            return
         kept = sum(min(self._shard_size, (self._size or 0) - i * self._shard_size) for i in self._have)
         again = f"{kept} bytes are kept; load the model again to go on" if self._keeps else "load the model again"
         raise ModelFileError(
-            f"{self.identity.name}: the download stopped at byte {start} of {self._size}, "
-            f"{times(tried, broken)} ({reason}); {again}"
+            f"{self.identity.name}: the download stopped at byte {at} of {self._size}, "
+            f"{times(tried, broken)} ({broken}); {again}"
+        )
+
+    async def _refuse(self, digest: str, start: int, end: int) -> None:
+        """Forget a download in which a shard stays wrong. Raises WeightsChangedError, ModelFileError."""
+        assert self.manifest is not None
+        shard = start // self.manifest.shard_size
+        wanted = self.manifest.shards[shard]
+        await self._drop_partial()
+        told = f"{self.identity.name}: shard {shard} (bytes {start} to {end}) has SHA-256 {digest}"
+        if self._digests_are_stored:
+            raise WeightsChangedError(
+                f"{told}, {wanted} was stored of it, and its server tells that it is the same file "
+                f"({self.identity.validator}); remove what is stored with WeightStore().evict(URL) and load again"
+            )
+        raise ModelFileError(
+            f"{told}, expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
+            "build.py models shards"
         )
 
     def _too_short(self, size: int, end: int) -> str:

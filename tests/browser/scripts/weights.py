@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +13,7 @@ import js
 from pyodide.code import run_js
 
 from capstan import Model, WeightStore, plan
-from capstan._js.storage import make_chunk
+from capstan._js import storage
 from capstan.device.webgpu.engine import WeightPiece
 from capstan.device.webgpu.weight_lease import pieces
 from capstan.fallback import counted
@@ -124,7 +126,6 @@ APPEND_NO_MORE = "() => { Blob.prototype.text = globalThis.realText; }"
 READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
 MIXED = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = (at + i) * 151 >> 3; return into.length; }"
-MIXED_CHUNK = "(chunk, at, size) => { (%s)(chunk.view(size), at); }" % MIXED  # noqa: UP031
 
 kept: list[Model] = []
 
@@ -159,22 +160,57 @@ async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[st
     return found
 
 
-async def poured(models: Mapping[str, str], *, model: str, offset: int, size: int) -> dict[str, Any]:
-    """Pour a stored file of `size` bytes, of which 32 at `offset` are wanted: the bytes done, and those."""
+async def crossings(models: Mapping[str, str], *, model: str, shard_bytes: int) -> list[int]:
+    """The calls of the page's storage by which a model is loaded from its server, and then from the store."""
+    calls = 0
+
+    def counting(method: Any) -> Any:
+        @functools.wraps(method)
+        def call(*given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return method(*given)
+
+        return call
+
+    found, plain = [], []
+    for kind in [value for name, value in vars(storage).items() if name.startswith("Js")]:
+        for name, method in list(vars(kind).items()):
+            if inspect.isfunction(method) and not name.startswith("_"):
+                plain.append((kind, name, method))
+                setattr(kind, name, counting(method))
+    try:
+        for _ in range(2):
+            calls = 0
+            assert (await load(models, model=model, shard_bytes=shard_bytes))["error"] is None
+            found.append(calls)
+        return found
+    finally:
+        for kind, name, method in plain:
+            setattr(kind, name, method)
+
+
+async def uploaded(models: Mapping[str, str], *, model: str, offset: int, size: int) -> dict[str, Any]:
+    """Upload a file of `size` bytes, of which 32 at `offset` are wanted: how many of its parts are, and those."""
     opened = await Model.load(models[model], device="webgpu")
     engine = gpu()
     buffer = engine.create_buffer("late", 32, "user", "test")
     sink = engine.upload_weights([WeightPiece(buffer, offset, 32)])
     try:
-        done = await sink.js.pour(run_js(READ), 0, size, 1 << 20, run_js("() => {}"))
-        return {"done": done, "weight": list(await engine.read(buffer, 0, 32))}
+        wanted = 0
+        for start in range(0, size, 1 << 20):
+            wanted += sink.js.wants(start, 1 << 20)
+            assert await sink.js.put(start, 1 << 20, run_js(READ))
+        await sink.js.finish()
+        return {"wanted": wanted, "weight": list(await engine.read(buffer, 0, 32))}
     finally:
+        sink.js.close()
         engine.destroy_buffer(buffer)
         await opened.aclose()
 
 
 async def turned(
-    models: Mapping[str, str], *, model: str, parts: list[Any], shard: int, size: int, made: int, pours: bool
+    models: Mapping[str, str], *, model: str, parts: list[Any], shard: int, size: int, made: int
 ) -> dict[str, Any]:
     """Fill one buffer with parts of a file, and what staging memory is left; `parts` are the fields of Parts."""
     opened = await Model.load(models[model], device="webgpu")
@@ -187,15 +223,10 @@ async def turned(
     ]
     sink = engine.upload_weights(list(pieces(buffer, wanted)))
     try:
-        if pours:
-            await sink.js.pour(run_js(MIXED), 0, size, shard, run_js("() => {}"))
-        else:
-            chunk, fill = make_chunk(shard), run_js(MIXED_CHUNK)
-            for start in range(0, size, shard):
-                length = min(shard, size - start)
-                fill(chunk.handle, start, length)
-                await sink.accept(chunk, start, length)
-        await sink.finish()
+        for start in range(0, size, shard):
+            assert await sink.js.put(start, min(shard, size - start), run_js(MIXED))
+        await sink.js.finish()
+        sink.js.close()
         left = [entry for entry in engine.ledger() if entry["category"] == "staging"]
         return {"bytes": list(await engine.read(buffer, 0, made)), "left": left != staged}
     finally:

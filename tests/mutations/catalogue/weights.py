@@ -8,29 +8,39 @@ __all__ = ["WEIGHTS"]
 
 WEIGHTS = (
     Mutation(
-        "weight_file.journal_first",
-        "py_src/capstan/weights/weight_file.py",
-        """            await self._file.write(chunk, start, length)
-            self._have[shard] = digest
-            if self._record is None:
-                await self._store.note(self.identity, shard, digest)
+        "load.journal_first",
+        "web/src/storage/load.ts",
+        """await this.file!.write(this.chunk, at, length);
+      if (plan.journal) await this.backing!.appendText(plan.journal, JSON.stringify([shard, digest]) + "\\n");
 """,
-        """            self._have[shard] = digest
-            if self._record is None:
-                await self._store.note(self.identity, shard, digest)
-            await self._file.write(chunk, start, length)
-            if self._record is None:
-                pass
+        """if (plan.journal) await this.backing!.appendText(plan.journal, JSON.stringify([shard, digest]) + "\\n");
+      await this.file!.write(this.chunk, at, length);
 """,
         "the journal names a shard before its bytes are written",
         unit("weight_file::test_records_are_written_after_the_data_and_the_source_last"),
     ),
     Mutation(
+        "load.unchecked",
+        "web/src/storage/load.ts",
+        "if (expected && digest !== expected) throw",
+        "if (expected && digest !== expected && plan.alone) throw",
+        "a shard that was spoilt on the way is taken from the stream",
+        unit("weight_file::test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone"),
+    ),
+    Mutation(
+        "load.request_over_stored",
+        "web/src/storage/load.ts",
+        "plan.stored.find((one) => one > shard)",
+        "plan.stored.find((one) => one > shard && plan.alone)",
+        "a request asks for shards that are stored",
+        unit("weight_file::test_one_request_is_made_for_a_run_of_missing_shards"),
+    ),
+    Mutation(
         "store.record_first",
         "py_src/capstan/weights/store.py",
         """        await self._unrecord(backing, f"{identity.key}{DATA}")
-        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
-        """        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
+        await backing.write_text(self.journal_of(identity), Journal(""",
+        """        await backing.write_text(self.journal_of(identity), Journal(""",
         "a record calls a data file complete while it is written anew",
         unit("weight_file::test_a_stored_file_that_lost_bytes_is_downloaded_again"),
     ),

@@ -1,7 +1,9 @@
 // An upload of stored weights that is started ahead, by the plan of the last load. Whoever asks for the same buffers
 // and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
+import { type LoadPlan, pour, type ReadAt } from "../storage/load";
 import type { Category } from "./device";
+import type { WeightUpload } from "./weights";
 
 type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
 
@@ -34,18 +36,6 @@ export interface ReadableFile {
   close(): void;
 }
 
-/** Fills memory from an offset of a file, synchronously; returns the number of bytes read. */
-export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number;
-
-/** WeightUpload.pour from the start of a file, to its end. */
-export type Upload = (
-  pieces: PieceFields[],
-  read: ReadAt,
-  length: number,
-  shard: number,
-  told: (done: number) => void,
-) => Promise<number>;
-
 export class UploadAhead {
   /** Its buffers' handles; rejects where there is no memory for them. */
   readonly handles: Promise<number[]>;
@@ -61,13 +51,13 @@ export class UploadAhead {
     readonly plan: UploadPlan,
     open: () => Promise<ReadableFile | null>,
     create: (requests: string, owner: string) => Promise<string>,
-    upload: Upload,
+    begin: (pieces: PieceFields[]) => WeightUpload,
     private told: (done: number) => void,
   ) {
     this.handles = create(JSON.stringify(plan.requests), plan.owner).then(
       (made) => (this.made = JSON.parse(made) as number[]),
     );
-    this.done = this.perform(open, upload).catch(() => false);
+    this.done = this.perform(open, begin).catch(() => false);
   }
 
   /** Whether these are the buffers that it fills. */
@@ -82,9 +72,14 @@ export class UploadAhead {
     return true;
   }
 
-  /** Whether it uploads `length` bytes of a file from its start: wait until they are on the GPU. If not, it ends. */
-  async finished(data: string, length: number, told: (done: number) => void): Promise<boolean> {
-    if (!this.useful || data !== this.plan.data || length !== this.plan.size) {
+  /**
+   * Whether it does what a load plans, with the file `data` as it is stored: wait until that is on the GPU. If not, it
+   * ends.
+   */
+  async finished(load: LoadPlan, data: string | null, told: (done: number) => void): Promise<boolean> {
+    const { size, shard } = this.plan;
+    const whole = load.start === 0 && load.end === size && load.stored.length * shard >= size;
+    if (!this.useful || !whole || data !== this.plan.data) {
       await this.stop();
       return false;
     }
@@ -99,16 +94,25 @@ export class UploadAhead {
     await this.done;
   }
 
-  private async perform(open: () => Promise<ReadableFile | null>, upload: Upload): Promise<boolean> {
+  private async perform(
+    open: () => Promise<ReadableFile | null>,
+    begin: (pieces: PieceFields[]) => WeightUpload,
+  ): Promise<boolean> {
     const { size, shard } = this.plan;
     await this.handles;
     const file = await open();
     if (!file) return false;
+    const upload = begin(this.pieces());
     const read: ReadAt = (into, at) => (this.stopped ? 0 : file.read(into, at));
-    const tell = (bytes: number): void => this.told((this.bytes = bytes));
-    const length = file.size === size ? size : 0;
-    const done = await upload(this.pieces(), read, length, shard, tell).finally(() => file.close());
-    return done === size;
+    const told = (bytes: number): void => this.told((this.bytes = bytes));
+    try {
+      if (file.size !== size || (await pour(upload, read, 0, size, shard, told)) < size) return false;
+      await upload.finish();
+      return true;
+    } finally {
+      file.close();
+      upload.close();
+    }
   }
 
   private pieces(): PieceFields[] {

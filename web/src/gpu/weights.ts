@@ -1,11 +1,11 @@
 // Uploads ranges of a data file into the weights' buffers as it comes in, with a bounded number of bytes under way.
 
 import { EngineError } from "../errors";
-import type { Chunk } from "../storage/chunk";
+import type { ReadAt, Target } from "../storage/load";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
 import type { Beside, Turn, Turner } from "./turn";
-import type { ReadAt, UploadAhead } from "./upload_ahead";
+import type { UploadAhead } from "./upload_ahead";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -20,30 +20,34 @@ export interface WeightPiece {
   narrow: boolean;
 }
 
-/** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
-const MOST_IN_FLIGHT = 8 << 20;
-
 /** Bytes of one write: the browser copies a larger one once more on its way to the GPU process. */
 const PIECE = 256 << 10;
 
-/** Windows of a stored file that are on their way at once, and how large they are unless a shard is larger. */
+/** Windows that are on their way at once. */
 const WINDOWS = 3;
-const WINDOW = 4 << 20;
 
 /** Mapped memory that a window passes through; `ready` once it is mapped. */
 interface Window {
   buffer: GPUBuffer;
-  ready: Promise<undefined>;
+  ready: Promise<undefined> | null;
 }
 
-/** Chunks come in ascending order and may leave out what no piece wants. */
-export class WeightUpload {
+/** Map a window, which waits for the commands that use it. */
+function map(window: Window): Window {
+  window.ready = window.buffer.mapAsync(GPUMapMode.WRITE);
+  // Awaited when its turn comes, which a failure elsewhere may forestall.
+  window.ready.catch(() => undefined);
+  return window;
+}
+
+export class WeightUpload implements Target {
   /** An upload into the same buffers that is under way or done; null once that is used or has ended. */
   ahead: UploadAhead | null = null;
   private readonly writers: PieceWriter[];
   private readonly allocations: Allocations;
+  private readonly windows: Window[] = [];
   private first = 0;
-  private inFlight = 0;
+  private next = 0;
 
   constructor(
     private readonly watched: WatchedDevice,
@@ -55,58 +59,29 @@ export class WeightUpload {
     this.allocations = new Allocations(watched);
   }
 
-  /** Upload the first `length` bytes of the chunk, which lie at `start` of the file. */
-  async accept(chunk: Chunk, start: number, length: number): Promise<void> {
-    await this.takeAhead()?.stop();
-    const writers = this.within(start, length);
-    await this.makeRoom(writers);
-    const bytes = chunk.view(length);
-    for (const writer of writers) this.inFlight += writer.accept(start, bytes, this.write);
-    const turned = writers.filter((writer) => writer.turns);
-    if (turned.length > 0) {
-      const encoder = this.watched.encoder();
-      this.turn(encoder, turned);
-    }
-    if (this.inFlight >= MOST_IN_FLIGHT) await this.settle();
+  wants(start: number, length: number): boolean {
+    return this.within(start, length).length > 0;
   }
 
-  /**
-   * Upload `length` bytes from `start` of a file, which is read straight into memory that the GPU process shares.
-   *
-   * `start` is that of a shard, and shards are taken as a whole: returns the bytes before the first that could not be
-   * read, of which nothing was uploaded. `told` is called with the bytes done so far.
-   */
-  async pour(
-    read: ReadAt,
-    start: number,
-    length: number,
-    shard: number,
-    told: (done: number) => void,
-  ): Promise<number> {
-    const most = Math.max(1, Math.floor(WINDOW / shard)) * shard;
-    const windows: Window[] = [];
+  /** The bytes pass through mapped memory that the GPU process shares. */
+  async put(start: number, length: number, read: ReadAt): Promise<boolean> {
+    const writers = this.within(start, length);
+    if (writers.length === 0) return true;
     try {
-      for (let done = 0, turn = 0; done < length;) {
-        const size = Math.min(most, length - done);
-        const writers = this.within(start + done, size);
-        if (writers.length > 0) {
-          await this.makeRoom(writers);
-          const window = (windows[turn++ % WINDOWS] ??= this.window(most));
-          await window.ready;
-          this.requireOpen(writers);
-          const bytes = new Uint8Array(window.buffer.getMappedRange(), 0, size);
-          if (!filled(read, bytes, start + done)) return done;
-          this.copy(writers, window, start + done, bytes);
-        }
-        done += size;
-        told(done);
+      await this.makeRoom(writers);
+      const window = this.window(length);
+      await window.ready;
+      this.requireOpen(writers);
+      const bytes = new Uint8Array(window.buffer.getMappedRange(), 0, length);
+      if ((await read(bytes, start)) < length) {
+        window.buffer.unmap();
+        map(window);
+        return false;
       }
-      await Promise.all(windows.map(({ ready }) => ready));
-      return length;
+      this.copy(writers, window, start, bytes);
+      return true;
     } catch (error) {
       throw await this.watched.explain(error);
-    } finally {
-      for (const { buffer } of windows) buffer.destroy();
     }
   }
 
@@ -126,14 +101,19 @@ export class WeightUpload {
     return writers.slice(this.first, last);
   }
 
+  /** The window whose turn it is, made anew if it is too small. */
   private window(size: number): Window {
+    const turn = this.next++ % WINDOWS;
+    const known = this.windows[turn];
+    if (known && known.buffer.size >= size) return known;
+    known?.buffer.destroy();
     const usage = GPUBufferUsage.MAP_WRITE | GPUBufferUsage.COPY_SRC;
     const descriptor = { label: "weights on their way", size: Math.ceil(size / 4) * 4, usage };
     const buffer = this.watched.buffer("staging", "uploads", descriptor);
-    return { buffer, ready: buffer.mapAsync(GPUMapMode.WRITE) };
+    return map((this.windows[turn] = { buffer, ready: null }));
   }
 
-  /** Copy what a mapped window holds to the weights, on the GPU, and map it again once that is done. */
+  /** Copy what a mapped window holds to the weights, on the GPU, and map it again. */
   private copy(writers: PieceWriter[], window: Window, start: number, bytes: Uint8Array<ArrayBuffer>): void {
     const encoder = this.watched.encoder();
     const send: Send = (buffer, at, part) => {
@@ -150,9 +130,7 @@ export class WeightUpload {
       encoder,
       writers.filter((writer) => writer.turns),
     );
-    window.ready = window.buffer.mapAsync(GPUMapMode.WRITE);
-    // Awaited when its turn comes, which a failure elsewhere may forestall.
-    window.ready.catch(() => undefined);
+    map(window);
   }
 
   /** Memory for pieces that are rearranged on the GPU, each of which is whole there first. */
@@ -184,27 +162,16 @@ export class WeightUpload {
     }
   };
 
-  /** Wait until everything is on the GPU. */
   async finish(): Promise<void> {
     for (const writer of this.writers) writer.finish();
-    await this.settle();
-  }
-
-  private async settle(): Promise<void> {
-    this.inFlight = 0;
     // An empty submit hands the writes over to the GPU.
     this.watched.submit([]);
     await this.watched.device.queue.onSubmittedWorkDone();
     this.watched.assertHealthy();
   }
-}
 
-/** Whether all of `bytes` could be read; why not shows when the shard is read by itself. */
-function filled(read: ReadAt, bytes: Uint8Array<ArrayBuffer>, at: number): boolean {
-  try {
-    return read(bytes, at) === bytes.length;
-  } catch {
-    return false;
+  close(): void {
+    for (const { buffer } of this.windows.splice(0)) buffer.destroy();
   }
 }
 

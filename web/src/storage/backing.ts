@@ -1,22 +1,21 @@
-// The interface of a place for stored weights; see capstan.host.storage.Backing. open_backing.ts finds this browser's.
+// This browser's places for stored weights; see capstan.host.storage.Backing.
 
 import { EngineError } from "../errors";
-import type { WeightUpload } from "../gpu/weights";
-import type { Chunk } from "./chunk";
-import type { Memory } from "./memory";
+import { CacheBacking } from "./cache";
+import { Chunk } from "./chunk";
+import type { ReadAt } from "./load";
+import { OpfsBacking } from "./opfs";
 
 /** A stored file, open. */
 export interface DataFile {
+  readonly name: string;
   readonly exclusive: boolean;
   read(chunk: Chunk, start: number, length: number): Promise<number>;
   write(chunk: Chunk, start: number, length: number): Promise<void>;
-  /** WeightUpload.pour from here; 0 where the file cannot be read at once or `sink` is memory. */
-  pour(sink: Sink, start: number, length: number, shard: number, told: (done: number) => void): Promise<number>;
+  /** Reads without a chunk; null where the file cannot be read at once. */
+  readonly direct: ReadAt | null;
   close(): void;
 }
-
-/** A target of stored bytes. */
-export type Sink = WeightUpload | Memory;
 
 export interface Backing {
   readonly kind: "opfs" | "cache";
@@ -24,9 +23,21 @@ export interface Backing {
   names(): Promise<string>;
   readText(name: string): Promise<string | null>;
   writeText(name: string, text: string): Promise<void>;
+  /** A crash may truncate the last append. */
   appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
+}
+
+/** A folder in the private file system, else a cache of that name in the Cache API, else nothing. */
+export async function openBacking(folder: string): Promise<Backing | null> {
+  return (await OpfsBacking.find(folder)) ?? (await CacheBacking.find(folder));
+}
+
+/** The SHA-256 of a part of a stored file, as hex; null if it is cut short there. */
+export async function digest(file: DataFile, start: number, length: number): Promise<string | null> {
+  const chunk = new Chunk(length);
+  return (await file.read(chunk, start, length)) === length ? chunk.sha256(length) : null;
 }
 
 /** The bytes that the browser still lets this origin store; null if it does not tell. */

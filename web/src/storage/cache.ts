@@ -69,10 +69,11 @@ export class CacheBacking implements Backing {
 /** An entry is written whole or not at all, so that nobody sees half a shard. */
 class CachedFile implements DataFile {
   readonly exclusive = true;
+  readonly direct = null;
 
   constructor(
     private readonly cache: Cache,
-    private readonly name: string,
+    readonly name: string,
     private readonly address: string,
     private readonly shardSize: number,
   ) {}
@@ -87,10 +88,6 @@ class CachedFile implements DataFile {
 
   write(chunk: Chunk, start: number, length: number): Promise<void> {
     return storing(this.name, () => this.cache.put(this.entry(start), new Response(chunk.view(length))));
-  }
-
-  pour(): Promise<number> {
-    return Promise.resolve(0);
   }
 
   close(): void {

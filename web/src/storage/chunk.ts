@@ -9,7 +9,7 @@ const PIECE = 1 << 16;
 export class Chunk {
   private buffer: ArrayBuffer;
 
-  constructor(private readonly capacity: number) {
+  constructor(readonly capacity: number) {
     this.buffer = new ArrayBuffer(capacity);
   }
 
@@ -30,9 +30,10 @@ export class Chunk {
     return hex(await sha256(this.view(length)));
   }
 
-  /** A copy of its first bytes. */
-  bytes(length: number): Uint8Array<ArrayBuffer> {
-    return this.view(length).slice();
+  /** Copy bytes from `start` on; returns how many. */
+  copy(into: Uint8Array, start: number): number {
+    into.set(this.view(into.length, start));
+    return into.length;
   }
 }
 

@@ -1,20 +1,33 @@
-// A data file in memory, from which onnxruntime-web's CPU execution provider reads weights.
+// A part of a data file in memory: for onnxruntime-web's CPU execution provider, or for Python.
 
-import type { Chunk } from "./chunk";
+import type { ReadAt, Target } from "./load";
 
-export class Memory {
+export class Memory implements Target {
   readonly bytes: Uint8Array<ArrayBuffer>;
 
-  constructor(size: number) {
+  /** `size` bytes from `start` of the file on. */
+  constructor(
+    size: number,
+    private readonly start: number,
+  ) {
     this.bytes = new Uint8Array(size);
   }
 
-  accept(chunk: Chunk, start: number, length: number): void {
-    const part = chunk.view(Math.min(length, Math.max(0, this.bytes.length - start)));
-    if (part.length > 0) this.bytes.set(part, start);
+  wants(start: number, length: number): boolean {
+    return start < this.start + this.bytes.length && this.start < start + length;
   }
 
-  finish(): void {
-    // Every byte is where it belongs already.
+  async put(start: number, length: number, read: ReadAt): Promise<boolean> {
+    const from = Math.max(start, this.start);
+    const part = this.bytes.subarray(from - this.start, Math.max(from, start + length) - this.start);
+    return (await read(part, from)) === part.length;
+  }
+
+  finish(): Promise<void> {
+    return Promise.resolve();
+  }
+
+  close(): void {
+    // Nothing but memory is held.
   }
 }

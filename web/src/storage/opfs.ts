@@ -1,10 +1,10 @@
 // Files in the origin's private file system. Readers share a file; a writer has it alone.
 
 import { EngineError } from "../errors";
-import { type Backing, type DataFile, type Sink, storing } from "./backing";
+import { type Backing, type DataFile, storing } from "./backing";
 import { ByteReader, type Chunk } from "./chunk";
 import type { ReadableFile } from "../gpu/upload_ahead";
-import { Memory } from "./memory";
+import type { ReadAt } from "./load";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
 interface SyncAccess {
@@ -208,9 +208,11 @@ class LockedFile implements DataFile {
   readonly exclusive = true;
 
   constructor(
-    private readonly name: string,
+    readonly name: string,
     private readonly access: ReadAccess & Partial<SyncAccess>,
   ) {}
+
+  readonly direct: ReadAt = (into, at) => this.access.read(into, { at });
 
   read(chunk: Chunk, start: number, length: number): Promise<number> {
     return storing(this.name, () => this.access.read(chunk.view(length), { at: start }));
@@ -229,14 +231,6 @@ class LockedFile implements DataFile {
     });
   }
 
-  async pour(sink: Sink, start: number, length: number, shard: number, told: (done: number) => void): Promise<number> {
-    if (sink instanceof Memory) return 0;
-    const ahead = sink.takeAhead();
-    if (start > 0) await ahead?.stop();
-    else if (await ahead?.finished(this.name, length, told)) return length;
-    return sink.pour((into, at) => this.access.read(into, { at }), start, length, shard, told);
-  }
-
   close(): void {
     this.access.close();
   }
@@ -249,9 +243,10 @@ function openForReading(name: string): EngineError {
 /** Read through slices, without a lock. */
 class SharedFile implements DataFile {
   readonly exclusive = false;
+  readonly direct = null;
 
   constructor(
-    private readonly name: string,
+    readonly name: string,
     private readonly file: File,
   ) {}
 
@@ -263,10 +258,6 @@ class SharedFile implements DataFile {
 
   write(): Promise<void> {
     return Promise.reject(openForReading(this.name));
-  }
-
-  pour(): Promise<number> {
-    return Promise.resolve(0);
   }
 
   close(): void {

@@ -1,0 +1,67 @@
+// Runs the loop of web/src/storage/load.ts for paper_weights.py, which has the source, the stored file and the sink: one
+// JSON array each way on a line, [run, name, ...]. A run that is not answered any more is left where it is.
+
+import { createInterface } from "node:readline";
+import { EngineError } from "../web/src/errors.ts";
+import { WeightLoad } from "../web/src/storage/load.ts";
+
+let answer = () => {};
+
+async function perform(run, { plan, source, file, spans, hashes }) {
+  const send = (...message) => process.stdout.write(JSON.stringify([run, ...message]) + "\n");
+  const call = async (...message) => {
+    send(...message);
+    const { result, error } = await new Promise((resolve) => (answer = resolve));
+    if (error) throw new EngineError(error.code, error.message, error.wait ?? undefined);
+    return result;
+  };
+  const base64 = (bytes) => Buffer.from(bytes).toString("base64");
+  const fill = async (into, ...message) => {
+    const bytes = Buffer.from(await call(...message), "base64");
+    into(bytes.length).set(bytes);
+    return bytes.length;
+  };
+  const remoteSource = {
+    ...source,
+    seek: async (start, end) => {
+      await call("seek", start, end);
+      Object.assign(remoteSource, { position: start, end });
+    },
+    read: async (chunk, length) => {
+      const found = await fill((count) => chunk.view(count), "stream", length);
+      remoteSource.position += found;
+      return found;
+    },
+    readAt: (chunk, start, length) => fill((count) => chunk.view(count), "fetch", start, length),
+  };
+  const read = (into, at) => fill((count) => into.subarray(0, count), "read", at, into.length);
+  const remoteFile = file && {
+    ...file,
+    direct: file.direct ? read : null,
+    read: (chunk, start, length) => read(chunk.view(length), start),
+    write: (chunk, start, length) => call("write", start, base64(chunk.view(length))),
+  };
+  const target = {
+    wants: (start, length) => spans.some(([at, size]) => at < start + length && start < at + size),
+    put: async (start, length, from) => {
+      const bytes = new Uint8Array(length);
+      if ((await from(bytes, start)) < length) return false;
+      await call("accept", start, base64(bytes));
+      return true;
+    },
+  };
+  const backing = { appendText: (name, text) => call("append", name, text) };
+  const hash = hashes ? (start, bytes) => send("hash", start, base64(bytes)) : undefined;
+  try {
+    const load = new WeightLoad(remoteSource, target);
+    send("outcome", JSON.parse(await load.run(plan, remoteFile, backing, (at) => send("told", at), hash)));
+  } catch (error) {
+    send("thrown", String(error.stack));
+  }
+}
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const [run, what, about] = JSON.parse(line);
+  if (what === "run") void perform(run, about);
+  else answer(about);
+}
