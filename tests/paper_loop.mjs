@@ -35,13 +35,15 @@ async function perform(run, { plan, source, file, spans, hashes }) {
     readAt: (chunk, start, length) => fill((count) => chunk.view(count), "fetch", start, length),
   };
   const read = (into, at) => fill((count) => into.subarray(0, count), "read", at, into.length);
+  const direct = (into, at) => read(into, at).catch(() => 0);
   const remoteFile = file && {
     ...file,
-    direct: file.direct ? read : null,
+    direct: file.direct ? direct : null,
     read: (chunk, start, length) => read(chunk.view(length), start),
     write: (chunk, start, length) => call("write", start, base64(chunk.view(length))),
   };
   const target = {
+    closed: false,
     wants: (start, length) => spans.some(([at, size]) => at < start + length && start < at + size),
     put: async (start, length, from) => {
       const bytes = new Uint8Array(length);
@@ -53,8 +55,8 @@ async function perform(run, { plan, source, file, spans, hashes }) {
   const backing = { appendText: (name, text) => call("append", name, text) };
   const hash = hashes ? (start, bytes) => send("hash", start, base64(bytes)) : undefined;
   try {
-    const load = new WeightLoad(remoteSource, target);
-    send("outcome", JSON.parse(await load.run(plan, remoteFile, backing, (at) => send("told", at), hash)));
+    const told = (at) => send("told", at);
+    send("outcome", await new WeightLoad(plan, target, remoteFile, told, remoteSource, backing, hash).run());
   } catch (error) {
     send("thrown", String(error.stack));
   }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from capstan.errors import CapstanError, StorageError, WeightsChangedError
-from capstan.host.storage import BrokenDownloadError, LoadPlan, Outcome, Problem, SourceIdentity
+from capstan.host.storage import BrokenDownloadError, LoadPlan, Outcome, SourceIdentity
 
 __all__ = ["PaperBacking", "PaperServer", "PaperSink", "PaperSource"]
 
@@ -51,83 +51,22 @@ def node() -> subprocess.Popen[str]:
 runs = count(1)
 
 
-class PaperLoading:
-    """A capstan.host.storage.Loading: the page's loop over paper."""
+def send(run: int, what: str, about: Any) -> None:
+    process = node()
+    assert process.stdin
+    process.stdin.write(json.dumps([run, what, about]) + "\n")
+    process.stdin.flush()
 
-    def __init__(self, source: PaperSource, sink: PaperSink) -> None:
-        self._source = source
-        self._sink = sink
 
-    async def run(
-        self,
-        plan: LoadPlan,
-        file: Any,
-        told: Callable[[int], None],
-        hashed: Callable[[int, bytes], None] | None,
-    ) -> Outcome:
-        source, run = self._source, next(runs)
-        answers: dict[str, Callable[..., Awaitable[Any]]] = {
-            "seek": source.seek,
-            "stream": source.read,
-            "fetch": source.read_at,
-            "accept": lambda start, data: self._sink.accept(start, b64decode(data)),
-        }
-        if file is not None:
-            answers |= {"read": file.read, "append": file.backing.append_text}
-            answers["write"] = lambda start, data: file.write(start, b64decode(data))
-        about = {"name": file.name, "direct": self._sink.pours and file.exclusive} if file else None
-        stream = {"position": source.position, "end": source.end}
-        given = {"plan": plan.as_json(), "source": stream, "file": about}
-        self._send(run, "run", given | {"spans": self._sink.spans, "hashes": hashed is not None})
-        thrown: CapstanError | None = None
-        while True:
-            name, *arguments = self._receive(run)
-            if name == "told":
-                told(*arguments)
-            elif name == "hash":
-                assert hashed is not None
-                hashed(arguments[0], b64decode(arguments[1]))
-            elif name == "outcome":
-                problem = arguments[0].pop("problem")
-                return Outcome(**arguments[0], problem=Problem(**problem) if problem else None)
-            elif name == "thrown":
-                assert thrown is not None, arguments
-                raise thrown
-            else:
-                try:
-                    found = await answers[name](*arguments)
-                except CapstanError as error:
-                    thrown = error
-                    wait = getattr(error, "wait", None)
-                    fault = {"code": type(error).__name__, "message": str(error), "wait": wait}
-                    self._send(run, "answer", {"error": fault})
-                else:
-                    result = b64encode(found).decode() if isinstance(found, bytes) else found
-                    self._send(run, "answer", {"result": result})
-            # Others get their turn, as they do while a page waits.
-            await asyncio.sleep(0)
-
-    async def finish(self) -> None:
-        await self._sink.finish()
-
-    def close(self) -> None:
-        """What is not answered any more ends by itself."""
-
-    def _send(self, run: int, what: str, about: Any) -> None:
-        process = node()
-        assert process.stdin
-        process.stdin.write(json.dumps([run, what, about]) + "\n")
-        process.stdin.flush()
-
-    def _receive(self, run: int) -> Any:
-        process = node()
-        assert process.stdout
-        while True:
-            line = process.stdout.readline()
-            assert line, "Node has ended"
-            found, *message = json.loads(line)
-            if found == run:
-                return message
+def receive(run: int) -> Any:
+    process = node()
+    assert process.stdout
+    while True:
+        line = process.stdout.readline()
+        assert line, "Node has ended"
+        found, *message = json.loads(line)
+        if found == run:
+            return message
 
 
 class PaperServer:
@@ -176,8 +115,55 @@ class PaperSource:
         self.end: int | None = None
         self._stream = b""
 
-    def loading(self, sink: Any) -> PaperLoading:
-        return PaperLoading(self, sink)
+    async def load(
+        self,
+        plan: LoadPlan,
+        file: Any,
+        sink: Any,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        """The page's loop, over paper. A run that is left in its midst is not answered any more."""
+        run = next(runs)
+        answers: dict[str, Callable[..., Awaitable[Any]]] = {
+            "seek": self.seek,
+            "stream": self.read,
+            "fetch": self.read_at,
+            "accept": lambda start, data: sink.accept(start, b64decode(data)),
+        }
+        if file is not None:
+            answers |= {"read": file.read, "append": file.backing.append_text}
+            answers["write"] = lambda start, data: file.write(start, b64decode(data))
+        about = {"name": file.name, "direct": sink.pours and file.exclusive} if file else None
+        stream = {"position": self.position, "end": self.end}
+        given = {"plan": plan.as_json(), "source": stream, "file": about}
+        send(run, "run", given | {"spans": sink.spans, "hashes": hashed is not None})
+        thrown: CapstanError | None = None
+        while True:
+            name, *arguments = receive(run)
+            if name == "told":
+                told(*arguments)
+            elif name == "hash":
+                assert hashed is not None
+                hashed(arguments[0], b64decode(arguments[1]))
+            elif name == "outcome":
+                return Outcome(**arguments[0])
+            elif name == "thrown":
+                assert thrown is not None, arguments
+                raise thrown
+            else:
+                try:
+                    found = await answers[name](*arguments)
+                except CapstanError as error:
+                    thrown = error
+                    wait = getattr(error, "wait", None)
+                    fault = {"code": type(error).__name__, "message": str(error), "wait": wait}
+                    send(run, "answer", {"error": fault})
+                else:
+                    result = b64encode(found).decode() if isinstance(found, bytes) else found
+                    send(run, "answer", {"result": result})
+            # Others get their turn, as they do while a page waits.
+            await asyncio.sleep(0)
 
     def memory(self, start: int, length: int) -> PaperSink:
         return PaperSink((start, length))
@@ -311,3 +297,6 @@ class PaperSink:
 
     async def finish(self) -> None:
         self.finished = True
+
+    def close(self) -> None:
+        """Nothing is held."""

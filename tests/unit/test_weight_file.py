@@ -16,6 +16,7 @@ import pytest
 from capstan.errors import ModelFileError, StorageError, WeightsChangedError
 from capstan.fallback import FallbackWarning, counted
 from capstan.host import retrying
+from capstan.host.storage import LoadPlan, Outcome
 from capstan.memory import BufferRequest
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
@@ -23,7 +24,7 @@ from capstan.weights.manifest import Manifest
 from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
-from tests.paper_weights import PaperBacking, PaperServer, PaperSink
+from tests.paper_weights import PaperBacking, PaperServer, PaperSink, PaperSource
 
 SHARD = 100
 BYTES = random.Random(1).randbytes(950)
@@ -650,7 +651,7 @@ def test_records_are_written_after_the_data_and_the_source_last() -> None:
     assert order == [JOURNAL, *[DATA, JOURNAL] * 10, RECORD, SOURCE]
 
 
-def test_how_a_stored_file_was_put_on_the_gpu_is_noted_and_goes_with_it() -> None:
+def test_how_a_stored_file_is_put_on_the_gpu_is_noted_and_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     page, unkept = Page(), Page(keep=False)
 
     async def noting(page: Page) -> None:
@@ -665,9 +666,17 @@ def test_how_a_stored_file_was_put_on_the_gpu_is_noted_and_goes_with_it() -> Non
     assert name == page.server.identity().name_key + UPLOAD
     noted = json.loads(asyncio.run(page.backing.read_text(name)) or "")
     assert noted.pop("data") in asyncio.run(page.backing.names())
+    asked = []
+
+    async def load(self: PaperSource, plan: LoadPlan, *given: Any) -> Outcome:
+        asked.append(json.loads(json.dumps(plan.as_json())))
+        return await performed(self, plan, *given)
+
+    performed = PaperSource.load
+    monkeypatch.setattr(PaperSource, "load", load)
+    page.load()
+    assert asked == [noted.pop("load")], "the next load asks for something else"
     assert noted == {
-        "size": len(BYTES),
-        "shard": SHARD,
         "owner": "model 1",
         "requests": [["weight a", 950, "weights"]],
         "pieces": [[0, 0, 950]],

@@ -16,12 +16,13 @@ import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { type Part, Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
-import { type PieceFields, type ReadableFile, type Upload, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
+import { type PieceFields, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, type Ort, PROVIDERS } from "./ort";
 import { type EngineSide, ModelSession } from "./sessions";
 import { Tapes } from "./tapes";
+import type { DataFile } from "./storage/backing";
 import { tracer } from "./trace";
 
 /** The indices of the buffers in a step of `execute`. */
@@ -142,16 +143,10 @@ export class GpuEngine implements EngineCalls {
    * Begin with an upload of a stored file as it was the last time, unless weights were asked for already: who asks for
    * the same buffers gets these. `told` is called with the bytes done so far, until then.
    */
-  uploadAhead(plan: UploadPlan, open: () => Promise<ReadableFile | null>, told: (done: number) => void): void {
+  uploadAhead(plan: UploadPlan, open: () => Promise<DataFile | null>, told: (done: number) => void): void {
     if (this.weightsAskedFor) return;
     const create = (requests: string, owner: string): Promise<string> => this.makeBuffers(requests, owner);
-    const upload: Upload = async (pieces, read, length, shard, told) => {
-      const begun = this.makeUpload(pieces);
-      const done = await begun.pour(read, 0, length, shard, told);
-      await begun.finish();
-      return done;
-    };
-    const ahead = new UploadAhead(plan, open, create, upload, told);
+    const ahead = new UploadAhead(plan, open, create, (pieces) => this.makeUpload(pieces), told);
     this.ahead.push(ahead);
   }
 

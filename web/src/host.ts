@@ -11,7 +11,7 @@ import { digest, freeBytes, openBacking } from "./storage/backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetFolders, keepFolder } from "./storage/folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
-import { WeightLoad } from "./storage/load";
+import { type LoadPlan, WeightLoad } from "./storage/load";
 import { Memory } from "./storage/memory";
 import { setStallTimeout } from "./storage/network";
 import { adopt, listing } from "./storage/picked";
@@ -55,6 +55,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
   };
 }
 
+type AfterPlan = ConstructorParameters<typeof WeightLoad> extends [LoadPlan, ...infer Rest] ? Rest : never;
+
 const storage = {
   adopt,
   openRepository,
@@ -70,7 +72,8 @@ const storage = {
   openSource,
   assumedSource,
   digest,
-  load: (...given: ConstructorParameters<typeof WeightLoad>) => new WeightLoad(...given),
+  load: async (plan: string, ...given: AfterPlan) =>
+    JSON.stringify(await new WeightLoad(JSON.parse(plan) as LoadPlan, ...given).run()),
   memory: (size: number, start: number) => new Memory(size, start),
 };
 

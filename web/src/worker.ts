@@ -171,8 +171,8 @@ async function prepare(assets: Assets, { model, dtype, device }: Expected): Prom
   for (const { url, plan } of await plans) {
     if (!plan || firstUseOver) continue;
     const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
-    const told = (done: number): void => emit({ kind: "progress", what, done, total: plan.size });
-    engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data), told);
+    const told = (done: number): void => emit({ kind: "progress", what, done, total: plan.load.end });
+    engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data, plan.load.end), told);
   }
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..host.retrying import retried
-from ..host.storage import DataFile, LoadPlan, Outcome, Problem, Sink, SourceIdentity
+from ..host.storage import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 from ..model_files.hub import HubRepository
 from .errors import storage_errors, typed_errors
 from .own_host import capstan_host
@@ -100,9 +100,9 @@ def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
     return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 
-def memory(size: int) -> JsMemory:
-    """A file's first bytes in memory, outside of Python's heap."""
-    return JsMemory(capstan_host.storage.memory(size, 0))
+def memory(size: int, start: int = 0) -> JsMemory:
+    """Bytes of a file in memory, outside of Python's heap."""
+    return JsMemory(capstan_host.storage.memory(size, start))
 
 
 class JsSink:
@@ -110,6 +110,13 @@ class JsSink:
 
     def __init__(self, sink: Any) -> None:
         self.js = sink
+
+    async def finish(self) -> None:
+        with typed_errors():
+            await self.js.finish()
+
+    def close(self) -> None:
+        self.js.close()
 
 
 class JsMemory(JsSink):
@@ -119,36 +126,6 @@ class JsMemory(JsSink):
         return bytes(self.js.bytes.to_bytes())
 
 
-class JsLoading:
-    """capstan.host.storage.Loading over web/src/storage/load.ts."""
-
-    def __init__(self, load: Any, sink: JsSink) -> None:
-        self._js = load
-        self._sink = sink.js
-
-    async def run(
-        self,
-        plan: LoadPlan,
-        file: DataFile | None,
-        told: Callable[[int], None],
-        hashed: Callable[[int, bytes], None] | None,
-    ) -> Outcome:
-        assert file is None or isinstance(file, JsDataFile)
-        opened = (file.js, file.backing) if file else (None, None)
-        taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
-        with typed_errors():
-            found = json.loads(await self._js.run(plan.as_json(), *opened, told, taken))
-        problem = found.pop("problem")
-        return Outcome(**found, problem=Problem(**problem) if problem else None)
-
-    async def finish(self) -> None:
-        with typed_errors():
-            await self._sink.finish()
-
-    def close(self) -> None:
-        self._js.close()
-
-
 class JsSource:
     """capstan.host.storage.Source over web/src/storage/source.ts."""
 
@@ -156,12 +133,25 @@ class JsSource:
         self._js = source
         self.identity = SourceIdentity(**json.loads(source.identity()))
 
-    def loading(self, sink: Sink) -> JsLoading:
+    async def load(
+        self,
+        plan: LoadPlan,
+        file: DataFile | None,
+        sink: Sink,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
         assert isinstance(sink, JsSink)
-        return JsLoading(capstan_host.storage.load(self._js, sink.js), sink)
+        assert file is None or isinstance(file, JsDataFile)
+        opened, backing = (file.js, file.backing) if file else (None, None)
+        taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
+        load = capstan_host.storage.load
+        with typed_errors():
+            found = await load(json.dumps(plan.as_json()), sink.js, opened, told, self._js, backing, taken)
+        return Outcome(**json.loads(found))
 
     def memory(self, start: int, length: int) -> JsMemory:
-        return JsMemory(capstan_host.storage.memory(length, start))
+        return memory(length, start)
 
     def close(self) -> None:
         self._js.close()

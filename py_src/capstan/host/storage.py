@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +16,8 @@ __all__ = [
     "DataFile",
     "ExternalData",
     "LoadPlan",
-    "Loading",
     "MemorySink",
     "Outcome",
-    "Problem",
     "Sink",
     "Source",
     "SourceIdentity",
@@ -77,6 +74,12 @@ def short_hash(text: str) -> str:
 class Sink(Protocol):
     """The target of a file's bytes: GPU buffers, or memory."""
 
+    async def finish(self) -> None:
+        """All came; wait until it is in its place."""
+
+    def close(self) -> None:
+        """End a load that is under way, and free what it passes through."""
+
 
 class MemorySink(Sink, Protocol):
     """Part of a file in memory outside of Python's heap."""
@@ -89,8 +92,8 @@ class MemorySink(Sink, Protocol):
 class LoadPlan:
     """A part of a file that is to be loaded, and what is known of it; sizes and offsets in bytes.
 
-    Shards are loaded that the sink wants, and with `keeps` all others. A stored one comes from the open file, any other
-    from the source.
+    Shards are loaded that the sink wants, and with a `journal` all others. A stored one comes from the open file, any
+    other from the source.
     """
 
     start: int
@@ -107,34 +110,19 @@ class LoadPlan:
     """Whether shards from the source must have these digests."""
     stored: Sequence[int]
     """The shards that are in the open file."""
-    verifies: bool
-    """Whether those are compared with their digests."""
-    keeps: bool
-    """Whether a download is being stored."""
-    writes: bool
-    """Whether shards from the source are written to the open file."""
-    journal: str | None
-    """The text to which a line is appended for each shard that was written, [shard, digest]."""
     request: int
     """Bytes of the largest request."""
-    alone: bool
+    verifies: bool = False
+    """Whether stored shards are compared with their digests."""
+    writes: bool = False
+    """Whether shards from the source are written to the open file."""
+    journal: str | None = None
+    """Of a download that is being stored: the text to which a line [shard, digest] is appended for each shard."""
+    alone: bool = False
     """Whether each shard is fetched by a request of its own, past every cache."""
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What ended the loading of a part before its end."""
-
-    what: str
-    """'read' or 'write' where the open file or its journal failed, 'source' where a download broke off, 'digest' where
-    what came is not what its digest says."""
-    message: str
-    """The failure; of 'digest' the digest that was found."""
-    wait: float | None = None
-    """The seconds that the server asks to be left alone."""
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"stored": list(self.stored)}
 
 
 @dataclass(frozen=True)
@@ -147,27 +135,13 @@ class Outcome:
     """The shards that were written, with their digests."""
     unsound: Sequence[int]
     """Stored shards that were not what their digests say."""
-    problem: Problem | None
-
-
-class Loading(Protocol):
-    """The loop that takes a file's bytes from the open file or the source to a sink (web/src/storage/load.ts)."""
-
-    async def run(
-        self,
-        plan: LoadPlan,
-        file: DataFile | None,
-        told: Callable[[int], None],
-        hashed: Callable[[int, bytes], None] | None,
-    ) -> Outcome:
-        """Load a part, the parts in ascending order. `told` hears the offset that is reached, `hashed` gets the start
-        and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
-
-    async def finish(self) -> None:
-        """All came; wait until the sink has it in its place."""
-
-    def close(self) -> None:
-        """End it, also in the middle of a part."""
+    problem: str | None
+    """The reason to stop before the end: 'read' or 'write' where the open file or its journal failed, 'source' where a
+    download broke off, 'digest' where the source's bytes have another digest."""
+    message: str = ""
+    """The failure, or the digest that was found."""
+    wait: float | None = None
+    """The seconds that the server asks to be left alone."""
 
 
 class Source(Protocol):
@@ -175,7 +149,17 @@ class Source(Protocol):
 
     identity: SourceIdentity
 
-    def loading(self, sink: Sink) -> Loading: ...
+    async def load(
+        self,
+        plan: LoadPlan,
+        file: DataFile | None,
+        sink: Sink,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        """Take a part of the file from the open one or the source to the sink, the parts in ascending order
+        (web/src/storage/load.ts). `told` hears the offset that is reached, `hashed` gets the start and the bytes of
+        each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
 
     def memory(self, start: int, length: int) -> MemorySink: ...
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
 from ..host.retrying import TRIES, pause, times
-from ..host.storage import BrokenDownloadError, DataFile, Loading, LoadPlan, Problem, Sink, Source
+from ..host.storage import BrokenDownloadError, DataFile, LoadPlan, Sink, Source
 from ..memory import BufferRequest
 from . import manifest as manifests
 from .idle import taken_as_it_is
@@ -115,17 +115,16 @@ class WeightFile:
         if length == 0:
             return b""
         found = self.source.memory(start, length)
-        loading = self.source.loading(found)
         shard_size, end = length, start + length
         if self.manifest is not None:
             await self._open_stored(write=False)
             shard_size = self._shard_size
             start, end = start // shard_size * shard_size, min(-(-end // shard_size) * shard_size, self.manifest.size)
         try:
-            await self._run(loading, start, end, lambda _: None, shard_size, alone=True)
+            await self._run(found, start, end, lambda _: None, shard_size, alone=True)
             return found.to_bytes()
         finally:
-            loading.close()
+            found.close()
             self._close_file()
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
@@ -134,16 +133,15 @@ class WeightFile:
         A file that is not in the store is stored in the same pass. Raises ModelFileError, WeightsChangedError.
         """
         self.require(end)
-        loading = self.source.loading(sink)
         total = self._size or end
         try:
             await self._open()
             as_it_is = self._file is not None and not self._verifies
             told = lambda done: progress(min(done, total), total)  # noqa: E731
-            at = await self._run(loading, 0, end if self._size is None else self._size, told, self._shard_size)
+            at = await self._run(sink, 0, end if self._size is None else self._size, told, self._shard_size)
             if at < end:
                 raise ModelFileError(self._too_short(at, end))
-            await loading.finish()
+            await sink.finish()
             await self._check_whole()
             await self._finish_store()
             if as_it_is and self._record is not None:
@@ -152,7 +150,7 @@ class WeightFile:
             await self._drop_partial()
             raise
         finally:
-            loading.close()
+            sink.close()
             self.close()
 
     async def note_upload(
@@ -163,32 +161,35 @@ class WeightFile:
         if self._store is None or self._record is None:
             return
         manifest = self._record.manifest
-        about = {"data": self._record.data, "size": manifest.size, "shard": manifest.shard_size, "owner": owner}
+        size, shards = manifest.size, manifest.shards
+        load = LoadPlan(0, size, size, manifest.shard_size, shards, True, range(len(shards)), REQUEST_BYTES)
+        plan = {"data": self._record.data, "load": load.as_json(), "owner": owner}
         try:
-            await self._store.note_upload(self.identity, json.dumps({**about, "requests": requests, "pieces": pieces}))
+            await self._store.note_upload(self.identity, json.dumps({**plan, "requests": requests, "pieces": pieces}))
         except StorageError as error:
             fall_back("the note about the upload", str(error), "the next page begins with it once Python is there")
 
     async def _run(
         self,
-        loading: Loading,
+        sink: Sink,
         start: int,
         end: int,
         told: Callable[[int], None],
         shard_size: int,
         alone: bool = False,
     ) -> int:
-        """Load a part, and go on after each problem that can be mended; the offset that was reached.
+        """Load a part, and go on after each problem that can be mended; the offset that was reached. `alone` is for a
+        few bytes, whose shards get requests of their own.
 
         Raises ModelFileError, WeightsChangedError.
         """
+        hashed = self._hash_shard if self._hash is not None and not alone else None
         at, broken, wrong = start, 0, 0
         while True:
             # A shard that is fetched again is fetched alone.
             until = min(end, at + shard_size) if wrong else end
             plan = self._plan(at, until, shard_size, alone or wrong > 0)
-            hashed = self._hash_shard if self._hash is not None else None
-            found = await loading.run(plan, self._file, told, hashed)
+            found = await self.source.load(plan, self._file, sink, told, hashed)
             if found.at > at:
                 at, broken, wrong = found.at, 0, 0
             for shard, digest in found.kept:
@@ -198,20 +199,19 @@ class WeightFile:
                 del self._have[shard]
                 if self._record is not None:
                     self._suspect.add(shard)
-            problem = found.problem
-            if problem is None:
+            if found.problem is None:
                 if until == end:
                     return at
-            elif problem.what == "source":
+            elif found.problem == "source":
                 broken += 1
-                await self._after_break(problem, at, broken)
-            elif problem.what == "digest":
+                await self._after_break(BrokenDownloadError(found.message, found.wait), at, broken)
+            elif found.problem == "digest":
                 wrong += 1
                 if wrong == TRIES:
-                    await self._refuse(problem.message, at, min(end, at + shard_size))
+                    await self._refuse(found.message, at, min(end, at + shard_size))
             else:
-                fall_back(STORE, problem.message, FROM_THE_NETWORK)
-                if problem.what == "write":
+                fall_back(STORE, found.message, FROM_THE_NETWORK)
+                if found.problem == "write":
                     await self._drop_partial()
                 self._close_file()
 
@@ -225,11 +225,10 @@ class WeightFile:
             digests=self.manifest.shards if self.manifest else [self._have.get(i) for i in range(count)],
             vouched=self.manifest is not None,
             stored=sorted(self._have),
+            request=REQUEST_BYTES,
             verifies=self._verifies,
-            keeps=self._keeps,
             writes=self._file is not None and self._writable,
             journal=self._store.journal_of(self.identity) if self._store and self._keeps else None,
-            request=REQUEST_BYTES,
             alone=alone,
         )
 
@@ -373,11 +372,10 @@ class WeightFile:
 
     # The source.
 
-    async def _after_break(self, problem: Problem, at: int, tried: int) -> None:
+    async def _after_break(self, broken: BrokenDownloadError, at: int, tried: int) -> None:
         """Wait before a download that broke off is tried again. Raises ModelFileError once there are to be no more
         tries."""
         self.source.close()
-        broken = BrokenDownloadError(problem.message, problem.wait)
         if await pause(tried, broken):
             return
         kept = sum(min(self._shard_size, (self._size or 0) - i * self._shard_size) for i in self._have)

@@ -166,10 +166,10 @@ async def crossings(models: Mapping[str, str], *, model: str, shard_bytes: int) 
 
     def counting(method: Any) -> Any:
         @functools.wraps(method)
-        def call(*given: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
-            return method(*given)
+            return method(*given, **named)
 
         return call
 
@@ -182,7 +182,8 @@ async def crossings(models: Mapping[str, str], *, model: str, shard_bytes: int) 
     try:
         for _ in range(2):
             calls = 0
-            assert (await load(models, model=model, shard_bytes=shard_bytes))["error"] is None
+            error = (await load(models, model=model, shard_bytes=shard_bytes))["error"]
+            assert error is None, error
             found.append(calls)
         return found
     finally:

@@ -1,7 +1,8 @@
 // An upload of stored weights that is started ahead, by the plan of the last load. Whoever asks for the same buffers
 // and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
-import { type LoadPlan, pour, type ReadAt } from "../storage/load";
+import type { DataFile } from "../storage/backing";
+import { type LoadPlan, WeightLoad } from "../storage/load";
 import type { Category } from "./device";
 import type { WeightUpload } from "./weights";
 
@@ -20,20 +21,12 @@ export type PieceFields = [
 
 /** An upload as capstan.weights.store notes it; pieces name their buffers by their places in `requests`. */
 export interface UploadPlan {
-  /** The stored file, its size, and that of its shards. */
+  /** The stored file. */
   data: string;
-  size: number;
-  shard: number;
+  load: LoadPlan;
   owner: string;
   requests: [label: string, bytes: number, category: Category][];
   pieces: PieceFields[];
-}
-
-/** A stored file that is open for reading. */
-export interface ReadableFile {
-  size: number;
-  read: ReadAt;
-  close(): void;
 }
 
 export class UploadAhead {
@@ -43,13 +36,14 @@ export class UploadAhead {
   taken = false;
   private readonly done: Promise<boolean>;
   private made: number[] = [];
+  private upload: WeightUpload | null = null;
   private useful = true;
   private stopped = false;
   private bytes = 0;
 
   constructor(
     readonly plan: UploadPlan,
-    open: () => Promise<ReadableFile | null>,
+    open: () => Promise<DataFile | null>,
     create: (requests: string, owner: string) => Promise<string>,
     begin: (pieces: PieceFields[]) => WeightUpload,
     private told: (done: number) => void,
@@ -72,14 +66,9 @@ export class UploadAhead {
     return true;
   }
 
-  /**
-   * Whether it does what a load plans, with the file `data` as it is stored: wait until that is on the GPU. If not, it
-   * ends.
-   */
-  async finished(load: LoadPlan, data: string | null, told: (done: number) => void): Promise<boolean> {
-    const { size, shard } = this.plan;
-    const whole = load.start === 0 && load.end === size && load.stored.length * shard >= size;
-    if (!this.useful || !whole || data !== this.plan.data) {
+  /** Whether it does what a load plans, with the file `data`: wait until that is on the GPU. If not, it ends. */
+  async finished(load: LoadPlan, data: string | undefined, told: (done: number) => void): Promise<boolean> {
+    if (!this.useful || data !== this.plan.data || JSON.stringify(load) !== JSON.stringify(this.plan.load)) {
       await this.stop();
       return false;
     }
@@ -91,24 +80,26 @@ export class UploadAhead {
   /** End it where it is; nothing is written any more once this is over. */
   async stop(): Promise<void> {
     this.stopped = true;
+    if (this.upload) this.upload.closed = true;
     await this.done;
   }
 
   private async perform(
-    open: () => Promise<ReadableFile | null>,
+    open: () => Promise<DataFile | null>,
     begin: (pieces: PieceFields[]) => WeightUpload,
   ): Promise<boolean> {
-    const { size, shard } = this.plan;
     await this.handles;
     const file = await open();
-    if (!file) return false;
-    const upload = begin(this.pieces());
-    const read: ReadAt = (into, at) => (this.stopped ? 0 : file.read(into, at));
+    if (!file || this.stopped) {
+      file?.close();
+      return false;
+    }
+    const upload = (this.upload = begin(this.pieces()));
     const told = (bytes: number): void => this.told((this.bytes = bytes));
     try {
-      if (file.size !== size || (await pour(upload, read, 0, size, shard, told)) < size) return false;
+      const { at } = await new WeightLoad(this.plan.load, upload, file, told).run();
       await upload.finish();
-      return true;
+      return at === this.plan.load.end;
     } finally {
       file.close();
       upload.close();

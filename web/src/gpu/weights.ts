@@ -41,6 +41,7 @@ function map(window: Window): Window {
 }
 
 export class WeightUpload implements Target {
+  closed = false;
   /** An upload into the same buffers that is under way or done; null once that is used or has ended. */
   ahead: UploadAhead | null = null;
   private readonly writers: PieceWriter[];
@@ -171,6 +172,7 @@ export class WeightUpload implements Target {
   }
 
   close(): void {
+    this.closed = true;
     for (const { buffer } of this.windows.splice(0)) buffer.destroy();
   }
 }

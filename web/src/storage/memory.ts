@@ -3,6 +3,7 @@
 import type { ReadAt, Target } from "./load";
 
 export class Memory implements Target {
+  closed = false;
   readonly bytes: Uint8Array<ArrayBuffer>;
 
   /** `size` bytes from `start` of the file on. */
@@ -28,6 +29,6 @@ export class Memory implements Target {
   }
 
   close(): void {
-    // Nothing but memory is held.
+    this.closed = true;
   }
 }

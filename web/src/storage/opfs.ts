@@ -3,7 +3,6 @@
 import { EngineError } from "../errors";
 import { type Backing, type DataFile, storing } from "./backing";
 import { ByteReader, type Chunk } from "./chunk";
-import type { ReadableFile } from "../gpu/upload_ahead";
 import type { ReadAt } from "./load";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
@@ -69,16 +68,20 @@ type ReadAccess = Pick<SyncAccess, "read" | "close">;
 /** Files that are read before somebody asks for them, by folder and name; `first` is who reads ahead. */
 const readAhead = new Map<string, { shared: SharedAccess; first: ReadAccess }>();
 
-/** Open a stored file for reading ahead; null where there is none, or somebody writes it. */
-export async function openAhead(folder: string, name: string): Promise<ReadableFile | null> {
+/** Open a stored file of this size for reading ahead; null where there is none, or somebody writes it. */
+export async function openAhead(folder: string, name: string, size: number): Promise<DataFile | null> {
   try {
     const place = await (await navigator.storage.getDirectory()).getDirectoryHandle(folder);
     const access = await openSync(await place.getFileHandle(name), "read-only");
     const path = `${folder}/${name}`;
     const shared = new SharedAccess(access, () => readAhead.delete(path));
     const first = shared.reader();
-    readAhead.set(path, { shared, first });
-    return { size: access.getSize(), read: (into, at) => first.read(into, { at }), close: () => first.close() };
+    if (access.getSize() === size) {
+      readAhead.set(path, { shared, first });
+      return new LockedFile(name, first);
+    }
+    first.close();
+    return null;
   } catch {
     return null;
   }
@@ -212,7 +215,14 @@ class LockedFile implements DataFile {
     private readonly access: ReadAccess & Partial<SyncAccess>,
   ) {}
 
-  readonly direct: ReadAt = (into, at) => this.access.read(into, { at });
+  readonly direct: ReadAt = (into, at) => {
+    try {
+      return this.access.read(into, { at });
+    } catch {
+      // `read` says why.
+      return 0;
+    }
+  };
 
   read(chunk: Chunk, start: number, length: number): Promise<number> {
     return storing(this.name, () => this.access.read(chunk.view(length), { at: start }));

@@ -45,7 +45,7 @@ async function key(text: string): Promise<string> {
 function parsed(text: string): UploadPlan | null {
   try {
     const found = JSON.parse(text) as Partial<UploadPlan> | null;
-    return Array.isArray(found?.requests) && Array.isArray(found.pieces) ? (found as UploadPlan) : null;
+    return Array.isArray(found?.requests) && found.load ? (found as UploadPlan) : null;
   } catch {
     return null;
   }
