@@ -127,31 +127,20 @@ export function pageError(url: string): EngineError {
 }
 
 /** A response's body; every failure, a stall among them, is a BrokenDownloadError. */
-export class Body {
-  private readonly reader: ByteReader;
-
-  constructor(stream: ReadableStream<Uint8Array>) {
-    this.reader = new ByteReader(stream);
+export class Body extends ByteReader {
+  override read(chunk: Chunk, filled: number, length: number): Promise<number> {
+    return this.guarded(super.read(chunk, filled, length));
   }
 
-  /** Fill the chunk from its start; fewer bytes than `length` only at the stream's end. */
-  async fill(chunk: Chunk, length: number): Promise<number> {
-    let filled = 0;
-    while (filled < length) {
-      const read = await this.guarded(this.reader.read(chunk, filled, length));
-      if (read === 0) break;
-      filled += read;
-    }
-    return filled;
+  override next(): Promise<Uint8Array | null> {
+    return this.guarded(super.next());
   }
 
   /** All that comes, with its progress told. */
   async whole(progress: ((done: number) => void) | null): Promise<Uint8Array<ArrayBuffer>> {
     const parts: Uint8Array[] = [];
     let done = 0;
-    for (;;) {
-      const part = await this.guarded(this.reader.next());
-      if (part === null) break;
+    for (let part = await this.next(); part; part = await this.next()) {
       parts.push(part);
       done += part.length;
       progress?.(done);
@@ -165,13 +154,9 @@ export class Body {
     return joined;
   }
 
-  cancel(): void {
-    this.reader.cancel();
-  }
-
   private async guarded<T>(read: Promise<T>): Promise<T> {
     try {
-      return await withinStall(read, "no byte came", () => this.reader.cancel());
+      return await withinStall(read, "no byte came", () => this.cancel());
     } catch (error) {
       const why = error instanceof EngineError ? error.message : String(error);
       throw new EngineError("BrokenDownloadError", `the connection broke off: ${why}`);
