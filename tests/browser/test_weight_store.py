@@ -216,6 +216,9 @@ def test_the_first_load_stores_the_weights_and_later_ones_fetch_none(origin: Ori
 
 
 def test_a_load_crosses_to_javascript_as_often_whatever_its_shards_are(origin: Origin) -> None:
+    # What is found out about the device and the graph is noted by then.
+    origin.load()
+    origin.run("evict")
     small = origin.run("crossings", model=origin.model, shard_bytes=SHARD)
     origin.run("evict")
     large = origin.run("crossings", model=origin.model, shard_bytes=8 * SHARD)
