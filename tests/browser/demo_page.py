@@ -125,7 +125,7 @@ class Demo:
 
     def clear_status(self) -> None:
         """So that what it says next is seen."""
-        self.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+        self.page.locator("#status").evaluate("status => { status.textContent = ''; }")
 
     def picked(self) -> list[int]:
         """The ids of all tokens in the worker's events."""

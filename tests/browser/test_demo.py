@@ -19,10 +19,11 @@ from tests.browser.model_variants import LLAMA
 from tests.repository_layout import lay_out
 
 WATCH_TEXT = """() => {
+  const chat = document.querySelector('capstan-chat').shadowRoot;
   const [turns, status, run, stop, output] = ['turns', 'status', 'run', 'stop', 'conversation'].map(
-    (id) => document.getElementById(id),
+    (id) => chat.getElementById(id),
   );
-  const composer = document.querySelector('.composer');
+  const composer = chat.querySelector('.composer');
   const seen = (window.seen = { text: [], status: [], busy: [], places: [] });
   new MutationObserver(() => {
     const text = turns.querySelector('.turn:last-child .text')?.textContent;
@@ -34,8 +35,9 @@ WATCH_TEXT = """() => {
   new MutationObserver(() => seen.status.push(status.textContent)).observe(status, { childList: true });
 }"""
 STOP = """() => {
-  document.getElementById('stop').click();
-  return document.getElementById('status').textContent;
+  const chat = document.querySelector('capstan-chat').shadowRoot;
+  chat.getElementById('stop').click();
+  return chat.getElementById('status').textContent;
 }"""
 """Click Stop; the status right after the click, before the page does anything else."""
 DROP = """(files) => {
@@ -333,7 +335,7 @@ SEARCH = {
 }
 CHOICES = {"search": "sample", "device": "webgpu", "capture": "off"}
 ELSEWHERE = {
-    *("model", "folder", "repository", "hub", "revision", "token", "prompt", "dtype"),
+    *("model", "folder", "repository", "hub", "revision", "token", "dtype"),
     *("schema", "system", "processor"),
 }
 """Fields that other tests fill."""
@@ -348,7 +350,7 @@ def test_every_option_is_in_the_request_and_a_chat_has_its_instruction(demo: Dem
     for name, (value, _) in {**FIELDS, **SEARCH}.items():
         demo.page.locator(f"[name={name}]").fill(value)
     demo.page.locator("[name=system]").fill("Be brief.")
-    demo.page.locator("[name=prompt]").fill("Hello")
+    demo.set(prompt="Hello")
     demo.send()
     asked = demo.requests("chat")[-1]
     assert asked["search"] == {"do_sample": True, **{name: value for name, (_, value) in SEARCH.items()}}

@@ -18,7 +18,8 @@ WATCH_SHIFTS = """() => {
   let begun = 0;
   let ended = 0;
   let length = 0;
-  const turns = document.getElementById('turns');
+  const chat = document.querySelector('capstan-chat').shadowRoot;
+  const turns = chat.getElementById('turns');
   new MutationObserver(() => {
     const shown = turns.querySelector('.text')?.textContent.length ?? 0;
     if (shown <= length) return;
@@ -28,17 +29,19 @@ WATCH_SHIFTS = """() => {
   }).observe(turns, { childList: true, subtree: true });
   window.shifts = async () => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-    document.querySelector('.write').style.marginBottom = '80px';
+    chat.querySelector('.write').style.marginBottom = '80px';
     await frame();
     await frame();
-    document.querySelector('.write').style.marginBottom = '';
+    chat.querySelector('.write').style.marginBottom = '';
     await frame();
     await new Promise((resolve) => setTimeout(resolve, 300));
     const during = shifts.filter(({ startTime }) => startTime >= begun && startTime <= ended);
-    const elements = during.flatMap(({ sources }) => sources.map(({ node }) => node?.parentElement)).filter(Boolean);
-    // Within the answer a word that has no room on its line goes to the next one.
-    const outside = elements.filter((moved) => !moved.closest('.turn'));
-    const streaming = outside.map(({ outerHTML }) => outerHTML.slice(0, 80));
+    // Within the answer a word that has no room on its line goes to the next one. The browser does not tell nodes of
+    // shadow roots, only where they were.
+    const turn = turns.lastElementChild.getBoundingClientRect();
+    const within = ({ currentRect: { top, bottom } }) => top >= turn.top && bottom <= turn.bottom;
+    const outside = during.flatMap(({ sources }) => sources.filter((source) => !within(source)));
+    const streaming = outside.map(({ currentRect }) => JSON.stringify(currentRect));
     return { seen: shifts.some(({ startTime }) => startTime > ended), streaming };
   };
 }"""
@@ -237,7 +240,7 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
     demo.send()
     look("answered")
     demo.look()
-    page.locator("#turns .tokens [role=button]").nth(2).click()
+    page.locator(".tokens [role=button]").nth(2).click()
     look("tokens looked at")
     page.get_by_role("button", name="Edit").click()
     look("edited")

@@ -59,7 +59,8 @@ def completed(harness: Harness, name: str, device: str, **options: Any) -> dict[
 
 
 COMPLETES = """async (device) => {
-  const element = (id) => document.getElementById(id);
+  const chat = document.querySelector("capstan-chat").shadowRoot;
+  const element = (id) => document.getElementById(id) ?? chat.getElementById(id);
   const until = async (done) => {
     while (!done()) await new Promise((resolve) => setTimeout(resolve, 50));
   };

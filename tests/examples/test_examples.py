@@ -242,7 +242,7 @@ def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
         field.press("Enter")
         log = page.get_by_role("log")
         expect(log).to_contain_text("You: hello\nyou")
-        expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
+        expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=ANSWER_MS)
         asked, answered = page.evaluate("() => document.querySelector('capstan-chat').messages.slice(1)")
         assert asked == {"role": "user", "content": "hello\nyou"}
         assert log.locator(".text").last.text_content() == answered["content"]
@@ -250,7 +250,7 @@ def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
         field.fill("on and on")
         field.press("Enter")
         page.wait_for_function(
-            "() => document.querySelector('capstan-chat').shadowRoot.querySelector('[aria-busy] .text')?.textContent",
+            "() => document.querySelector('capstan-chat').shadowRoot.querySelector('.turn[aria-busy=true] .text')?.textContent",
             timeout=ANSWER_MS,
         )
         field.press("Escape")

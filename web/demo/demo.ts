@@ -1,53 +1,45 @@
 // The demo page: a conversation with a model, its options, and what this machine does for it.
 
 import { findAdapter, forecast } from "./diagnostics";
-import { element, milliseconds, say } from "./elements";
+import { element, milliseconds } from "./elements";
 import { Engine } from "./engine";
-import { showFailure } from "./failure";
+import { offerExamples } from "./examples";
+import { fieldOf } from "./failure";
 import { Fit } from "./fit";
 import { Inside } from "./inside";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Race } from "./race";
 import { Running } from "./running";
-import { addressOfSettings, readAddress, watchSettings } from "./settings";
+import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
 import { Stored } from "./stored";
 
 /** Pyodide waits without end for a file of its own that cannot be loaded. */
 const SLOW_START_MS = 20_000;
 const THEME = "capstan-theme";
 
-const prompt = element("prompt", HTMLTextAreaElement);
 const theme = element("theme", HTMLSelectElement);
 const share = element("share", HTMLButtonElement);
 
-const engine: Engine = new Engine((event) => running.show(event), expectedModel);
-const running: Running = new Running(engine, (on) => {
-  stored.blocked = on;
-  fit.blocked = on;
-});
-const stored: Stored = new Stored(engine, (error) => {
-  if (showFailure(error)) engine.forget();
-});
-
-const fit: Fit = new Fit(engine, (error) => {
-  if (showFailure(error)) engine.forget();
-});
-
+// Events of a start that an answer waits for, or is behind, would hide the text that the user should read.
+const engine: Engine = new Engine((event) => chat.busy || running.tell(event), expectedModel);
+const running: Running = new Running(engine);
+const { chat } = running;
+const stored = new Stored(engine);
+const fit = new Fit(engine);
 const race = new Race(engine, (on) => running.hold(on));
 const inside = new Inside(engine, running);
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
-  readAddress();
-  chosen();
+  takeAddress();
   const slow = setTimeout(() => {
-    say("status", "Python has not started yet; if it never does, a file of capstan/pyodide/ cannot be loaded");
+    chat.showStatus("Python has not started yet; if it never does, a file of capstan/pyodide/ cannot be loaded");
   }, SLOW_START_MS);
   try {
     const client = await engine.start().finally(() => clearTimeout(slow));
-    if (!running.busy) say("status", `Ready: Python started in ${milliseconds(client.readiness.ready_ms)}`);
+    if (!chat.busy) chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}`);
   } catch (error) {
-    if (!running.busy) showFailure(error);
+    if (!chat.busy) chat.showError(error);
   }
 }
 
@@ -55,12 +47,17 @@ function chosen(): void {
   forecast();
   showChosen();
   fit.changed();
-  running.offer();
+  offerExamples(chat);
+}
+
+function takeAddress(): void {
+  chat.value = readAddress() ?? chat.value;
+  chosen();
 }
 
 /** Copy the address of this page with its settings and the last prompt. */
 async function copyLink(): Promise<void> {
-  const asked = prompt.value || (running.transcript.turns.at(-1)?.asked ?? "");
+  const asked = chat.value || (chat.turns.at(-1)?.asked ?? "");
   const address = addressOfSettings(asked || null);
   try {
     await navigator.clipboard.writeText(address);
@@ -78,18 +75,25 @@ function useTheme(name: string): void {
   document.documentElement.dataset["theme"] = name;
 }
 
-/** Whether Enter sends: on a touch keyboard it breaks the line, and the button sends. */
-function enterSends(event: KeyboardEvent): boolean {
-  if (event.ctrlKey || event.metaKey) return true;
-  return event.target === prompt && !event.shiftKey && !event.isComposing && matchMedia("(pointer: fine)").matches;
-}
-
 document.addEventListener("keydown", (event) => {
-  if (raceDialog.open || inside.dialog.open) return;
-  if (event.key === "Enter" && enterSends(event)) {
+  if (event.defaultPrevented || raceDialog.open || inside.dialog.open) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    if (!running.busy) element("form", HTMLFormElement).requestSubmit();
-  } else if (event.key === "Escape") running.stop();
+    chat.submit();
+  } else if (event.key === "Escape") chat.cancel();
+});
+// Enter in a field of the options.
+element("form", HTMLFormElement).addEventListener("submit", (event) => {
+  event.preventDefault();
+  chat.submit();
+});
+chat.addEventListener("capstan-busy", ({ detail: on }) => {
+  stored.blocked = on;
+  fit.blocked = on;
+});
+chat.addEventListener("capstan-error", ({ detail: error }) => {
+  pointOutNothing();
+  pointOut(fieldOf(error));
 });
 theme.addEventListener("change", () => {
   useTheme(theme.value);
@@ -112,10 +116,7 @@ for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#option
     options.focus({ preventScroll: true });
   });
 }
-addEventListener("hashchange", () => {
-  readAddress();
-  chosen();
-});
+addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
 watchPicking();
 try {
@@ -123,4 +124,5 @@ try {
 } catch {
   useTheme(""); // A browser that keeps nothing has its own colours.
 }
+chat.showStatus("Loading the page");
 void boot();

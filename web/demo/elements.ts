@@ -1,4 +1,6 @@
-// The elements of index.html by their ids, and how numbers are written in them.
+// The elements of index.html by their ids, and how numbers and errors are written in them.
+
+import { CapstanError } from "capstan-webgpu";
 
 /** Shown for unknown values. */
 export const UNKNOWN = "–";
@@ -32,6 +34,11 @@ export function button(text: string, onClick: () => void, label = text): HTMLBut
   if (label !== text) element.setAttribute("aria-label", label);
   element.addEventListener("click", onClick);
   return element;
+}
+
+export function told(error: unknown): string {
+  const { message } = error as Error;
+  return error instanceof CapstanError ? `${error.code}: ${message}` : message;
 }
 
 export function milliseconds(value: number): string {

@@ -1,13 +1,7 @@
 // The worker of this page: started with it, replaced where it failed, ended where a download is to stop.
 
-import { type CapstanEvent, Client, type RemoteError, type Request, type StartOptions } from "capstan-webgpu";
-
-/** An error that Python sent as its answer. */
-export class RequestError extends Error {
-  constructor(readonly remote: RemoteError) {
-    super(remote.message);
-  }
-}
+import { CapstanError, type CapstanEvent, Client, type Reply, type Request, type StartOptions } from "capstan-webgpu";
+import { startFailure } from "./failure";
 
 export class Engine {
   private worker: Promise<Client> | null = null;
@@ -23,8 +17,8 @@ export class Engine {
     private readonly expected: () => StartOptions["expected"],
   ) {}
 
-  /** The worker; one that failed is replaced by a new one. */
-  start(): Promise<Client> {
+  /** The worker; one that failed is replaced by a new one. A signal ends the waiting, not the start. */
+  start(signal?: AbortSignal): Promise<Client> {
     if (!this.worker) {
       const expected = this.expected();
       // Later ones take place behind what is to be read of the run that ended the worker before.
@@ -40,18 +34,33 @@ export class Engine {
         },
         (error: unknown) => {
           this.forget();
-          throw error;
+          throw startFailure(error);
         },
       );
     }
-    return this.worker;
+    return until(this.worker, signal);
   }
 
-  /** The result of a request; throws RequestError, or the error of `Client.request`. */
-  async ask<T>(request: Request, onEvent?: (event: CapstanEvent) => void): Promise<T> {
-    const client = await this.start();
-    const reply = await client.request(request, onEvent);
-    if (!reply.ok) throw new RequestError(reply.error);
+  /** The result of a request; throws CapstanError. Once the signal aborts it throws that, and tells no event. */
+  async ask<T>(request: Request, onEvent?: (event: CapstanEvent) => void, signal?: AbortSignal): Promise<T> {
+    const starting = this.start(signal);
+    const started = this.worker;
+    const client = await starting;
+    let reply: Reply;
+    try {
+      reply = await until(
+        client.request(request, (event) => signal?.aborted || onEvent?.(event)),
+        signal,
+      );
+    } catch (error) {
+      const { code, message } = error as { code?: string; message: string };
+      // The client starts another worker where one died.
+      if (signal?.aborted) throw error;
+      if (code === "WorkerLostError") throw new CapstanError({ type: code, message });
+      if (this.worker === started) this.forget();
+      throw startFailure(error);
+    }
+    if (!reply.ok) throw new CapstanError(reply.error);
     return reply.result as T;
   }
 
@@ -70,18 +79,19 @@ export class Engine {
   }
 
   /** Run a script that defines something for later requests, unless it was the last one that ran. */
-  async define(source: string, filename: string): Promise<void> {
+  async define(source: string, filename: string, signal: AbortSignal): Promise<void> {
     if (this.defined === source) return;
     this.defined = null;
     let printed = "";
     const request: Request = { kind: "exec", source, filename, argv: [], models: {}, files: {} };
-    const { status } = await this.ask<{ status: number }>(request, (event) => {
+    const told = (event: CapstanEvent): void => {
       if (event.kind === "stderr") printed += event.text;
-    });
+    };
+    const { status } = await this.ask<{ status: number }>(request, told, signal);
     if (status !== 0) {
       const lines = printed.trim().split("\n");
       const message = lines.at(-1) || `it ended with status ${status}`;
-      throw new RequestError({ type: "ProcessorError", message, traceback: printed });
+      throw new CapstanError({ type: "ProcessorError", message, traceback: printed });
     }
     this.defined = source;
   }
@@ -104,4 +114,14 @@ export class Engine {
     this.worker = null;
     this.loaded = this.defined = null;
   }
+}
+
+/** The same promise, but it rejects with the signal's reason once the signal aborts. */
+function until<T>(promise: Promise<T>, signal?: AbortSignal): Promise<T> {
+  if (!signal) return promise;
+  return new Promise((resolve, reject) => {
+    if (signal.aborted) reject(signal.reason as Error);
+    signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
+    promise.then(resolve, reject);
+  });
 }

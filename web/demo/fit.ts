@@ -1,8 +1,8 @@
 // Whether the chosen model would fit this machine, and what of it is stored here, before anything is downloaded.
 
 import type { ModelsResult, PlanResult } from "capstan-webgpu";
-import { bytes, element, say } from "./elements";
-import { type Engine, RequestError } from "./engine";
+import { bytes, element, say, told } from "./elements";
+import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
 import { FormError, readSettings, type Settings } from "./settings";
 
@@ -11,10 +11,7 @@ export class Fit {
   /** The last question. */
   private asked = "";
 
-  constructor(
-    private readonly engine: Engine,
-    private readonly onFailure: (error: unknown) => void,
-  ) {
+  constructor(private readonly engine: Engine) {
     this.button.addEventListener("click", () => void this.ask());
   }
 
@@ -54,11 +51,7 @@ export class Fit {
       const kept = stored.reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
       if (this.asked === key) this.tell(`${verdict(plan)} ${storage(kept)}`);
     } catch (error) {
-      if (error instanceof RequestError) this.tell(`${error.remote.type}: ${error.message}`);
-      else {
-        this.tell("");
-        this.onFailure(error);
-      }
+      this.tell(told(error));
     } finally {
       this.button.disabled = false;
     }

@@ -4,7 +4,7 @@ addEventListener(
   "error",
   ({ target }) => {
     if (!(target instanceof HTMLScriptElement)) return;
-    document.getElementById("status")!.textContent =
+    document.getElementById("chat")!.textContent =
       "The page is incomplete: demo.js or capstan/capstan.js could not be loaded. Assemble the site again.";
   },
   true,

@@ -2,11 +2,11 @@
 
 import type { MemoryResult, OperationsResult } from "capstan-webgpu";
 import type { Drawer } from "./drawer";
-import { element, say } from "./elements";
-import { type Engine, RequestError } from "./engine";
+import { element, say, told } from "./elements";
+import type { Engine } from "./engine";
 import { chosenModel } from "./models";
 import type { Running } from "./running";
-import { FormError, readSettings } from "./settings";
+import { readSettings } from "./settings";
 
 export class Inside {
   readonly dialog = element("drawer", HTMLDialogElement);
@@ -33,11 +33,11 @@ export class Inside {
 
   private async open(): Promise<void> {
     this.dialog.showModal();
-    this.ask.disabled = this.running.busy;
+    this.ask.disabled = this.running.chat.busy;
     await this.telling(async () => {
       const drawer = await this.load();
       drawer.showBursts(this.running.bursts);
-      if (this.running.busy) say("memory-note", "A run is under way; open this again when it has ended.");
+      if (this.running.chat.busy) say("memory-note", "A run is under way; open this again when it has ended.");
       else drawer.showMemory(await this.engine.ask<MemoryResult>({ kind: "memory" }));
     });
   }
@@ -67,8 +67,7 @@ export class Inside {
     try {
       await action();
     } catch (error) {
-      const type = error instanceof RequestError ? error.remote.type : error instanceof FormError ? "OptionError" : "";
-      say("drawer-note", `${type ? `${type}: ` : ""}${(error as Error).message}`);
+      say("drawer-note", told(error));
       say("tape-note", "");
     }
   }

@@ -1,9 +1,9 @@
 // A race: the same prompt and greedy picks, by each way of computing a decode step, in turn on this machine.
 
-import type { CapstanEvent, GenerateRequest, Request } from "capstan-webgpu";
+import { CapstanError, type CapstanEvent, type GenerateRequest, type Request } from "capstan-webgpu";
 import type { Result } from "./diagnostics";
-import { button, element, made, say } from "./elements";
-import { type Engine, RequestError } from "./engine";
+import { button, element, made, say, told } from "./elements";
+import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
 import { readSettings } from "./settings";
 import type { TransformersEvent, TransformersTask } from "./transformers_worker";
@@ -205,8 +205,8 @@ export class Race {
       lane.tell(other);
       return { ids: result.token_ids, perSecond: result.tokens_per_second, capture: result.capture };
     } catch (error) {
-      if (this.stopped || !(error instanceof RequestError)) throw error;
-      lane.tell(`Cannot run here. ${error.remote.type}: ${error.message}`);
+      if (this.stopped || !(error instanceof CapstanError)) throw error;
+      lane.tell(`Cannot run here. ${told(error)}`);
       return null;
     }
   }

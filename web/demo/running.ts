@@ -1,4 +1,4 @@
-// A run of the model: send, show what comes, stop, edit, answer again.
+// The answers of <capstan-chat> by this page's worker: run the model, stop, look at tokens, continue from one.
 
 import type {
   AlternativesRequest,
@@ -10,215 +10,157 @@ import type {
   LoadResult,
   Request,
 } from "capstan-webgpu";
+import { CapstanChat, type ChatTurn } from "../src/chat";
 import * as diagnostics from "./diagnostics";
-import { bytes, element, milliseconds, say } from "./elements";
+import { button, bytes, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
-import { showFailure, showNoFailure } from "./failure";
 import { type Chosen, chosenModel } from "./models";
-import { FormError, readProcessor, readSettings, type Settings, systemMessages } from "./settings";
-import type { Token } from "./tokens";
-import { Transcript, Turn } from "./transcript";
+import { FormError, pointOutNothing, readProcessor, readSettings, systemMessages } from "./settings";
+import { type Token, TokenView } from "./tokens";
 
-/** A run that is under way. */
-interface Run extends diagnostics.Pace {
-  turn: Turn;
-  phase: "starting" | "loading" | "running" | "looking";
-  stopped: boolean;
+/** The model of an answer, and what it said. */
+interface Answered {
+  model: Chosen;
+  tokens: Token[];
+  /** The request that produced it, once there is one. */
+  request: ChatRequest | GenerateRequest | null;
+  view: TokenView | null;
+  looking: HTMLButtonElement;
 }
 
-type Processor = ReturnType<typeof readProcessor>;
+/** An answer that is under way. */
+interface Run extends diagnostics.Pace {
+  turn: ChatTurn;
+  answered: Answered;
+  phase: "starting" | "loading" | "running";
+}
 
 /** Milliseconds after the last key until a changed processor is used by the answer that streams. */
 const TYPED_MS = 700;
-/** The times of a run that has not begun. */
-const NONE = { stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
 /** The number of alternatives that are shown for each token. */
 const ALTERNATIVES = 8;
 
-const prompt = element("prompt", HTMLTextAreaElement);
-const sendButton = element("run", HTMLButtonElement);
-const stopButton = element("stop", HTMLButtonElement);
-const clearButton = element("clear", HTMLButtonElement);
-const keepButton = element("keep", HTMLButtonElement);
-const progress = element("progress", HTMLProgressElement);
-
 export class Running {
-  readonly transcript = new Transcript();
+  readonly chat = element("chat", CapstanChat);
   /** The bursts of the last run that finished. */
   bursts: BurstTimes[] = [];
+  private readonly answered = new WeakMap<ChatTurn, Answered>();
   private current: Run | null = null;
-  private held = false;
-  private editing: Turn | null = null;
-  private readonly actions = {
-    edit: (turn: Turn): void => this.edit(turn),
-    again: (turn: Turn): void => void this.send(turn.asked, turn),
-    look: (turn: Turn): void => void this.look(turn),
-    from: (turn: Turn, place: number, instead: Token | null): void => void this.goOn(turn, place, instead),
-  };
+  /** The beginning of the next answer. Ids are those of a model's own vocabulary. */
+  private begun: { model: Chosen; tokens: Token[] } | null = null;
+  private release = (): void => {};
 
-  constructor(
-    private readonly engine: Engine,
-    private readonly onBusy: (on: boolean) => void,
-  ) {
-    sendButton.form!.addEventListener("submit", (event) => {
-      event.preventDefault();
-      void this.send(prompt.value, this.editing);
-    });
-    stopButton.addEventListener("click", () => this.stop());
-    clearButton.addEventListener("click", () => this.clear());
-    keepButton.addEventListener("click", () => this.keep());
+  constructor(private readonly engine: Engine) {
+    this.chat.answer = (turn, signal) => this.answer(turn, signal);
+    this.chat.addEventListener("capstan-clear", () => diagnostics.clearFigures());
     let typed: ReturnType<typeof setTimeout> | undefined;
     element("processor", HTMLTextAreaElement).addEventListener("input", () => {
       clearTimeout(typed);
-      typed = setTimeout(() => this.useProcessor(), TYPED_MS);
+      typed = setTimeout(() => void this.useProcessor(), TYPED_MS);
     });
-  }
-
-  get busy(): boolean {
-    return this.current !== null;
   }
 
   /** Keep the worker free of runs, or let them come again; false if one is under way. */
   hold(on: boolean): boolean {
-    if (this.current) return false;
-    this.held = on;
-    sendButton.disabled = on;
-    this.transcript.busy = on;
-    this.onBusy(on);
+    if (!on) this.release();
+    else if (this.chat.busy) return false;
+    else void this.chat.occupy(() => new Promise((resolve) => (this.release = resolve)));
     return true;
   }
 
-  /** Offer the examples that suit the chosen model. */
-  offer(): void {
-    let chat: boolean | null = null;
-    try {
-      ({ chat } = chosenModel());
-    } catch (error) {
-      if (!(error instanceof FormError)) throw error;
-    }
-    this.transcript.offer(chat ? "chat" : "completion", (example) => void this.send(example, null));
-  }
-
-  /**
-   * Send a text, in place of a turn and those after it if one is given; `begun` are the first tokens of its answer, which
-   * goes on from there.
-   */
-  async send(text: string, instead: Turn | null, begun: readonly Token[] = []): Promise<void> {
-    if (this.current || this.held) return;
-    showNoFailure();
+  private async answer(turn: ChatTurn, signal: AbortSignal): Promise<string> {
+    const { engine, chat, begun } = this;
+    pointOutNothing();
     diagnostics.clearFigures();
-    let model: Chosen;
-    let settings: Settings;
-    let processor: Processor;
-    try {
-      if (!text.trim()) throw new FormError("prompt", "the prompt is empty; write something, or take an example");
-      // Ids are those of a model's own vocabulary.
-      model = (begun.length ? instead?.model : null) ?? chosenModel();
-      settings = readSettings();
-      processor = readProcessor();
-    } catch (error) {
-      showFailure(error);
-      return;
-    }
-    if (instead) this.transcript.removeFrom(instead);
-    const turn = new Turn(text, model.chat ? "chat" : "completion", this.actions, model);
-    for (const token of begun) turn.append(token.text, token.id);
-    const run: Run = { turn, phase: "starting", ...NONE };
+    const model = begun?.model ?? chosenModel();
+    const settings = readSettings();
+    const processor = readProcessor();
+    const looking = button("Tokens", () => void this.look(turn));
+    looking.setAttribute("aria-pressed", "false");
+    const answered: Answered = { model, tokens: begun?.tokens ?? [], request: null, view: null, looking };
+    this.answered.set(turn, answered);
+    turn.bring("actions", looking);
+    turn.continues = !model.chat;
+    const run: Run = { turn, answered, phase: "starting", generating: 0, first: 0, last: 0, tokens: 0 };
     this.current = run;
-    this.editing = null;
-    if (text === prompt.value || instead) prompt.value = "";
-    this.transcript.add(turn);
-    this.setBusy(run, true);
+    signal.addEventListener("abort", () => this.stopped(run), { once: true });
     diagnostics.showAsked(settings.capture);
+    const ask = <T>(request: Request): Promise<T> => engine.ask<T>(request, (event) => this.show(event, run), signal);
     try {
-      await this.perform(run, model, settings, processor);
+      chat.showStatus("Starting Python");
+      await engine.start(signal);
+      if (processor) {
+        await engine.define(processor.source, "processor.py", signal);
+        settings.logits_processor = processor.name;
+      }
+      run.phase = "loading";
+      const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
+      const about = await engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
+      run.phase = "running";
+      turn.continues = !about.can_chat;
+      const request: ChatRequest | GenerateRequest = about.can_chat
+        ? { ...load, kind: "chat", messages: [...systemMessages(), ...chat.messages] }
+        : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
+      answered.request = { ...request };
+      if (answered.tokens.length) request.begun = answered.tokens.map(({ id }) => id);
+      request.timeline = true;
+      run.generating = performance.now();
+      if (about.can_chat) chat.showStatus("Reading");
+      const result = await ask<diagnostics.Result>(request);
+      turn.note = diagnostics.showFinished(result);
+      this.bursts = result.bursts ?? [];
+      chat.showStatus("Done");
+      return result.finish_reason;
     } catch (error) {
-      if (!run.stopped) this.failed(run, error);
+      if (!signal.aborted) diagnostics.showNothingPrepared();
+      throw error;
     } finally {
-      if (!run.stopped) this.end(run);
+      this.current = null;
     }
   }
 
-  private async perform(run: Run, model: Chosen, settings: Settings, processor: Processor): Promise<void> {
-    const { turn } = run;
-    const ask = <T>(request: Request): Promise<T> => this.engine.ask<T>(request, (event) => this.show(event, run));
-    say("status", "Starting Python");
-    await this.engine.start();
-    if (run.stopped) return;
-    if (processor) {
-      await this.engine.define(processor.source, "processor.py");
-      if (run.stopped) return;
-      settings = { ...settings, logits_processor: processor.name };
-    }
-    run.phase = "loading";
-    const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
-    const about = await this.engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
-    if (run.stopped) return;
-    run.phase = "running";
-    turn.be(about.can_chat ? "chat" : "completion");
-    const request: ChatRequest | GenerateRequest = about.can_chat
-      ? { ...load, kind: "chat", messages: [...systemMessages(), ...this.transcript.messages()] }
-      : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
-    turn.request = { ...request };
-    if (turn.tokens.length) request.begun = turn.tokens.map(({ id }) => id);
-    request.timeline = true;
-    run.generating = performance.now();
-    if (about.can_chat) say("status", "Reading");
-    const result = await ask<diagnostics.Result>(request);
-    if (run.stopped) return;
-    turn.tell(diagnostics.showFinished(result));
-    this.bursts = result.bursts ?? [];
-    say("status", "Done");
-  }
-
-  /** End the run at once: what came so far stays, and what the worker still tells of it is not shown. */
-  stop(): void {
-    const run = this.current;
-    if (!run) {
-      if (this.editing) this.keep();
-      return;
-    }
-    run.stopped = true;
-    if (run.phase === "looking") {
-      say("status", "Stopped looking");
-      this.engine.cancel();
-      this.end(run);
-      return;
-    }
-    diagnostics.showStopped(run.tokens);
-    run.turn.tell(run.tokens ? `${run.tokens} tokens, stopped` : "stopped");
-    if (run.phase === "running") {
-      say("status", "Stopped; the figures are this page's own");
+  /** An answer was stopped: what came so far stays, and what the worker still tells of it is not shown. */
+  private stopped({ turn, phase, tokens }: Run): void {
+    diagnostics.showStopped(tokens);
+    turn.note = tokens ? `${tokens} tokens, stopped` : "stopped";
+    if (phase === "running") {
+      this.chat.showStatus("Stopped; the figures are this page's own");
       this.engine.cancel();
     } else {
-      say("status", "Stopped; what was downloaded is kept, and the next run goes on from there");
+      this.chat.showStatus("Stopped; what was downloaded is kept, and the next run goes on from there");
       // A download goes on beneath a request that is cancelled; with its worker it ends.
-      if (run.phase === "loading") this.engine.end();
+      if (phase === "loading") this.engine.end();
       void this.engine.start().catch(() => undefined);
     }
-    this.end(run);
-    prompt.focus({ preventScroll: true });
   }
 
   /** Show an answer token by token and ask what the model says of each, or show it as a text again. */
-  private async look(turn: Turn): Promise<void> {
-    if (this.current || this.held) return;
-    if (turn.view) {
-      turn.lookAway();
-      return;
-    }
-    const { request, model, tokens } = turn;
-    if (!request || !tokens.length) return;
-    showNoFailure();
-    turn.look();
-    const run: Run = { turn, phase: "looking", ...NONE };
-    this.current = run;
-    this.setBusy(run, true);
-    const ask = <T>(asked: Request): Promise<T> => this.engine.ask<T>(asked, (event) => this.show(event, run));
-    try {
+  private async look(turn: ChatTurn): Promise<void> {
+    const { chat, engine } = this;
+    const answered = this.answered.get(turn)!;
+    const { request, model, tokens } = answered;
+    if (answered.view) return lookAway(answered);
+    if (chat.busy || !request || !tokens.length) return;
+    chat.showError(null);
+    pointOutNothing();
+    const view = (answered.view = new TokenView(tokens, (place, instead) => this.goOn(turn, place, instead)));
+    turn.bring("answer", view.element);
+    turn.bring("below", view.panel);
+    answered.looking.setAttribute("aria-pressed", "true");
+    await chat.occupy(async (signal) => {
+      signal.addEventListener("abort", () => {
+        chat.showStatus("Stopped looking");
+        engine.cancel();
+      });
+      const ask = <T>(asked: Request): Promise<T> =>
+        engine.ask<T>(
+          asked,
+          (event) => (event.kind === "alternatives" ? view.learn(event.place, event) : this.tell(event)),
+          signal,
+        );
       const { load, asked: before } = partsOf(request);
-      await this.engine.load(keyOf(model, request), () => ask<LoadResult>(load));
-      say("status", `Looking at ${tokens.length} tokens`);
+      await engine.load(keyOf(model, request), () => ask<LoadResult>(load));
+      chat.showStatus(`Looking at ${tokens.length} tokens`);
       const asked: AlternativesRequest = {
         ...load,
         ...before,
@@ -227,134 +169,92 @@ export class Running {
         count: ALTERNATIVES,
       };
       await ask<null>(asked);
-      if (!run.stopped) say("status", "Done");
-    } catch (error) {
-      if (!run.stopped && showFailure(error)) this.engine.forget();
-    } finally {
-      if (!run.stopped) this.end(run);
-    }
+      chat.showStatus("Done");
+    }, turn);
   }
 
   /** Continue the streaming answer with the present processor. */
-  private useProcessor(): void {
+  private async useProcessor(): Promise<void> {
     const run = this.current;
-    if (run?.phase !== "running" || !run.turn.tokens.length) return;
+    if (run?.phase !== "running" || !run.answered.tokens.length) return;
     try {
       readProcessor();
     } catch (error) {
       if (error instanceof FormError) return; // It is being written.
       throw error;
     }
-    this.stop();
-    void this.send(run.turn.asked, run.turn, run.turn.tokens);
+    await this.chat.stop();
+    await this.continue(run.turn, run.answered.tokens);
   }
 
   /** Continue from a token of an answer: with another token in its place, with a new pick, or end there. */
-  private goOn(turn: Turn, place: number, instead: Token | null): Promise<void> {
-    const begun = turn.tokens.slice(0, place);
-    if (this.current || this.held) return Promise.resolve();
+  private goOn(turn: ChatTurn, place: number, instead: Token | null): void {
+    const answered = this.answered.get(turn)!;
+    const begun = answered.tokens.slice(0, place);
+    if (this.chat.busy) return;
     if (instead && instead.id < 0) {
-      this.transcript.removeAfter(turn);
-      turn.endAt(place);
-      return Promise.resolve();
-    }
-    return this.send(turn.asked, turn, instead ? [...begun, instead] : begun);
+      this.chat.rewind(turn);
+      answered.tokens.length = place;
+      lookAway(answered);
+      turn.answer = textOf(begun);
+      turn.note = `${place} tokens, ended by hand`;
+    } else void this.continue(turn, instead ? [...begun, instead] : begun);
   }
 
-  private failed(run: Run, error: unknown): void {
-    diagnostics.showNothingPrepared();
-    // The question is not lost: it returns to the field, from which it can be sent again.
-    if (!run.turn.answer) {
-      this.transcript.removeFrom(run.turn);
-      if (!prompt.value) prompt.value = run.turn.asked;
-    } else run.turn.tell("broken off");
-    if (showFailure(error)) this.engine.forget();
-  }
-
-  // Turns.
-
-  private edit(turn: Turn): void {
-    this.editing = turn;
-    this.transcript.markFrom(turn);
-    keepButton.hidden = false;
-    prompt.value = turn.asked;
-    prompt.focus();
-  }
-
-  private keep(): void {
-    this.editing = null;
-    this.transcript.markFrom(null);
-    keepButton.hidden = true;
-    prompt.value = "";
-    prompt.focus();
-  }
-
-  private clear(): void {
-    this.keep();
-    this.transcript.clear();
-    clearButton.disabled = true;
-    diagnostics.clearFigures();
-    this.offer();
-  }
-
-  private end(run: Run): void {
-    this.current = null;
-    this.setBusy(run, false);
-  }
-
-  private setBusy(run: Run, on: boolean): void {
-    sendButton.disabled = on;
-    stopButton.disabled = !on;
-    clearButton.disabled = on || this.transcript.turns.length === 0;
-    keepButton.hidden = true;
-    run.turn.busy = on;
-    this.transcript.busy = on;
-    if (!on) progress.hidden = true;
-    this.onBusy(on);
+  /** Answer a turn again; the answer begins with these tokens. */
+  private continue(turn: ChatTurn, tokens: Token[]): Promise<void> {
+    this.begun = tokens.length ? { model: this.answered.get(turn)!.model, tokens: [...tokens] } : null;
+    const sent = this.chat.send(turn.asked, turn, textOf(tokens));
+    this.begun = null;
+    return sent;
   }
 
   // Events.
 
-  /** Show what the worker tells of a run, or of its own start. */
-  show(event: CapstanEvent, run: Run | null = null): void {
-    // Events of a start that a run waits for, or of a stopped run, would hide the text that the user should read.
-    if (run ? run.stopped : this.current) return;
-    if (event.kind === "status") {
-      progress.hidden = true;
-      if (run && event.text === "generating") run.generating = performance.now();
-      say("status", event.text.charAt(0).toUpperCase() + event.text.slice(1));
-    } else if (event.kind === "progress") {
-      this.showProgress(event);
-    } else if (event.kind === "ready") {
-      diagnostics.showHow(event);
-    } else if (event.kind === "recovered") {
-      say("status", `The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
-    } else if (event.kind === "damaged") {
-      const { sources, damaged, shards } = event;
-      const what = `${damaged.length} of ${shards} parts of ${sources.join(", ")} changed on disk`;
-      say("status", `${what}; the next run loads the model again and fetches them, earlier answers may be wrong`);
-    } else if (event.kind === "alternatives") {
-      run?.turn.view?.learn(event.place, event);
-    } else if (event.kind === "text" && run) {
-      this.transcript.append(run.turn, event.text, event.token_id);
-      if (event.token_id < 0) return;
-      run.last = performance.now();
-      run.first ||= run.last;
-      run.tokens++;
-      if (run.tokens === 1 && run.turn.kind === "chat") say("status", "Answering");
-      diagnostics.showPace(run);
-    }
+  /** Show what the worker tells of an answer. */
+  private show(event: CapstanEvent, run: Run): void {
+    if (event.kind === "status" && event.text === "generating") run.generating = performance.now();
+    if (event.kind !== "text") return this.tell(event);
+    const { turn, answered } = run;
+    turn.append(event.text);
+    // An id below 0 stands for the text that was held back at the end.
+    if (event.token_id < 0) return;
+    answered.tokens.push({ id: event.token_id, text: event.text });
+    run.last = performance.now();
+    run.first ||= run.last;
+    run.tokens++;
+    if (run.tokens === 1 && !turn.continues) this.chat.showStatus("Answering");
+    diagnostics.showPace(run);
   }
 
-  private showProgress({ what, done, total }: Extract<CapstanEvent, { kind: "progress" }>): void {
-    progress.hidden = false;
-    // A server need not send the length of a file.
-    if (total > 0) {
-      progress.max = total;
-      progress.value = done;
-    } else progress.removeAttribute("value");
-    say("status", `Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`);
+  /** Show what the worker tells of a load, or of its own start. */
+  tell(event: CapstanEvent): void {
+    const { chat } = this;
+    if (event.kind === "status") chat.showStatus(event.text.charAt(0).toUpperCase() + event.text.slice(1));
+    else if (event.kind === "progress") {
+      const { what, done, total } = event;
+      // A server need not send the length of a file.
+      chat.showStatus(`Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`, done, total);
+    } else if (event.kind === "ready") diagnostics.showHow(event);
+    else if (event.kind === "recovered")
+      chat.showStatus(`The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
+    else if (event.kind === "damaged") {
+      const { sources, damaged, shards } = event;
+      const what = `${damaged.length} of ${shards} parts of ${sources.join(", ")} changed on disk`;
+      chat.showStatus(`${what}; the next run loads the model again and fetches them, earlier answers may be wrong`);
+    }
   }
+}
+
+function lookAway(answered: Answered): void {
+  answered.view?.element.remove();
+  answered.view?.panel.remove();
+  answered.view = null;
+  answered.looking.setAttribute("aria-pressed", "false");
+}
+
+function textOf(tokens: readonly Token[]): string {
+  return tokens.map(({ text }) => text).join("");
 }
 
 /** The load that serves a request, and what it asks. */

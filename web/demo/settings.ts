@@ -1,15 +1,15 @@
 // The form: what it asks for, and the same in the page's address.
 
-import type { GenerateRequest, Message } from "capstan-webgpu";
+import { CapstanError, type GenerateRequest, type Message } from "capstan-webgpu";
 import { element } from "./elements";
 
 /** A field whose value is none; its message begins with the name of the option. */
-export class FormError extends Error {
+export class FormError extends CapstanError {
   constructor(
     readonly field: string,
     message: string,
   ) {
-    super(message);
+    super({ type: "OptionError", message });
   }
 }
 
@@ -21,9 +21,8 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
 
 const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
 const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
-/** A link must give away no secret and bring no code along, and the prompt is added only where a link is copied. */
-const LEFT_OUT = ["token", "prompt", "processor"];
-const NOT_TAKEN = ["token", "processor"];
+/** A link must give away no secret and bring no code along. */
+const LEFT_OUT = ["token", "processor"];
 const SCHEMA_EXAMPLE = {
   type: "object",
   properties: {
@@ -141,12 +140,12 @@ export function addressOfSettings(withPrompt: string | null): string {
   return address.href;
 }
 
-/** Take the settings of the page's address over; a name that is none of a field is left alone. */
-export function readAddress(): void {
+/** Take the settings of the page's address over, and return its prompt; a name that is none of a field is left alone. */
+export function readAddress(): string | null {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const field of fields()) {
     const value = given.get(field.name);
-    if (value === null || NOT_TAKEN.includes(field.name)) continue;
+    if (value === null || LEFT_OUT.includes(field.name)) continue;
     if (field instanceof HTMLSelectElement) {
       const option = [...field.options].find((found) => found.value === value || found.dataset["name"] === value);
       if (option) option.selected = true;
@@ -154,6 +153,7 @@ export function readAddress(): void {
     for (let around = field.closest("details"); around; around = around.parentElement!.closest("details"))
       around.open = true;
   }
+  return given.get("prompt");
 }
 
 /** The Python of the logits processor and the name of its function; null for none. */

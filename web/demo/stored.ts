@@ -1,8 +1,8 @@
 // The weights that this browser keeps: listed, verified, removed.
 
 import type { ModelsRequest, ModelsResult, StoredFile } from "capstan-webgpu";
-import { bytes, element, say } from "./elements";
-import { type Engine, RequestError } from "./engine";
+import { bytes, element, say, told } from "./elements";
+import type { Engine } from "./engine";
 
 const KEPT = {
   opfs: "Kept in this origin's private file system.",
@@ -16,10 +16,7 @@ export class Stored {
   private readonly table = element("stored-table", HTMLTableElement);
   private busy = false;
 
-  constructor(
-    private readonly engine: Engine,
-    private readonly onFailure: (error: unknown) => void,
-  ) {
+  constructor(private readonly engine: Engine) {
     this.panel.addEventListener("toggle", () => this.refresh());
   }
 
@@ -40,8 +37,7 @@ export class Stored {
     try {
       this.show(action, which, await this.engine.ask<ModelsResult>({ kind: "models", action, which }));
     } catch (error) {
-      if (error instanceof RequestError) say("stored-note", `${error.remote.type}: ${error.message}`);
-      else this.onFailure(error);
+      say("stored-note", told(error));
     }
   }
 

@@ -50,10 +50,6 @@ export class TokenView {
     if (this.chosen === place) this.show(place);
   }
 
-  set busy(on: boolean) {
-    for (const button of this.panel.querySelectorAll("button")) button.disabled = on;
-  }
-
   private item({ text }: Token, place: number): HTMLElement {
     const item = made("span", text ? "token" : "token blank", text || "\u00b7");
     item.setAttribute("role", "button");

@@ -1,23 +1,22 @@
 // `capstan-webgpu/chat`: the custom element <capstan-chat>, a conversation with a model in the page. docs/web.md lists its
 // attributes, properties, events and styles.
 
-import {
-  Capstan,
-  CapstanError,
-  type ChatOptions,
-  type LoadOptions,
-  type Message,
-  type Run,
-  type Session,
-} from "capstan-webgpu";
-import style from "./chat.css";
+import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
+import { ModelAnswers, objectIn, refused } from "./chat_model";
+import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
+import { ChatTurn } from "./chat_turn";
+
+export { ChatTurn, type TurnPlace } from "./chat_turn";
 
 /** So that the module can be imported where there is no page, as by a server that renders pages. */
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
-const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder"] as const;
+const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label"] as const;
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
+
+/** Answers a turn: appends the text to it as it comes, until the signal aborts. May resolve to the finish reason. */
+export type Answer = (turn: ChatTurn, signal: AbortSignal) => Promise<string | void>;
 
 /** The events of the element, for the page that holds it. */
 export interface CapstanChatEvents {
@@ -26,114 +25,281 @@ export interface CapstanChatEvents {
   /** An answer ended, or was stopped; `detail` has all messages. */
   "capstan-answer": CustomEvent<{ messages: readonly Message[]; finishReason: string }>;
   "capstan-error": CustomEvent<CapstanError>;
+  /** Whether something is under way, so that nothing can be sent. */
+  "capstan-busy": CustomEvent<boolean>;
+  /** The user began a new conversation. */
+  "capstan-clear": CustomEvent<null>;
+}
+
+export interface CapstanChat {
+  addEventListener<Name extends keyof (HTMLElementEventMap & CapstanChatEvents)>(
+    type: Name,
+    listener: (event: (HTMLElementEventMap & CapstanChatEvents)[Name]) => void,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
+  addEventListener(
+    type: string,
+    listener: EventListenerOrEventListenerObject,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
 }
 
 export class CapstanChat extends Element {
   static readonly observedAttributes: readonly string[] = ATTRIBUTES;
   private readonly parts: Parts;
+  private readonly shown: ChatTurn[] = [];
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
-  private llm: Capstan | null = null;
-  private session: Session | null = null;
-  private run: Run | null = null;
+  /** The page's function, or the one that asks the model; null while there is none. */
+  private answers: Answer | null = null;
+  private work: { stop: AbortController; turn: ChatTurn | null; ended: Promise<void> } | null = null;
+  private answering: ChatTurn | null = null;
+  private editing: ChatTurn | null = null;
 
   constructor() {
     super();
-    this.parts = build(this.attachShadow({ mode: "open", delegatesFocus: true }));
-    const { form, input, stop } = this.parts;
+    const root = this.attachShadow({ mode: "open", delegatesFocus: true });
+    this.parts = build(root);
+    const { form, prompt, stop, clear, keep } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      void this.submit();
+      this.submit();
     });
-    stop.addEventListener("click", () => this.stop());
-    input.addEventListener("keydown", (event) => {
-      // While a word is composed, Enter ends the word.
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        void this.submit();
-      }
+    for (const button of [stop, keep]) button.addEventListener("click", () => this.cancel());
+    clear.addEventListener("click", () => {
+      this.clear();
+      this.focus();
+      this.tell("capstan-clear", null);
     });
-    form.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.stop();
+    prompt.addEventListener("keydown", (event) => {
+      // While a word is composed, Enter ends the word. On a touch keyboard it breaks the line, and the button sends.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (!event.ctrlKey && !event.metaKey && !hasMouse()) return;
+      event.preventDefault();
+      this.submit();
+    });
+    root.addEventListener("keydown", (event) => {
+      if ((event as KeyboardEvent).key === "Escape") this.cancel();
     });
   }
 
   /** The conversation so far. */
   get messages(): readonly Message[] {
-    return this.session?.messages ?? [];
+    const system = this.getAttribute("system");
+    const said = this.shown.flatMap((turn) => [
+      { role: "user", content: turn.asked },
+      ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.answer }]),
+    ]);
+    return system ? [{ role: "system", content: system }, ...said] : said;
   }
 
-  /** End the answer that is being given; what was said of it stays. */
-  stop(): void {
-    this.run?.abort();
+  get turns(): readonly ChatTurn[] {
+    return [...this.shown];
   }
 
-  /** Say something and have it answered; returns when the answer has ended. */
-  async send(text: string): Promise<void> {
-    if (!this.session || this.run || !text.trim()) return;
-    let run: Run;
-    try {
-      run = this.run = this.session.send(text, this.read("run-options") as ChatOptions);
-    } catch (error) {
-      this.fail(error);
+  /** The text in the field. */
+  get value(): string {
+    return this.parts.prompt.value;
+  }
+
+  set value(text: string) {
+    this.parts.prompt.value = text;
+  }
+
+  /** Whether an answer, or other work, is under way. */
+  get busy(): boolean {
+    return this.work !== null;
+  }
+
+  /** The page's own way to answer, in the place of the model that the attributes name. */
+  get answer(): Answer | null {
+    return this.ending ? null : this.answers;
+  }
+
+  set answer(answer: Answer | null) {
+    this.unload();
+    this.answers = answer;
+    if (answer) this.open();
+    else if (this.isConnected) this.load();
+  }
+
+  /** Focus the field. */
+  override focus(options?: FocusOptions): void {
+    this.parts.prompt.focus(options);
+  }
+
+  /** Send what stands in the field. */
+  submit(): void {
+    void this.send(this.value, this.editing);
+  }
+
+  /** Do as Escape does: end the answer or other work, else end the editing of a turn. */
+  cancel(): void {
+    if (this.work) void this.stop();
+    else if (this.editing) this.keep();
+    else return;
+    this.focus({ preventScroll: true });
+  }
+
+  /** End what is under way, and resolve once it has ended; what was said of an answer stays. */
+  async stop(): Promise<void> {
+    this.work?.stop.abort();
+    await this.work?.ended;
+  }
+
+  /**
+   * Say something and have it answered; resolves when the answer has ended. With `instead` it is said in the place of that
+   * turn, and those after it go. The answer continues `begun`.
+   */
+  async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
+    const { answers, editing } = this;
+    if (!answers || this.work) return;
+    this.showError(null);
+    if (!text.trim()) {
+      const message = "the prompt is empty; write something";
+      this.showError(new CapstanError({ type: "PromptError", message }));
       return;
     }
-    this.say("");
-    this.parts.error.hidden = true;
-    const asked = this.show("user", text);
-    const answer = this.show("assistant", "");
-    answer.setAttribute("aria-busy", "true");
-    this.busy(true);
-    const { session } = this;
+    const gone = instead && this.shown.includes(instead) ? this.shown.splice(this.shown.indexOf(instead)) : [];
+    for (const { element } of gone) element.remove();
+    const turn = new ChatTurn(text, this, {
+      edit: (turn) => this.edit(turn),
+      again: (turn) => void this.send(turn.asked, turn),
+      grow: (add) => this.grow(add),
+    });
+    turn.answer = begun;
+    this.put(turn);
+    if (editing || text === this.value) this.value = "";
+    this.mark(null);
+    let finishReason = "";
+    await this.occupy(async (signal) => {
+      this.answering = turn;
+      try {
+        const reason = await answers(turn, signal);
+        finishReason = signal.aborted ? "abort" : (reason ?? "stop");
+      } catch (error) {
+        if (signal.aborted) finishReason = "abort";
+        else if (turn.answer !== begun) turn.note = "broken off";
+        else if (this.shown.includes(turn)) {
+          // The conversation is what it was before.
+          this.rewind(turn, false);
+          this.put(...gone.splice(0));
+          if (editing) this.mark(editing);
+          if (editing || !instead) this.value ||= text;
+        }
+        throw error;
+      } finally {
+        if (this.answering === turn) this.answering = null;
+      }
+    }, turn);
+    for (const turn of gone) turn.discard();
+    if (finishReason && this.shown.includes(turn))
+      this.tell("capstan-answer", { messages: this.messages, finishReason });
+  }
+
+  /**
+   * Do other work that Stop aborts: until it has ended nothing is sent. Resolves then; at once if something else is under
+   * way. A failure is shown; `turn` is marked as busy.
+   */
+  async occupy(work: (signal: AbortSignal) => Promise<void>, turn: ChatTurn | null = null): Promise<void> {
+    if (this.work) return;
+    const stop = new AbortController();
+    let end = (): void => {};
+    const mine = (this.work = { stop, turn, ended: new Promise<void>((resolve) => (end = resolve)) });
+    this.showBusy();
+    this.tell("capstan-busy", true);
+    let failure: unknown = null;
     try {
-      for await (const part of run) this.extend(answer, part);
-      const { finishReason, text: whole } = await run.result;
-      // Parts are what came; a stop text, for one, is cut off later.
-      answer.lastElementChild!.textContent = whole;
-      if (finishReason === "abort") this.say("Stopped.");
-      if (finishReason === "length") this.say("The conversation is as long as the model can read.");
-      this.tell("capstan-answer", { messages: session.messages, finishReason });
+      await work(stop.signal);
     } catch (error) {
-      // The session is what it was before.
-      asked.remove();
-      answer.remove();
-      if (this.session === session) {
-        this.parts.input.value ||= text;
-        this.fail(error);
-      }
-    } finally {
-      answer.removeAttribute("aria-busy");
-      if (this.run === run) {
-        this.run = null;
-        this.busy(false);
-      }
+      if (!stop.signal.aborted) failure = error;
     }
+    end();
+    if (this.work !== mine) return;
+    this.work = null;
+    this.showBusy();
+    this.tell("capstan-busy", false);
+    if (failure) this.showError(failure);
+  }
+
+  /** Go back to a turn: those after it go, and with `included` false the turn itself. */
+  rewind(turn: ChatTurn, included = true): void {
+    const at = this.shown.indexOf(turn);
+    if (at < 0) return;
+    for (const gone of this.shown.splice(at + (included ? 1 : 0))) {
+      gone.element.remove();
+      gone.discard();
+    }
+    this.parts.welcome.hidden = this.shown.length > 0;
+  }
+
+  /** Begin a new conversation; an answer that is under way is stopped. */
+  clear(): void {
+    void this.stop();
+    this.keep();
+    if (this.shown[0]) this.rewind(this.shown[0], false);
+    this.showBusy();
+  }
+
+  /** Show how it stands, with a bar if something of it is done; a `total` of 0 is unknown. */
+  showStatus(text: string, done: number | null = null, total = 0): void {
+    const { status, progress } = this.parts;
+    if (status.textContent !== text) status.textContent = text;
+    progress.hidden = done === null;
+    if (total > 0) Object.assign(progress, { max: total, value: done });
+    else progress.removeAttribute("value");
+  }
+
+  /** Show a failure and tell the page; null shows none. */
+  showError(error: unknown): void {
+    const { prompt, error: box, code, message, traceback } = this.parts;
+    prompt.removeAttribute("aria-invalid");
+    box.hidden = error === null;
+    if (error === null) return;
+    const told = asCapstanError(error);
+    this.showStatus("");
+    code.textContent = told.code;
+    message.textContent = told.message || "no message was given";
+    traceback.textContent = told.traceback;
+    traceback.parentElement!.hidden = !told.traceback;
+    if (told.code === "PromptError") {
+      prompt.setAttribute("aria-invalid", "true");
+      prompt.focus();
+    }
+    this.tell("capstan-error", told);
   }
 
   connectedCallback(): void {
-    this.parts.input.placeholder = this.getAttribute("placeholder") ?? PLACEHOLDER;
+    this.name();
     // Moving an element removes and inserts it.
-    if (!this.ending) this.load();
+    if (!this.ending && !this.answers) this.load();
   }
 
   disconnectedCallback(): void {
     queueMicrotask(() => {
-      if (!this.isConnected) this.unload();
+      if (this.isConnected) return;
+      if (this.ending) this.unload();
+      else void this.stop();
     });
   }
 
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
-    if (name === "placeholder") this.parts.input.placeholder = now ?? PLACEHOLDER;
+    if (name === "placeholder" || name === "label") this.name();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
+
+  private name(): void {
+    const { prompt } = this.parts;
+    prompt.autocapitalize = this.autocapitalize;
+    prompt.placeholder = this.getAttribute("placeholder") ?? PLACEHOLDER;
+    prompt.ariaLabel = this.getAttribute("label") ?? LABEL;
+  }
+
+  // The model of the attributes.
 
   /** Load the model that the attributes name; a model of earlier attributes is closed. */
   private load(): void {
     this.unload();
-    const { log, error, input } = this.parts;
-    log.replaceChildren();
-    error.hidden = true;
-    input.disabled = true;
     const ending = (this.ending = new AbortController());
     // Several attributes that are set one after the other load once.
     queueMicrotask(() => void this.begin(ending));
@@ -146,142 +312,100 @@ export class CapstanChat extends Element {
     try {
       const model = this.getAttribute("model");
       if (!model) throw refused("<capstan-chat> has no attribute model; give it the URL of a model's folder");
-      const onProgress: LoadOptions["onProgress"] = ({ status, loaded, total }) =>
-        signal.aborted || this.say(total > 0 ? `${status}: ${Math.floor((100 * loaded) / total)} %` : status);
-      llm = await Capstan.load(model, { ...(this.read("options") as LoadOptions), onProgress, signal });
+      const onProgress: LoadOptions["onProgress"] = ({ status, loaded, total }) => {
+        const told = total > 0 ? `${status}: ${Math.floor((100 * loaded) / total)} %` : status;
+        if (!signal.aborted) this.showStatus(told, loaded > 0 ? loaded : null, total);
+      };
+      llm = await Capstan.load(model, { ...objectIn<LoadOptions>(this, "options"), onProgress, signal });
     } catch (error) {
-      if (!signal.aborted) this.fail(error);
+      if (!signal.aborted) this.showError(error);
       return;
     }
     signal.addEventListener("abort", () => llm.close(), { once: true });
     if (signal.aborted) return llm.close();
-    if (!llm.stats().canChat) {
-      this.fail(refused("the model has no chat template; take one that was made for chats"));
-      return;
-    }
-    const system = this.getAttribute("system");
-    this.llm = llm;
-    this.session = llm.session(system ? [{ role: "system", content: system }] : []);
-    this.parts.input.disabled = false;
-    this.say("");
-    this.busy(false);
+    const model = new ModelAnswers(llm, this);
+    this.answers = (turn, stop) => model.answer(turn, stop);
+    this.open();
     this.tell("capstan-load", llm);
   }
 
   private unload(): void {
     this.ending?.abort();
-    this.ending = this.llm = this.session = this.run = null;
-    this.busy(false);
+    this.work?.stop.abort();
+    if (this.work) this.tell("capstan-busy", false);
+    this.ending = this.answers = this.work = null;
+    this.clear();
+    this.showError(null);
+    this.parts.prompt.disabled = true;
   }
 
-  private async submit(): Promise<void> {
-    const { input } = this.parts;
-    if (!this.session || this.run || !input.value.trim()) return;
-    const text = input.value;
-    input.value = "";
-    await this.send(text);
+  /** From now on something can be sent. */
+  private open(): void {
+    this.parts.prompt.disabled = false;
+    this.showStatus("");
+    this.showBusy();
   }
 
-  private show(role: "user" | "assistant", text: string): HTMLElement {
-    const message = made("div", { part: `message ${role}`, className: role });
-    const who = made("span", { className: "who", textContent: role === "user" ? "You: " : "Model: " });
-    message.append(who, made("span", { className: "text", textContent: text }));
-    this.parts.log.append(message);
-    this.parts.log.scrollTop = this.parts.log.scrollHeight;
-    return message;
+  // The conversation on the page.
+
+  private edit(turn: ChatTurn): void {
+    this.mark(turn);
+    this.value = turn.asked;
+    this.focus();
   }
 
-  private extend(message: HTMLElement, part: string): void {
+  /** End the editing of a turn without a change. */
+  private keep(): void {
+    if (this.editing) this.value = "";
+    this.mark(null);
+  }
+
+  /** Mark the turns that the next one replaces; null marks none. */
+  private mark(editing: ChatTurn | null): void {
+    this.editing = editing;
+    this.parts.keep.hidden = !editing;
+    const at = editing ? this.shown.indexOf(editing) : Infinity;
+    this.shown.forEach(({ element }, index) => element.classList.toggle("replaced", index >= at));
+  }
+
+  private put(...turns: ChatTurn[]): void {
+    const { log, list, welcome } = this.parts;
+    this.shown.push(...turns);
+    list.append(...turns.map(({ element }) => element));
+    welcome.hidden = this.shown.length > 0;
+    log.scrollTop = log.scrollHeight;
+  }
+
+  /** Let an answer grow, and keep its end in sight; whoever scrolled back to read is left there. */
+  private grow(add: () => void): void {
     const { log } = this.parts;
-    // Whoever scrolled back to read is left there.
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    message.lastElementChild!.append(part);
+    add();
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
 
-  /** Show how it stands. */
-  private say(text: string): void {
-    if (this.parts.status.textContent !== text) this.parts.status.textContent = text;
-  }
-
-  /** Show a failure and tell the page. */
-  private fail(error: unknown): void {
-    const { name: type, message } = error as Error;
-    const told = error instanceof CapstanError ? error : new CapstanError({ type, message });
-    this.say("");
-    this.parts.error.textContent = told.message;
-    this.parts.error.hidden = false;
-    this.tell("capstan-error", told);
-  }
-
-  private busy(running: boolean): void {
-    const { send, stop } = this.parts;
+  private showBusy(): void {
+    const { log, prompt, send, stop, clear, progress } = this.parts;
     const focused = this.shadowRoot!.activeElement;
-    stop.hidden = !running;
-    send.hidden = running;
-    send.disabled = !this.session;
-    // A button that goes takes the focus with it.
-    if (focused === send || focused === stop) this.parts.input.focus();
+    send.disabled = this.busy || !this.answers;
+    stop.disabled = !this.busy;
+    clear.disabled = this.busy || this.shown.length === 0;
+    if (!this.busy) progress.hidden = true;
+    log.setAttribute("aria-busy", String(this.busy));
+    for (const turn of this.shown) turn.setBusy(this.busy, turn === this.work?.turn);
+    // A button that is disabled loses the focus.
+    if ((focused === send || focused === stop) && hasMouse()) prompt.focus({ preventScroll: true });
   }
 
   private tell<Name extends keyof CapstanChatEvents>(name: Name, detail: CapstanChatEvents[Name]["detail"]): void {
     this.dispatchEvent(new CustomEvent(name, { detail, bubbles: true, composed: true }));
   }
-
-  /** An attribute with JSON; throws OptionError for what is none. */
-  private read(name: "options" | "run-options"): object {
-    const text = this.getAttribute(name);
-    if (text === null) return {};
-    let found: unknown;
-    try {
-      found = JSON.parse(text);
-    } catch {
-      found = null;
-    }
-    if (typeof found !== "object" || found === null || Array.isArray(found))
-      throw refused(`the attribute ${name} of <capstan-chat> is ${JSON.stringify(text)}; it must be an object in JSON`);
-    return found;
-  }
 }
 
-interface Parts {
-  log: HTMLElement;
-  status: HTMLElement;
-  error: HTMLElement;
-  form: HTMLFormElement;
-  input: HTMLTextAreaElement;
-  send: HTMLButtonElement;
-  stop: HTMLButtonElement;
-}
-
-function made<Tag extends keyof HTMLElementTagNameMap>(
-  tag: Tag,
-  { part, ...rest }: Partial<Omit<HTMLElementTagNameMap[Tag], "part">> & { part?: string },
-): HTMLElementTagNameMap[Tag] {
-  const element = Object.assign(document.createElement(tag), rest);
-  if (part) element.setAttribute("part", part);
-  return element;
-}
-
-function build(root: ShadowRoot): Parts {
-  const parts: Parts = {
-    // It can be scrolled, so it must be in reach of the keyboard.
-    log: made("div", { part: "log", role: "log", tabIndex: 0, ariaLabel: "Conversation" }),
-    status: made("p", { part: "status", role: "status" }),
-    error: made("p", { part: "error", role: "alert", hidden: true }),
-    form: made("form", { part: "form" }),
-    input: made("textarea", { part: "input", rows: 2, ariaLabel: "Message", disabled: true }),
-    send: made("button", { part: "button send", textContent: "Send", disabled: true }),
-    stop: made("button", { part: "button stop", type: "button", textContent: "Stop", hidden: true }),
-  };
-  const { log, status, error, form, input, send, stop } = parts;
-  form.append(input, send, stop);
-  root.append(made("style", { textContent: style }), log, status, error, form);
-  return parts;
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
+function asCapstanError(error: unknown): CapstanError {
+  if (error instanceof CapstanError) return error;
+  const { code, name, message } = error as Error & { code?: string };
+  return new CapstanError({ type: code ?? name, message });
 }
 
 declare global {

@@ -1,0 +1,192 @@
+"""<capstan-chat> as a page uses it: models, answers of the page's own, turns, events, errors; in the demo's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests import oracle
+from tests.browser.demo_page import RUN_MS, Demo
+from tests.browser.model_variants import LLAMA
+
+OPEN = """(attributes) => {
+  const chat = document.createElement('capstan-chat');
+  chat.id = 'other';
+  chat.style.cssText = 'position: fixed; inset: 0; z-index: 2; block-size: auto';
+  for (const [name, value] of Object.entries(attributes)) chat.setAttribute(name, value);
+  window.told = [];
+  for (const kind of ['answer', 'busy', 'clear', 'error'])
+    chat.addEventListener('capstan-' + kind, ({ detail }) =>
+      told.push([kind, kind === 'error' ? detail.code : (detail?.finishReason ?? detail)]));
+  chat.addEventListener('capstan-load', ({ detail }) => (window.llm = detail));
+  window.chat = chat;
+}"""
+"""Make another element, which will lie over the page; `chat` is the element, `told` its events."""
+PUT = "() => document.body.append(chat)"
+ANSWER = """() => {
+  window.asked = [];
+  chat.answer = async (turn, signal) => {
+    asked.push(chat.messages.map(({ content }) => content));
+    chat.showStatus('Thinking');
+    if (turn.asked === 'fail') throw new Error('nothing came');
+    turn.append('so ');
+    if (turn.asked === 'break') throw Object.assign(new Error('it broke'), { code: 'DeviceLostError' });
+    if (turn.asked === 'wait') await new Promise((resolve) => signal.addEventListener('abort', resolve));
+    else turn.append(turn.asked);
+    turn.note = 'by the page';
+  };
+}"""
+"""Answer with what was asked; fail, break off, or wait until it is stopped where that is asked."""
+MESSAGES = "() => chat.messages.map(({ content }) => content)"
+GREEDY = '{ "temperature": 0, "maxTokens": 6 }'
+
+
+@pytest.fixture
+def page(demo: Demo) -> Iterator[Page]:
+    yield demo.page
+    demo.page.evaluate("() => chat.remove()")
+
+
+@pytest.fixture
+def answered(page: Page) -> Page:
+    """The page with an element whose answers are the page's."""
+    page.evaluate(OPEN, {})
+    page.evaluate(ANSWER)
+    page.evaluate(PUT)
+    return page
+
+
+def say(page: Page, text: str) -> None:
+    page.locator("#other #prompt").fill(text)
+    page.locator("#other #prompt").press("Enter")
+
+
+def echoes(page: Page) -> list[str]:
+    return page.locator("#other .echo").all_inner_texts()
+
+
+def told(page: Page) -> list[Any]:
+    """The events since the last call, without those of busy."""
+    found: list[Any] = page.evaluate("() => told.splice(0)")
+    busy = [detail for kind, detail in found if kind == "busy"]
+    assert busy == [True, False] * (len(busy) // 2)
+    return [event for event in found if event[0] != "busy"]
+
+
+def test_a_page_answers_itself_and_its_turns_are_edited_answered_again_and_cleared(answered: Page) -> None:
+    page = answered
+    say(page, "one")
+    say(page, "two")
+    assert page.evaluate(MESSAGES) == ["one", "so one", "two", "so two"]
+    assert told(page) == [["answer", "stop"]] * 2
+    expect(page.locator("#other .about").last).to_have_text("by the page")
+    page.locator("#other").get_by_role("button", name="Edit").first.click()
+    expect(page.locator("#other .replaced")).to_have_count(2)
+    page.locator("#other #keep").click()
+    expect(page.locator("#other .replaced")).to_have_count(0)
+    expect(page.locator("#other #prompt")).to_be_focused()
+    page.locator("#other").get_by_role("button", name="Edit").last.click()
+    say(page, "three")
+    assert echoes(page) == ["one", "three"]
+    page.locator("#other").get_by_role("button", name="Answer again").first.click()
+    assert page.evaluate("() => asked") == [
+        *(["one"], ["one", "so one", "two"], ["one", "so one", "three"], ["one"]),
+    ], "a turn that is answered, and those after it, are not among its messages"
+    page.evaluate("() => chat.send('x').then(() => chat.send('y')).then(() => chat.rewind(chat.turns[1]))")
+    assert echoes(page) == ["one", "x"]
+    assert told(page) == [["answer", "stop"]] * 4
+    page.locator("#other #clear").click()
+    assert (echoes(page), told(page), page.evaluate(MESSAGES)) == ([], [["clear", None]], [])
+
+
+def test_a_failure_before_the_first_word_leaves_all_as_it_was_and_one_after_it_keeps_the_words(answered: Page) -> None:
+    page, field, alert = answered, answered.locator("#other #prompt"), answered.locator("#other").get_by_role("alert")
+    say(page, "one")
+    say(page, "fail")
+    expect(alert).to_contain_text("nothing came")
+    expect(field).to_have_value("fail")
+    assert echoes(page) == ["one"]
+    page.locator("#other").get_by_role("button", name="Edit").click()
+    say(page, "fail")
+    expect(field).to_have_value("fail")
+    expect(page.locator("#other .replaced")).to_have_count(1)
+    assert page.evaluate(MESSAGES) == ["one", "so one"]
+    page.keyboard.press("Escape")
+    say(page, "break")
+    expect(page.locator("#other #error-title")).to_have_text("DeviceLostError")
+    assert page.evaluate(MESSAGES) == ["one", "so one", "break", "so "]
+    expect(page.locator("#other .about").last).to_have_text("broken off")
+    say(page, " ")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    say(page, "two")
+    expect(alert).to_be_hidden()
+    expect(field).not_to_have_attribute("aria-invalid", "true")
+    errors = [["error", code] for code in ("Error", "Error", "DeviceLostError", "PromptError")]
+    assert told(page) == [["answer", "stop"], *errors, ["answer", "stop"]]
+
+
+def test_escape_stops_an_answer_and_what_a_page_brings_goes_with_its_turn(answered: Page) -> None:
+    page = answered
+    say(page, "wait")
+    page.evaluate("""() => {
+      for (const place of ['answer', 'below', 'actions']) {
+        const brought = document.createElement('button');
+        brought.textContent = 'My ' + place;
+        chat.turns[0].bring(place, brought);
+      }
+    }""")
+    for place in ("answer", "below", "actions"):
+        expect(page.locator("#other > button", has_text=place)).to_be_disabled()
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "true")
+    assert page.evaluate("() => chat.send('two').then(() => chat.busy)"), "nothing is sent beside it"
+    page.keyboard.press("Escape")
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "false")
+    for place in ("answer", "below", "actions"):
+        expect(page.locator("#other").get_by_role("button", name=f"My {place}")).to_be_enabled()
+    assert (told(page), page.evaluate(MESSAGES)) == ([["answer", "abort"]], ["wait", "so "])
+    page.locator("#other").get_by_role("button", name="Answer again").click()
+    page.evaluate("() => chat.stop()")
+    expect(page.locator("#other > button")).to_have_count(0)
+    assert told(page) == [["answer", "abort"]]
+
+
+def test_a_policy_against_inline_styles_lets_the_elements_own_in(answered: Page) -> None:
+    scrolls = "() => getComputedStyle(chat.shadowRoot.getElementById('conversation')).overflowY"
+    assert answered.evaluate(scrolls) == "auto"
+
+
+def test_a_model_answers_what_the_turns_say_also_where_the_page_changed_one(page: Page) -> None:
+    attributes = {"model": "models/nano-qwen2/", "run-options": GREEDY, "system": "Be brief."}
+    page.evaluate(OPEN, {**attributes, "options": '{ "device": "webgpu" }'})
+    page.evaluate(PUT)
+    expect(page.locator("#other #prompt")).to_be_enabled(timeout=RUN_MS)
+    answers = page.evaluate("""async () => {
+      const answer = () => chat.messages.at(-1).content;
+      await chat.send('Hello');
+      await chat.send('And then?');
+      const second = answer();
+      await chat.send('And then?', chat.turns[1]);
+      const again = answer();
+      chat.turns[0].answer = 'Yes.';
+      await chat.send('And then?', chat.turns[1]);
+      const asked = chat.messages.slice(0, -1);
+      return { second, again, changed: answer(), asked };
+    }""")
+    assert [message["content"] for message in answers["asked"]] == ["Be brief.", "Hello", "Yes.", "And then?"]
+    asked = "messages => llm.chat(messages, { temperature: 0, maxTokens: 6 }).result.then(({ text }) => text)"
+    assert answers["changed"] == page.evaluate(asked, answers["asked"])
+    assert answers["again"] == answers["second"] != answers["changed"]
+
+
+def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
+    page.evaluate(OPEN, {"model": "models/nano-llama/", "run-options": GREEDY, "label": "Text to go on with"})
+    page.evaluate(PUT)
+    field = page.locator("#other").get_by_label("Text to go on with")
+    expect(field).to_be_enabled(timeout=RUN_MS)
+    page.evaluate("() => chat.send('def fibonacci(n):')")
+    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    assert page.evaluate("() => chat.turns[0].answer") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+    expect(page.get_by_role("article", name="Text and completion")).to_be_visible()

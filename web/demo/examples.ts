@@ -1,0 +1,48 @@
+// The welcome of the conversation, with examples of what can be asked of the chosen model.
+
+import type { CapstanChat } from "../src/chat";
+import { button, element, say } from "./elements";
+import { chosenModel } from "./models";
+import { FormError } from "./settings";
+
+const COMPLETION = {
+  kind: "completion",
+  label: "Text to go on with",
+  note: "This model goes on with Python source. Click a beginning:",
+  examples: [
+    "def fibonacci(n):",
+    'def read_lines(path):\n    """Return the lines of a file."""\n',
+    "class Point:\n    def __init__(self, x, y):\n",
+    "import json\n\ndef load_config(path):\n",
+  ],
+};
+const CHAT = {
+  kind: "chat",
+  label: "Message",
+  note: "Ask it something:",
+  examples: [
+    "Why is the sky blue?",
+    "Write a haiku about a graphics card.",
+    "Explain recursion to a child.",
+    "Give me three names for a cat, and say why.",
+  ],
+};
+
+/** Offer the examples that suit the chosen model. */
+export function offerExamples(chat: CapstanChat): void {
+  let chats: boolean | null = null;
+  try {
+    ({ chat: chats } = chosenModel());
+  } catch (error) {
+    if (!(error instanceof FormError)) throw error;
+  }
+  const { kind, label, note, examples } = chats ? CHAT : COMPLETION;
+  const box = element("examples", HTMLElement);
+  // A field that is left by a click on an example tells of its change between the button's press and release: another
+  // button in its place would not be clicked.
+  if (box.dataset["kind"] === kind) return;
+  say("kind-note", note);
+  box.replaceChildren(...examples.map((example) => button(example.trimEnd(), () => void chat.send(example))));
+  box.dataset["kind"] = kind;
+  chat.setAttribute("label", label);
+}

@@ -1,0 +1,69 @@
+// The model of <capstan-chat>'s attributes, as it answers the turns.
+
+import { type Capstan, CapstanError, type ChatOptions, type Message, type Run, type Session } from "capstan-webgpu";
+import type { ChatTurn } from "./chat_turn";
+
+/** The element. */
+interface Conversation extends HTMLElement {
+  readonly messages: readonly Message[];
+  readonly turns: readonly ChatTurn[];
+  showStatus(text: string): void;
+}
+
+/** Answers turns; between them the model keeps what was computed for the conversation. */
+export class ModelAnswers {
+  private session: Session | null = null;
+
+  constructor(
+    private readonly llm: Capstan,
+    private readonly chat: Conversation,
+  ) {}
+
+  /** Answer the last turn, and resolve to the finish reason. */
+  async answer(turn: ChatTurn, signal: AbortSignal): Promise<string> {
+    const { chat, llm } = this;
+    chat.showStatus("");
+    turn.continues = !llm.stats().canChat;
+    const options = { ...objectIn<ChatOptions>(chat, "run-options"), signal };
+    const run = turn.continues ? llm.complete(turn.asked, options) : this.converse(turn, options);
+    for await (const part of run) turn.append(part);
+    const { finishReason, text } = await run.result;
+    // Parts are what came; a stop text, for one, is cut off later.
+    turn.answer = text;
+    if (!chat.turns.includes(turn)) return finishReason;
+    if (finishReason === "abort") chat.showStatus("Stopped.");
+    if (finishReason === "length") chat.showStatus("The conversation is as long as the model can read.");
+    return finishReason;
+  }
+
+  private converse({ asked }: ChatTurn, options: ChatOptions): Run {
+    const before = this.chat.messages.slice(0, -1);
+    const kept = this.session?.messages.slice(0, before.length);
+    if (this.session && JSON.stringify(kept) === JSON.stringify(before)) this.session.rewind(before.length);
+    else {
+      // An answer was broken off, or the page changed one.
+      void this.session?.close();
+      this.session = this.llm.session(before);
+    }
+    return this.session.send(asked, options);
+  }
+}
+
+/** An attribute's object in JSON, empty without the attribute; throws OptionError for anything else. */
+export function objectIn<T extends object>(element: HTMLElement, name: "options" | "run-options"): Partial<T> {
+  const text = element.getAttribute(name);
+  if (text === null) return {};
+  let found: unknown;
+  try {
+    found = JSON.parse(text);
+  } catch {
+    found = null;
+  }
+  if (typeof found !== "object" || found === null || Array.isArray(found))
+    throw refused(`the attribute ${name} of <capstan-chat> is ${JSON.stringify(text)}; it must be an object in JSON`);
+  return found;
+}
+
+export function refused(message: string): CapstanError {
+  return new CapstanError({ type: "OptionError", message });
+}

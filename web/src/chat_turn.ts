@@ -1,0 +1,136 @@
+// A turn of <capstan-chat>: what was asked, its answer, and the buttons for both.
+
+import { made } from "./chat_parts";
+
+/** The places of a turn for elements of the page: instead of the answer's text, below it, among the buttons. */
+export type TurnPlace = "answer" | "below" | "actions";
+
+/** The element's part in a turn. */
+export interface TurnActions {
+  edit: (turn: ChatTurn) => void;
+  again: (turn: ChatTurn) => void;
+  /** Called around each growth of the answer. */
+  grow: (add: () => void) => void;
+}
+
+/** The Copy button shows its result for this many milliseconds. */
+const TOLD_MS = 1500;
+let count = 0;
+
+/** One question and its answer. */
+export class ChatTurn {
+  readonly element = made("article", { part: "turn", className: "turn" });
+  private readonly number = ++count;
+  private readonly brought = new Set<HTMLElement>();
+  private readonly text = made("slot", { name: `answer-${this.number}` });
+  private readonly about = made("p", { part: "note", className: "about" });
+  private disabled = false;
+  private continuing = false;
+
+  constructor(
+    readonly asked: string,
+    private readonly host: HTMLElement,
+    private readonly actions: TurnActions,
+  ) {
+    const said = made("div", { className: "said" });
+    const answer = made("span", { part: "message assistant", className: "text" });
+    answer.append(this.text);
+    // The page's own element has no mark at its end.
+    this.text.addEventListener("slotchange", () =>
+      answer.classList.toggle("brought", this.text.assignedNodes().length > 0),
+    );
+    said.append(
+      made("span", { className: "who", textContent: "You: " }),
+      made("span", { part: "message user", className: "echo", textContent: this.asked }),
+      made("span", { className: "who", textContent: "Model: " }),
+      answer,
+    );
+    const row = made("div", { className: "turn-actions" });
+    const copy = button("Copy", () => void this.copy(copy));
+    row.append(
+      this.about,
+      button("Edit", () => actions.edit(this)),
+      button("Again", () => actions.again(this), "Answer again"),
+      made("slot", { name: `actions-${this.number}` }),
+      copy,
+    );
+    this.element.append(said, made("slot", { name: `below-${this.number}` }), row);
+    this.continues = false;
+  }
+
+  /** The model's text so far. */
+  get answer(): string {
+    return this.text.textContent ?? "";
+  }
+
+  set answer(text: string) {
+    this.text.textContent = text;
+  }
+
+  append(part: string): void {
+    this.actions.grow(() => this.text.append(part));
+  }
+
+  /** A line below the answer, about it. */
+  get note(): string {
+    return this.about.textContent ?? "";
+  }
+
+  set note(text: string) {
+    this.about.textContent = text;
+  }
+
+  /** Whether the answer continues the text, as a model without a chat template does; the two then stand as one text. */
+  get continues(): boolean {
+    return this.continuing;
+  }
+
+  set continues(on: boolean) {
+    this.continuing = on;
+    this.element.classList.toggle("completion", on);
+    this.element.classList.toggle("chat", !on);
+    this.element.setAttribute("aria-label", on ? "Text and completion" : "Message and answer");
+    for (const who of this.element.querySelectorAll<HTMLElement>(".who")) who.hidden = on;
+  }
+
+  /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */
+  bring(place: TurnPlace, element: HTMLElement): void {
+    element.slot = `${place}-${this.number}`;
+    this.brought.add(element);
+    this.host.append(element);
+    disable(element, this.disabled);
+  }
+
+  /** For the element: while anything is under way no button of a turn works; `own` is an answer of this turn. */
+  setBusy(on: boolean, own: boolean): void {
+    this.disabled = on;
+    this.element.setAttribute("aria-busy", String(own));
+    for (const root of [this.element, ...this.brought]) disable(root, on);
+  }
+
+  /** For the element: the turn does not come back. */
+  discard(): void {
+    for (const element of this.brought) element.remove();
+  }
+
+  private async copy(button: HTMLButtonElement): Promise<void> {
+    try {
+      await navigator.clipboard.writeText(this.continues ? this.asked + this.answer : this.answer);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not allowed";
+    }
+    setTimeout(() => (button.textContent = "Copy"), TOLD_MS);
+  }
+}
+
+function button(text: string, onClick: () => void, ariaLabel: string | null = null): HTMLButtonElement {
+  const element = made("button", { part: "button", className: "quiet", type: "button", textContent: text, ariaLabel });
+  element.addEventListener("click", onClick);
+  return element;
+}
+
+function disable(root: HTMLElement, on: boolean): void {
+  for (const element of [root, ...root.querySelectorAll("*")])
+    if (element instanceof HTMLButtonElement) element.disabled = on;
+}
