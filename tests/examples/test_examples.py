@@ -249,10 +249,7 @@ def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
         page.evaluate("() => document.querySelector('capstan-chat').setAttribute('run-options', '{}')")
         field.fill("on and on")
         field.press("Enter")
-        page.wait_for_function(
-            "() => document.querySelector('capstan-chat').shadowRoot.querySelector('.turn[aria-busy=true] .text')?.textContent",
-            timeout=ANSWER_MS,
-        )
+        expect(page.locator(".turn[aria-busy=true] .text")).to_have_text(re.compile(r"\S"), timeout=ANSWER_MS)
         field.press("Escape")
         expect(page.get_by_role("status")).to_have_text("Stopped.", timeout=ANSWER_MS)
         problems["answered"] = page.evaluate(AXE)
