@@ -102,7 +102,7 @@ def test_a_page_answers_itself_and_its_turns_are_edited_answered_again_and_clear
     assert (echoes(page), told(page), page.evaluate(MESSAGES)) == ([], [["clear", None]], [])
 
 
-def test_a_failure_before_the_first_word_leaves_all_as_it_was_and_one_after_it_keeps_the_words(answered: Page) -> None:
+def test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_the_words(answered: Page) -> None:
     page, field, alert = answered, answered.locator("#other #prompt"), answered.locator("#other").get_by_role("alert")
     say(page, "one")
     say(page, "fail")

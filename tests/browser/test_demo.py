@@ -107,6 +107,13 @@ def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None
     assert shown["buffers created"] == shown["bind groups created"] == shown["buffer writes"] == ("0", "0")
 
 
+def test_enter_in_a_field_of_the_options_sends_the_prompt(demo: Demo) -> None:
+    demo.clear_status()
+    demo.page.locator("#max-new-tokens").press("Enter")
+    demo.wait("status", "^Done$")
+    assert demo.text("tokens") == "6"
+
+
 @pytest.mark.extended
 def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
     demo.page.select_option("#device-choice", "wasm")

@@ -260,4 +260,29 @@ PAGE = (
         "the last shard of a file in the Cache API is looked for behind the end",
         browser("weight_store::test_without_a_private_file_system_the_cache_keeps_the_weights"),
     ),
+    Mutation(
+        "chat.put_back",
+        "web/src/chat.ts",
+        """          this.put(...gone.splice(0));
+""",
+        "",
+        "an answer that fails takes along the turns that it was to replace",
+        browser("chat_element::test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_the_words"),
+    ),
+    Mutation(
+        "chat_model.changed",
+        "web/src/chat_model.ts",
+        "if (this.session && JSON.stringify(kept) === JSON.stringify(before))",
+        "if (this.session && kept)",
+        "the model does not hear of an answer that the page changed",
+        browser("chat_element::test_a_model_answers_what_the_turns_say_also_where_the_page_changed_one"),
+    ),
+    Mutation(
+        "chat_turn.brought",
+        "web/src/chat_turn.ts",
+        "for (const root of [this.element, ...this.brought]) disable(root, on);",
+        "disable(this.element, on);",
+        "a button that the page brought into a turn works while an answer comes",
+        browser("chat_element::test_escape_stops_an_answer_and_what_a_page_brings_goes_with_its_turn"),
+    ),
 )
