@@ -2,7 +2,7 @@
 
 import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/gpu/adapter";
-import { element, milliseconds, say, UNKNOWN } from "./elements";
+import { element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
 import { text } from "./settings";
 
 type Ready = Extract<CapstanEvent, { kind: "ready" }>;
@@ -164,19 +164,11 @@ export function showFinished(result: Result): string {
 
 function showCounters(counters: Record<string, number>): void {
   const steps = counters["steps"] ?? 0;
-  const rows = Object.entries(COUNTERS).map(([name, label]) => counterRow(label, counters[name] ?? 0, steps));
+  const rows = Object.entries(COUNTERS).map(([name, label]) => {
+    const total = counters[name] ?? 0;
+    return tableRow([label], String(total), steps > 0 ? String(Number((total / steps).toFixed(2))) : UNKNOWN);
+  });
   element("counter-rows", HTMLTableSectionElement).replaceChildren(...rows);
-}
-
-function counterRow(label: string, total: number, steps: number): HTMLTableRowElement {
-  const row = document.createElement("tr");
-  const head = document.createElement("th");
-  head.scope = "row";
-  head.textContent = label;
-  row.append(head);
-  row.insertCell().textContent = String(total);
-  row.insertCell().textContent = steps > 0 ? String(Number((total / steps).toFixed(2))) : UNKNOWN;
-  return row;
 }
 
 export function showStopped(tokens: number): void {

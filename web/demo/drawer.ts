@@ -4,7 +4,7 @@
 import type { BurstTimes, MemoryResult, OperationsResult } from "capstan-webgpu";
 import uPlot from "uplot";
 import uPlotStyle from "uplot/dist/uPlot.min.css";
-import { bytes, element, made, say } from "./elements";
+import { bytes, element, made, say, tableRow, UNKNOWN } from "./elements";
 
 /** The rows above the axis: whose time each draws, and its colour in demo.css. */
 const LANES = [
@@ -147,14 +147,9 @@ export class Drawer {
       strip.append(piece);
     }
     for (const [label, kind] of [...kinds].sort(([, one], [, other]) => other.microseconds - one.microseconds)) {
-      const row = document.createElement("tr");
-      const head = made("th", "");
-      head.scope = "row";
-      head.append(made("span", `swatch kind-${kind.colour}`), label);
-      row.append(head);
-      for (const cell of [String(kind.count), time(kind.microseconds), kind.bytes ? bytes(kind.bytes) : "–"])
-        row.insertCell().textContent = cell;
-      rows.append(row);
+      const head = [made("span", `swatch kind-${kind.colour}`), label];
+      const moved = kind.bytes ? bytes(kind.bytes) : UNKNOWN;
+      rows.append(tableRow(head, String(kind.count), time(kind.microseconds), moved));
     }
   }
 
@@ -175,18 +170,12 @@ export class Drawer {
     element("memory-table", HTMLTableElement).hidden = rows.length === 0;
     element("memory-rows", HTMLTableSectionElement).replaceChildren(
       ...rows.map(([name, { bytes: size, buffers, owners }]) => {
-        const row = document.createElement("tr");
-        const head = made("th", "", name);
-        head.scope = "row";
+        const head = made("span", "", name);
         head.title = [...owners].join("\n");
         const bar = document.createElement("meter");
         bar.value = size / all;
         bar.setAttribute("aria-label", `Share of ${name}`);
-        row.append(head);
-        row.insertCell().append(bar);
-        row.insertCell().textContent = bytes(size);
-        row.insertCell().textContent = String(buffers);
-        return row;
+        return tableRow([head], bar, bytes(size), String(buffers));
       }),
     );
   }

@@ -27,6 +27,17 @@ export function made<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
+/** A row of a table: its head, and its other cells. */
+export function tableRow(head: readonly (string | Node)[], ...cells: (string | Node)[]): HTMLTableRowElement {
+  const row = document.createElement("tr");
+  const th = made("th", "");
+  th.scope = "row";
+  th.append(...head);
+  row.append(th);
+  for (const cell of cells) row.insertCell().append(cell);
+  return row;
+}
+
 /** A new button that sends no form. */
 export function button(text: string, onClick: () => void, label = text): HTMLButtonElement {
   const element = made("button", "quiet", text);

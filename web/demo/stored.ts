@@ -1,7 +1,7 @@
 // The weights that this browser keeps: listed, verified, removed.
 
 import type { ModelsRequest, ModelsResult, StoredFile } from "capstan-webgpu";
-import { bytes, element, say, told } from "./elements";
+import { button, bytes, element, made, say, tableRow, told } from "./elements";
 import type { Engine } from "./engine";
 
 const KEPT = {
@@ -54,29 +54,19 @@ export class Stored {
   }
 
   private row(file: StoredFile): HTMLTableRowElement {
-    const row = document.createElement("tr");
-    const head = document.createElement("th");
-    head.scope = "row";
     const name = (file.sources[0] ?? file.content ?? "").split("/").slice(-2).map(decodeURIComponent).join("/");
-    head.textContent = file.sources.length > 1 ? `${name} and ${file.sources.length - 1} more` : name;
+    const head = made("span", "", file.sources.length > 1 ? `${name} and ${file.sources.length - 1} more` : name);
     head.title = [...file.sources, file.content ? `content ${file.content}` : ""].join("\n").trim();
-    row.append(head);
-    row.insertCell().textContent = bytes(file.size);
-    row.insertCell().textContent = stateOf(file);
-    const actions = row.insertCell();
+    const actions = new DocumentFragment();
     if (file.content) actions.append(this.action("Verify", "verify", file, name));
     actions.append(this.action("Remove", "evict", file, name));
-    return row;
+    return tableRow([head], bytes(file.size), stateOf(file), actions);
   }
 
   private action(text: string, action: ModelsRequest["action"], file: StoredFile, name: string): HTMLButtonElement {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = text;
-    button.setAttribute("aria-label", `${text} ${name}`);
-    button.disabled = this.busy;
-    button.addEventListener("click", () => void this.lookAfter(action, keyOf(file)));
-    return button;
+    const verb = button(text, () => void this.lookAfter(action, keyOf(file)), `${text} ${name}`);
+    verb.disabled = this.busy;
+    return verb;
   }
 }
 
