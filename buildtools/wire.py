@@ -239,19 +239,28 @@ def public_names(table: ast.Module) -> list[str]:
 
 
 def engine_types(table: str) -> str:
-    """The TypeScript types of the classes that Python calls, and a check of their numbers of arguments."""
+    """The TypeScript types of the classes that Python calls."""
     found = list(calls(ast.parse(table)))
     parts = [
         "// The methods of JavaScript that Python calls.\n"
         f"// Written by build.py from {ENGINE.relative_to(ROOT)}: change that file.\n",
-        'import type { PyProxy } from "pyodide/ffi";\n'
-        + "".join(f'import type {{ {name} }} from "./{file}";\n' for name, file in CLASSES.values()),
+        'import type { PyProxy } from "pyodide/ffi";\n',
         "/** A value as JSON. */\nexport type Json = string;\n",
     ]
     for place in CLASSES:
         lines = [line for call in found if call.place == place for line in typescript_call(call).splitlines()]
         parts.append(f"export interface {interface(place)} {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n")
-    parts.append(
+    return "\n".join(parts)
+
+
+def engine_check(table: str) -> str:
+    """TypeScript that compiles only if each class has the methods that Python calls, with as many arguments."""
+    interfaces = ", ".join(interface(place) for place in CLASSES)
+    return (
+        "// Whether the classes have the methods that Python calls; nothing imports this file.\n"
+        f"// Written by build.py from {ENGINE.relative_to(ROOT)}: change that file.\n\n"
+        + "".join(f'import type {{ {name} }} from "./{file}";\n' for name, file in CLASSES.values())
+        + f'import type {{ {interfaces} }} from "./engine_calls";\n\n'
         "/** The methods with another number of arguments: with fewer they would implement an interface, too. */\n"
         "type Count<T> = T extends (...given: infer Given) => unknown ? Given['length'] : never;\n"
         "type Unlike<Calls, Class extends Calls> =\n"
@@ -262,7 +271,6 @@ def engine_types(table: str) -> str:
             for place, (name, _) in CLASSES.items()
         )
     )
-    return "\n".join(parts)
 
 
 def interface(place: str) -> str:
@@ -295,6 +303,7 @@ def comment(text: str | None) -> str:
 GENERATED: dict[Path, tuple[Path, Callable[[str], str]]] = {
     ROOT / "web/src/requests.ts": (REQUESTS, request_types),
     ROOT / "web/src/engine_calls.ts": (ENGINE, engine_types),
+    ROOT / "web/src/engine_calls_check.ts": (ENGINE, engine_check),
     ROOT / "py_src/capstan/_js/engine_calls.py": (ENGINE, engine_calls),
 }
 """Each generated file, with its table and what makes its text from the table's."""

@@ -1,5 +1,5 @@
 // Runs the loop of web/src/storage/load.ts for paper_weights.py, which has the source, the stored file and the sink: one
-// JSON array each way on a line, [run, name, ...]. A run that is not answered any more is left where it is.
+// JSON array each way on a line, [run, name, ...]. Nothing ends a run without an answer.
 
 import { createInterface } from "node:readline";
 import { EngineError } from "../web/src/errors.ts";

@@ -216,7 +216,7 @@ def test_the_first_load_stores_the_weights_and_later_ones_fetch_none(origin: Ori
 
 
 def test_a_load_crosses_to_javascript_as_often_whatever_its_shards_are(origin: Origin) -> None:
-    # What is found out about the device and the graph is noted by then.
+    # The first load notes all facts about the device and the graph.
     origin.load()
     origin.run("evict")
     small = origin.run("crossings", model=origin.model, shard_bytes=SHARD)

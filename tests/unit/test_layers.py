@@ -63,8 +63,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "_js": (
-        "errors own_host tokenizer",
-        "grammars sessions storage",
+        "coding errors own_host tokenizer",
+        "engine_calls grammars sessions storage",
         "gpu",
         "host",
         "files vendored",
@@ -72,8 +72,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "device": (
         "cache_rows casts element_types interface shortlist snapshots",
-        "carried_tensor lora_file model_memory page_session probe row_decoder span_checks",
+        "carried_tensor lora_file model_memory page_session probe span_checks",
         "host_memory lora",
+        "rows",
         "base",
         "host_sampled separate_rows",
         "reference wasm webgpu",
@@ -82,13 +83,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device.wasm": ("device", "model"),
     "device.webgpu": (
         "engine",
-        "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers sequence_sampler weight_lease",
+        "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers weight_lease",
         "rehearsal row_buffers session_weights",
+        "row_sampler",
         "tapes",
         "drafted_steps session",
         "decoder device",
         "joint_rows loading",
-        "row_source",
+        "row_source rows",
         "model",
         "lora_model",
     ),
@@ -104,9 +106,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "engine generator",
     ),
     "generation": (
-        "beam_search flight processors prompt replay run_ahead speculation step_counts stream timing",
+        "beam_search processors prompt replay run_ahead speculation step_counts stream timing",
         "generator_params named_processors row",
-        "prefix_cache row_loop row_pool",
+        "flight prefix_cache",
+        "loop",
+        "row_loop row_pool",
         "beam_loop constrained_loop processed_loop speculated_loop",
         "generator",
         "conversation",
@@ -148,7 +152,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "session",
         "not_finite",
     ),
-    "page": ("adapters inspection memory_requests requests", "page"),
+    "page": ("requests", "adapters inspection memory_requests read_request", "page"),
     "stages": (
         "option",
         "float_arithmetic stage",

@@ -117,7 +117,7 @@ class LoadPlan:
     writes: bool = False
     """Whether shards from the source are written to the open file."""
     journal: str | None = None
-    """Of a download that is being stored: the text to which a line [shard, digest] is appended for each shard."""
+    """The text that gains a line [shard, digest] for each shard of a download that is being stored."""
     alone: bool = False
     """Whether each shard is fetched by a request of its own, past every cache."""
 
@@ -174,7 +174,7 @@ class DataFile(Protocol):
     """Nobody else can write it while it is open."""
 
     async def sha256(self, start: int, length: int) -> str | None:
-        """The SHA-256 of a part, as hex; None if the file ends before it does. Raises StorageError."""
+        """The SHA-256 of a part, as hex; None if the file is shorter. Raises StorageError."""
 
     def close(self) -> None: ...
 

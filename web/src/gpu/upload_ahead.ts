@@ -2,7 +2,7 @@
 // and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
 import type { DataFile } from "../storage/backing";
-import { type LoadPlan, WeightLoad } from "../storage/load";
+import { type Ahead, type LoadPlan, WeightLoad } from "../storage/load";
 import type { Category } from "./device";
 import type { WeightUpload } from "./weights";
 
@@ -29,7 +29,7 @@ export interface UploadPlan {
   pieces: PieceFields[];
 }
 
-export class UploadAhead {
+export class UploadAhead implements Ahead {
   /** Its buffers' handles; rejects where there is no memory for them. */
   readonly handles: Promise<number[]>;
   /** Whether somebody took the buffers. */

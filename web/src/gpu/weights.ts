@@ -1,11 +1,11 @@
 // Uploads ranges of a data file into the weights' buffers as it comes in, with a bounded number of bytes under way.
 
 import { EngineError } from "../errors";
-import type { ReadAt, Target } from "../storage/load";
+import type { ReadAt } from "../storage/chunk";
+import type { Ahead, Target } from "../storage/load";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
 import type { Beside, Turn, Turner } from "./turn";
-import type { UploadAhead } from "./upload_ahead";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -43,7 +43,7 @@ function map(window: Window): Window {
 export class WeightUpload implements Target {
   closed = false;
   /** An upload into the same buffers that is under way or done; null once that is used or has ended. */
-  ahead: UploadAhead | null = null;
+  ahead: Ahead | null = null;
   private readonly writers: PieceWriter[];
   private readonly allocations: Allocations;
   private readonly windows: Window[] = [];
@@ -87,7 +87,7 @@ export class WeightUpload implements Target {
   }
 
   /** The upload that is ahead of this one, for who uses it or ends it. */
-  takeAhead(): UploadAhead | null {
+  takeAhead(): Ahead | null {
     const { ahead } = this;
     this.ahead = null;
     return ahead;

@@ -1,10 +1,7 @@
-// This browser's places for stored weights; see capstan.host.storage.Backing.
+// The interface of a place for stored weights; see capstan.host.storage.Backing. open_backing.ts finds this browser's.
 
 import { EngineError } from "../errors";
-import { CacheBacking } from "./cache";
-import { Chunk } from "./chunk";
-import type { ReadAt } from "./load";
-import { OpfsBacking } from "./opfs";
+import { Chunk, type ReadAt } from "./chunk";
 
 /** A stored file, open. */
 export interface DataFile {
@@ -27,11 +24,6 @@ export interface Backing {
   appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
-}
-
-/** A folder in the private file system, else a cache of that name in the Cache API, else nothing. */
-export async function openBacking(folder: string): Promise<Backing | null> {
-  return (await OpfsBacking.find(folder)) ?? (await CacheBacking.find(folder));
 }
 
 /** The SHA-256 of a part of a stored file, as hex; null if it is cut short there. */

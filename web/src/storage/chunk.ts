@@ -2,6 +2,9 @@
 
 import { hex, sha256 } from "./sha256";
 
+/** Fills memory from an offset of a file; returns the number of bytes read, fewer at the end of what is there. */
+export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number | Promise<number>;
+
 /** Bytes that are read from a stream at a time outside of chunks. */
 const PIECE = 1 << 16;
 

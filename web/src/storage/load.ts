@@ -2,9 +2,8 @@
 // stored on the way. Python plans it, and decides what becomes of a problem (capstan.weights.weight_file).
 
 import { EngineError, type EngineErrorCode } from "../errors";
-import type { UploadAhead } from "../gpu/upload_ahead";
 import type { Backing, DataFile } from "./backing";
-import { Chunk } from "./chunk";
+import { Chunk, type ReadAt } from "./chunk";
 import type { BlobSource, HttpSource } from "./source";
 
 /** See capstan.host.storage.LoadPlan. */
@@ -33,8 +32,12 @@ interface Outcome {
   wait?: number | undefined;
 }
 
-/** Fills memory from an offset of a file; returns the number of bytes read, fewer where they cannot be had. */
-export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number | Promise<number>;
+/** A load that was begun ahead of another one. */
+export interface Ahead {
+  /** Whether it does what `load` plans, with the file `data`: wait until its bytes are on the GPU. If not, it ends. */
+  finished(load: LoadPlan, data: string | undefined, told: (done: number) => void): Promise<boolean>;
+  stop(): Promise<void>;
+}
 
 /** Takes the bytes of a file in ascending order; what it does not want may be left out. */
 export interface Target {
@@ -44,7 +47,7 @@ export interface Target {
   /** Take `length` bytes from `start` of the file; false if `read` does not give them all: none is taken then. */
   put(start: number, length: number, read: ReadAt): Promise<boolean>;
   /** The same load that was begun ahead of this one. */
-  takeAhead?(): UploadAhead | null;
+  takeAhead?(): Ahead | null;
 }
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt">;
@@ -67,7 +70,7 @@ export class WeightLoad {
     this.outcome = { at: plan.start, kept: [], unsound: [], problem: null };
   }
 
-  /** Load the part of the plan. What Python has no plan for is thrown. */
+  /** Load the part of the plan. Throws errors for which Python has no policy. */
   async run(): Promise<Outcome> {
     const { plan, target, file, outcome, chunk } = this;
     const stored = new Set(plan.stored);
@@ -155,7 +158,7 @@ export class WeightLoad {
     }
   }
 
-  /** Stop for an error with this code; any other is thrown on. */
+  /** Stop for an error with this code; throws any other. */
   private stop(problem: Outcome["problem"], code: EngineErrorCode, error: unknown): void {
     if (!(error instanceof EngineError) || error.code !== code) throw error;
     Object.assign(this.outcome, { problem, message: error.message, wait: error.retryAfter });

@@ -2,8 +2,7 @@
 
 import { EngineError } from "../errors";
 import { type Backing, type DataFile, storing } from "./backing";
-import { ByteReader, type Chunk } from "./chunk";
-import type { ReadAt } from "./load";
+import { ByteReader, type Chunk, type ReadAt } from "./chunk";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
 interface SyncAccess {
