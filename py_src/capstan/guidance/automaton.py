@@ -21,6 +21,7 @@ from .vocabulary import TokenBytes
 __all__ = ["Automaton", "NoAutomatonError", "Position", "automaton_of"]
 
 MOST_STATES = 20_000
+MOST_VISITS = 2_000_000
 MOST_WORDS = 1 << 21
 """The largest table."""
 
@@ -120,6 +121,7 @@ class _Builder:
         self._owner: list[str] = []
         self._steps: list[dict[int, Step] | None] = []
         self._making: set[int] = set()
+        self._visits = 0
         self._clashes: list[set[str]] = []
         self._calls: dict[str, list[tuple[str, int]]] = {name: [] for name in graph.starts}
         """Who calls a rule, and the state where it goes on."""
@@ -128,6 +130,8 @@ class _Builder:
         graph = self._graph
         for name in ("root", *(name for name in graph.starts if name != "root")):
             self._state([graph.starts[name]], name)
+        for number in reversed(range(len(self._members))):  # Called rules stand behind their callers.
+            self._row(number)
         at = 0
         while at < len(self._members):
             self._row(at)
@@ -160,6 +164,9 @@ class _Builder:
             more = [each for each in more if each not in seen]
             seen.update(more)
             waiting += more
+        self._visits += len(seen)
+        if self._visits > MOST_VISITS:
+            raise NoAutomatonError(f"its states are sets of more than {MOST_VISITS} members in all")
         return frozenset(
             state for state in seen if graph.edges[state] or graph.calls[state] is not None or state in self._accepts
         )

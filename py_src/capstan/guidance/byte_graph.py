@@ -8,7 +8,8 @@ on behind it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Iterator, Mapping
+from typing import Any
 
 from .grammar import Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text, byte_runs
 
@@ -21,6 +22,10 @@ _WORTH_A_CALL = 8
 
 class NoAutomatonError(Exception):
     """A grammar has no automaton, or one that is too large; the message says why."""
+
+
+Compiling = Generator[tuple[Node, int], Any, int]
+"""Asks for the states of other nodes with what is behind them, and returns that of its own."""
 
 
 class ByteGraph:
@@ -67,13 +72,25 @@ class ByteGraph:
         return len(self.edges) - 1
 
     def _compiled(self, node: Node, behind: int) -> int:
-        """The state from which what the node matches leads to `behind`."""
-        key = (id(node), behind)
-        if key not in self._made:
-            self._made[key] = self._compile(node, behind)
-        return self._made[key]
+        """The state from which what the node matches leads to `behind`. Nested nodes wait in a list: calls within each
+        other would be as many as an object has properties."""
+        waiting = [((id(node), behind), self._compile(node, behind))]
+        found: int | None = None
+        while waiting:
+            key, steps = waiting[-1]
+            try:
+                inner, after = steps.send(found)
+            except StopIteration as ended:
+                self._made[key] = found = ended.value
+                waiting.pop()
+                continue
+            found = self._made.get((id(inner), after))
+            if found is None:
+                waiting.append(((id(inner), after), self._compile(inner, after)))
+        assert found is not None
+        return found
 
-    def _compile(self, node: Node, behind: int) -> int:
+    def _compile(self, node: Node, behind: int) -> Compiling:
         match node:
             case Text(text):
                 return self._run(tuple((byte, byte) for byte in text.encode()), behind)
@@ -85,17 +102,18 @@ class ByteGraph:
                 return state
             case Series(items):
                 for item in reversed(items):
-                    behind = self._compiled(item, behind)
+                    behind = yield item, behind
                 return behind
             case Choice(items):
                 state = self._state()
-                self.empty[state] = [self._compiled(item, behind) for item in items]
+                for item in items:
+                    self.empty[state].append((yield item, behind))
                 return state
             case Repeat(item, least, most):
-                return self._repeated(self._shared(item), least, most, behind)
+                return (yield from self._repeated(self._shared(item), least, most, behind))
             case Rule(name):
                 if name not in self._called:
-                    return self._compiled(self._nodes[name], behind)
+                    return (yield self._nodes[name], behind)
                 state = self._state()
                 self.calls[state] = (name, behind)
                 return state
@@ -113,16 +131,16 @@ class ByteGraph:
             behind = found
         return behind
 
-    def _repeated(self, item: Node, least: int, most: int | None, behind: int) -> int:
+    def _repeated(self, item: Node, least: int, most: int | None, behind: int) -> Compiling:
         if most is None:
             after = self._state()
-            self.empty[after] = [self._compiled(item, after), behind]
+            self.empty[after] = [(yield item, after), behind]
             for _ in range(least):
-                after = self._compiled(item, after)
+                after = yield item, after
             return after
         after = behind
         for number in reversed(range(most)):
-            one = self._compiled(item, after)
+            one = yield item, after
             if number < least:
                 after = one
             else:
@@ -190,21 +208,45 @@ def byte_runs_apart(first: int, last: int) -> list[list[tuple[int, int]]]:
 
 def worth_calling(grammar: Grammar) -> set[str]:
     """Rules that are used more than once, or contain themselves."""
+    inner = {name: used(node) for name, node in grammar.rules.items()}
     uses: Counter[str] = Counter()
-    for node in grammar.rules.values():
-        uses += used(node)
-    return {name for name in grammar.rules if uses[name] > 1 or name in reached(grammar, name)}
-
-
-def reached(grammar: Grammar, name: str) -> set[str]:
-    """The rules that a rule uses, and those that these use."""
-    found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        more = used(grammar.rules[waiting.pop()]).keys() - found
-        found |= more
-        waiting += more
+    for counts in inner.values():
+        uses.update(counts)
+    found = {name for name in grammar.rules if uses[name] > 1}
+    for group in circles(inner):
+        if len(group) > 1 or group[0] in inner[group[0]]:
+            found.update(group)
     return found
+
+
+def circles(inner: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
+    """The rules that contain each other, together, behind those that they contain; by the rules that each contains.
+    Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_: dict[str, None] = {}
+    for root in inner:
+        visiting = [(root, iter(inner[root]))] if root not in number else []
+        while visiting:
+            name, rest = visiting[-1]
+            if name not in number:
+                number[name] = lowest[name] = len(number)
+                open_[name] = None
+            for other in rest:
+                if other not in number:
+                    visiting.append((other, iter(inner[other])))
+                    break
+                if other in open_:
+                    lowest[name] = min(lowest[name], number[other])
+            else:
+                visiting.pop()
+                if visiting:
+                    lowest[visiting[-1][0]] = min(lowest[visiting[-1][0]], lowest[name])
+                if lowest[name] == number[name]:
+                    together: list[str] = []
+                    while not together or together[-1] != name:
+                        together.append(open_.popitem()[0])
+                    yield together
 
 
 def used(node: Node, times: int = 1) -> Counter[str]:
@@ -215,7 +257,7 @@ def used(node: Node, times: int = 1) -> Counter[str]:
         case Series(items) | Choice(items):
             found: Counter[str] = Counter()
             for item in items:
-                found += used(item, times)
+                found.update(used(item, times))
             return found
         case Repeat(item, _, most):
             return used(item, times * (2 if most is None else most))
@@ -225,16 +267,7 @@ def used(node: Node, times: int = 1) -> Counter[str]:
 
 def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
     """NoAutomatonError if a rule that is not called contains itself."""
-    done: set[str] = set()
-
-    def visit(name: str, above: frozenset[str]) -> None:
-        if name in above:
+    inner = {name: [other for other in used(node) if other not in called] for name, node in grammar.rules.items()}
+    for group in circles(inner):
+        if len(group) > 1 or group[0] in inner[group[0]]:
             raise NoAutomatonError("a rule contains itself where its end cannot be told from a part of it")
-        if name not in done:
-            for inner in used(grammar.rules[name]):
-                if inner not in called:
-                    visit(inner, above | {name})
-            done.add(name)
-
-    for name in grammar.rules:
-        visit(name, frozenset())

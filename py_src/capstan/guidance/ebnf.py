@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, Rule, Series, Text
+from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, NodeError, Rule, Series, Text
+from .regex import counted
 from .scanner import Scanner
 
 __all__ = ["parse_ebnf"]
@@ -27,6 +28,13 @@ class _Reader:
         """Rules that are used, and where."""
 
     def read(self) -> Grammar:
+        scan = self._scan
+        try:
+            return self._rules()
+        except NodeError as error:
+            scan.refuse(error.what, error.remedy)
+
+    def _rules(self) -> Grammar:
         grammar = Grammar()
         scan = self._scan
         while not scan.ends():
@@ -34,7 +42,7 @@ class _Reader:
             found = scan.expect(_RULE, "a rule, such as root ::= ...,")
             if ours(found[1]) in grammar.rules:
                 scan.refuse(f"the rule {found[1]} is there already", "give it another name", at)
-            grammar.rules[ours(found[1])] = self._choice()
+            grammar.set(grammar.reserve(ours(found[1])), self._choice())
             if not scan.ends() and not scan.looks(_RULE):
                 scan.refuse(f"{scan.text[scan.at]!r} is not expected here", "correct it")
         for name, at in self._named:
@@ -64,7 +72,7 @@ class _Reader:
         if scan.take(r"\("):
             if scan.take("="):
                 scan.refuse("look-ahead is not supported", "leave it out", at)
-            node = self._choice()
+            node = scan.deeper(self._choice, at)
             if not scan.take(r"\)"):
                 scan.refuse("the group is not closed", "add a )", at)
             return node
@@ -96,8 +104,8 @@ class _Reader:
             counts = scan.take(_COUNTS)
             if not counts:
                 return item
-            least = int(counts[1])
-            item = scan.repeated(item, least, (int(counts[3]) if counts[3] else None) if counts[2] else least, at)
+            least = counted(counts[1])
+            item = scan.repeated(item, least, (counted(counts[3]) if counts[3] else None) if counts[2] else least, at)
 
 
 def ours(name: str) -> str:

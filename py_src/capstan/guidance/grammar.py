@@ -7,14 +7,16 @@ of schemas and regular expressions are not used: they let control characters and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "ANY_CHARACTER",
     "Chars",
     "Choice",
     "Grammar",
+    "MOST_DEPTH",
     "Node",
+    "NodeError",
     "Repeat",
     "Rule",
     "Series",
@@ -28,7 +30,28 @@ Ranges = tuple[tuple[int, int], ...]
 
 _SURROGATES = (0xD800, 0xDFFF)
 _LAST = 0x10FFFF
+MOST_STATES = 100_000
+"""The largest grammar, in characters that a matcher has to tell apart."""
+MOST_RULES = 5_000
+MOST_DEPTH = 64
+"""The deepest nesting of groups."""
+_CALLED = 8
+"""A repeated part with as many states is there once, and so are the places where it is used."""
 ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
+
+
+class NodeError(Exception):
+    """No grammar can have such a node. A reader, which knows the place, makes a GuidanceError of it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.what, self.remedy = what, remedy
+
+
+def bounded(states: int) -> int:
+    if states > MOST_STATES:
+        raise NodeError(f"it takes {states} states, at most {MOST_STATES} are matched", "ask for less, or for fewer")
+    return states
 
 
 @dataclass(frozen=True)
@@ -37,12 +60,35 @@ class Text:
 
     text: str
 
+    def __post_init__(self) -> None:
+        for character in self.text:
+            if _SURROGATES[0] <= ord(character) <= _SURROGATES[1]:
+                raise NodeError(f"{character!r} is half of a pair, which UTF-8 does not have", "write whole characters")
+
+    @property
+    def states(self) -> int:
+        return len(self.text)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no character at all matches."""
+        return not self.text
+
 
 @dataclass(frozen=True)
 class Chars:
     """One character out of a set."""
 
     ranges: Ranges
+    empty = False
+
+    def __post_init__(self) -> None:
+        if any(_SURROGATES[0] <= edge <= _SURROGATES[1] for pair in self.ranges for edge in pair):
+            raise NodeError("half of a pair in a set, which UTF-8 does not have", "write whole characters")
+
+    @property
+    def states(self) -> int:
+        return 1 + len(self.ranges) // 4
 
     def without(self, other: Ranges) -> Chars:
         return Chars(intersected(self.ranges, complement(other)))
@@ -59,6 +105,12 @@ class Series:
     """One after the other."""
 
     items: tuple[Node, ...]
+    states: int = field(init=False, repr=False, compare=False)
+    empty: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", bounded(sum(item.states for item in self.items)))
+        object.__setattr__(self, "empty", all(item.empty for item in self.items))
 
 
 @dataclass(frozen=True)
@@ -66,6 +118,12 @@ class Choice:
     """One of them."""
 
     items: tuple[Node, ...]
+    states: int = field(init=False, repr=False, compare=False)
+    empty: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", bounded(1 + sum(item.states for item in self.items)))
+        object.__setattr__(self, "empty", any(item.empty for item in self.items))
 
 
 @dataclass(frozen=True)
@@ -75,6 +133,17 @@ class Repeat:
     item: Node
     least: int
     most: int | None
+    states: int = field(init=False, repr=False, compare=False)
+    empty: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        times = max(1, self.least, self.most or 0)
+        states = self.item.states * times if self.item.states < _CALLED else self.item.states + times
+        if self.item.empty and times > 1:
+            # Each of them may be left out: every state leads to all behind it.
+            states = (self.item.states * times) ** 2
+        object.__setattr__(self, "states", bounded(states))
+        object.__setattr__(self, "empty", self.item.empty or self.least == 0)
 
 
 @dataclass(frozen=True)
@@ -82,6 +151,8 @@ class Rule:
     """A rule of the grammar, by its name."""
 
     name: str
+    states = 1
+    empty = False
 
 
 Node = Text | Chars | Series | Choice | Repeat | Rule
@@ -125,14 +196,19 @@ class Grammar:
 
     def __init__(self) -> None:
         self.rules: dict[str, Node] = {}
+        self._states = 0
+        self._numbers: dict[str, int] = {}
+        """The last number of each name."""
 
     def add(self, name: str, node: Node) -> Rule:
         """A rule; a name that is taken gets a number."""
-        unique, number = name, 1
+        unique = name
         while unique in self.rules:
-            number += 1
-            unique = f"{name}_{number}"
-        self.rules[unique] = node
+            self._numbers[name] = self._numbers.get(name, 1) + 1
+            unique = f"{name}_{self._numbers[name]}"
+        if len(self.rules) >= MOST_RULES:
+            raise NodeError(f"it takes more than {MOST_RULES} rules", "ask for less, or for fewer")
+        self.set(Rule(unique), node)
         return Rule(unique)
 
     def reserve(self, name: str) -> Rule:
@@ -140,12 +216,14 @@ class Grammar:
         return self.add(name, Text(""))
 
     def set(self, rule: Rule, node: Node) -> None:
+        before = self.rules.get(rule.name)
+        self._states = bounded(self._states + node.states - (before.states if before else 0))
         self.rules[rule.name] = node
 
     def include(self, other: Grammar, prefix: str) -> Rule:
         """All rules of another grammar under names of their own; its root."""
         for name, node in other.rules.items():
-            self.rules[prefix + name] = _renamed(node, prefix)
+            self.add(prefix + name, _renamed(node, prefix))
         return Rule(f"{prefix}root")
 
     def text(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from ..errors import GuidanceError, OptionError
 from .ebnf import parse_ebnf
-from .grammar import Grammar
+from .grammar import Grammar, NodeError
 from .json_schema import json_schema_grammar
 from .lark import lark_grammar
 from .regex import parse_regex
@@ -39,9 +40,21 @@ class Guidance:
             raise OptionError("Guidance type and data must be provided together; give both")
         if self.kind not in KINDS:
             raise OptionError(f"Unsupported guidance type: {self.kind} (only {', '.join(KINDS)} are supported)")
+        half = re.search("[\ud800-\udfff]", self.data)
+        if half:
+            line, column = (
+                self.data.count("\n", 0, half.start()) + 1,
+                half.start() - self.data.rfind("\n", 0, half.start()),
+            )
+            raise GuidanceError(
+                f"{self.kind}, line {line}, column {column}: {half[0]!r} is half of a pair, which UTF-8 does not have; "
+                "write whole characters"
+            )
         try:
             object.__setattr__(self, "grammar", self._grammar())
             object.__setattr__(self, "text", self.grammar.text())
+        except NodeError as error:
+            raise GuidanceError(f"{self.kind}: {error.what}; {error.remedy}") from error
         except RecursionError:
             raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import log10
 
 from .grammar import Choice, Node, Repeat, Series, Text, chars
 
-__all__ = ["integer_range", "number_range"]
+__all__ = ["MOST_DIGITS", "digits_of", "integer_range", "number_range"]
 
 FRACTION_DIGITS = 6
 """Digits behind the point, more only where a bound has more: beyond 15 in all a reader's double would round them."""
+
+MOST_DIGITS = 64
+"""The digits of a bound, before and behind the point: the grammar grows with their square."""
 
 _DIGIT = chars(("0", "9"))
 
@@ -23,6 +27,15 @@ class _Bounds:
     above: bool
     """Whether `low` itself is left out."""
     below: bool
+
+
+def digits_of(bound: float) -> int:
+    """How many digits a bound has, before and behind the point, without an exponent."""
+    if isinstance(bound, int) and abs(bound) >= 10**MOST_DIGITS:
+        return int(bound.bit_length() * log10(2)) + 1
+    exponent = Decimal(repr(bound)).as_tuple().exponent
+    assert isinstance(exponent, int)
+    return max(Decimal(repr(bound)).adjusted() + 1, 1) + max(-exponent, 0)
 
 
 def integer_range(bounds: Mapping[str, float]) -> Node | None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import GuidanceError
-from ..model_files.json_text import NotJsonError, read_json
-from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text
-from .json_numbers import integer_range, number_range
+from ..model_files.json_text import NotJsonError, clipped, read_json
+from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
+from .json_numbers import MOST_DIGITS, digits_of, integer_range, number_range
 from .json_text import BLANK, CHARACTER, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string
 from .merging import MergeError, merged
 from .regex import parse_regex, parse_searched
@@ -29,6 +29,8 @@ from .schema_keywords import (
     refuse,
     require_apart,
     require_known,
+    require_shape,
+    require_sound,
     types_of,
 )
 
@@ -56,7 +58,10 @@ def json_schema_grammar(text: str) -> Grammar:
     except NotJsonError as error:
         raise GuidanceError(f"json_schema: {error}; correct it") from error
     try:
+        require_sound(schema, "#")
         return _Converter(schema).grammar
+    except NodeError as error:
+        refuse("#", error.what, error.remedy)
     except RecursionError:
         raise GuidanceError("json_schema #: it refers to itself without an end; take the circle out") from None
 
@@ -66,7 +71,10 @@ class _Converter:
         self._root = schema
         self._rules: dict[str, Rule] = {}
         """The rules of schemas that occurred before, by their content."""
+        self._shaped: set[int] = set()
+        """Parts of the schema whose keywords were checked."""
         self.grammar, root = json_grammar()
+        require_shape(schema, "#")
         self.grammar.set(root, self.value(schema, "#"))
 
     def value(self, schema: Any, at: str) -> Node:
@@ -80,7 +88,10 @@ class _Converter:
         key = json.dumps(schema)
         if key not in self._rules:
             rule = self._rules[key] = self.grammar.reserve("value")
-            self.grammar.set(rule, self._node(schema, at))
+            try:
+                self.grammar.set(rule, self._node(schema, at))
+            except NodeError as error:
+                refuse(at, error.what, error.remedy)
         return self._rules[key]
 
     def _node(self, schema: Schema, at: str) -> Node:
@@ -126,16 +137,12 @@ class _Converter:
 
     def _object(self, schema: Schema, at: str) -> Node:
         properties = schema.get("properties", {})
-        if not isinstance(properties, Mapping):
-            refuse(f"{at}/properties", f"{properties!r}", "it must be an object")
-        required = listed(schema, "required", at) if "required" in schema else []
-        for index, name in enumerate(required):
-            if not isinstance(name, str):
-                refuse(f"{at}/required/{index}", f"{name!r}", "it must be a property's name")
+        required = list(dict.fromkeys(schema.get("required", ())))
+        needed_names = set(required)
         extra = schema.get("additionalProperties", True)
         pairs: list[tuple[Node, bool]] = []
         for name, value in properties.items():
-            needed = name in required
+            needed = name in needed_names
             if value is False:
                 if needed:
                     refuse(f"{at}/properties/{pointer(name)}", "a required property that nothing fits", "take it out")
@@ -180,8 +187,6 @@ class _Converter:
         least, most = count(schema, "minItems", at, 0) or 0, count(schema, "maxItems", at, None)
         before = listed(schema, "prefixItems", at) if "prefixItems" in schema else []
         items = schema.get("items", True)
-        if isinstance(items, list):
-            refuse(f"{at}/items", "a list", "name it prefixItems, and what follows it items")
         comma = Series((BLANK, Text(","), BLANK))
         if items is False:
             most = min(len(before), most) if most is not None else len(before)
@@ -216,14 +221,12 @@ class _Converter:
             return string(quoted(self._pattern(schema["pattern"], f"{at}/pattern")))
         if "format" in schema:
             kind = schema["format"]
-            if not isinstance(kind, str) or kind not in FORMATS:
+            if kind not in FORMATS:
                 refuse(f"{at}/format", f"{kind!r}", f"there are {', '.join(FORMATS)}; or write a pattern")
             return string(quoted(parse_regex(FORMATS[kind])))
         return string(Repeat(CHARACTER, least, most))
 
     def _pattern(self, pattern: Any, at: str) -> Node:
-        if not isinstance(pattern, str):
-            refuse(at, f"{pattern!r}", "it must be a string")
         try:
             branches = parse_searched(pattern)
         except GuidanceError as error:
@@ -237,8 +240,8 @@ class _Converter:
         for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
             if name in schema:
                 bounds[name] = schema[name]
-                if isinstance(schema[name], bool) or not isinstance(schema[name], int | float):
-                    refuse(f"{at}/{name}", f"{schema[name]!r}", "it must be a number")
+                if (digits := digits_of(schema[name])) > MOST_DIGITS:
+                    refuse(f"{at}/{name}", f"a number of {digits} digits", f"there may be {MOST_DIGITS}: leave it out")
         if not bounds:
             return INTEGER if kind == "integer" else NUMBER
         found = (integer_range if kind == "integer" else number_range)(bounds)
@@ -254,7 +257,7 @@ class _Converter:
         types = types_of(schema, at.rpartition("/")[0])
         fitting = [value for value in values if "type" not in schema or any(is_a(kind, value) for kind in types)]
         if not fitting:
-            refuse(at, f"{list(values)!r}", "no value has the schema's type")
+            refuse(at, clipped(list(values)), "no value has the schema's type")
         nodes = [literal(value) for value in fitting]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
@@ -303,10 +306,13 @@ class _Converter:
         found = self._root
         for part in reference[2:].split("/") if reference != "#" else ():
             name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            if isinstance(found, list) and name.isdecimal() and len(name) < 9 and int(name) < len(found):
                 found = found[int(name)]
             elif isinstance(found, Mapping) and name in found:
                 found = found[name]
             else:
                 refuse(at, f"{reference!r}", f"the schema has no {name!r} there")
+        if id(found) not in self._shaped:
+            self._shaped.add(id(found))
+            require_shape(found, reference)
         return found

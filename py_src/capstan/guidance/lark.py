@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 
 from ..errors import GuidanceError
-from .grammar import Choice, Grammar, Node, Repeat, Rule, Series, Text, chars
+from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text, chars
 from .json_schema import json_schema_grammar
-from .regex import parse_regex
+from .regex import counted, parse_regex
 from .scanner import Scanner
 
 __all__ = ["lark_grammar"]
@@ -65,6 +65,12 @@ class _Reader:
         self._in_terminal = False
 
     def read(self) -> Grammar:
+        try:
+            return self._read()
+        except NodeError as error:
+            self._scan.refuse(error.what, error.remedy)
+
+    def _read(self) -> Grammar:
         scan, grammar = self._scan, self._grammar
         root = grammar.reserve("root")
         if scan.looks(r"(?s).*%ignore"):
@@ -138,7 +144,7 @@ class _Reader:
         for opening, closing in (("(", ")"), ("[", "]")):
             if scan.take("\\" + opening):
                 self._lines()
-                node = self._choice()
+                node = scan.deeper(self._choice, at)
                 self._lines()
                 if not scan.take("\\" + closing):
                     scan.refuse("the group is not closed", f"add a {closing}", at)
@@ -211,6 +217,8 @@ class _Reader:
             schema, end = json.JSONDecoder().raw_decode(scan.text, at)
         except json.JSONDecodeError as error:
             scan.refuse(f"the schema is not JSON ({error.msg})", "correct it", error.pos)
+        except ValueError:
+            scan.refuse("an integer of thousands of digits", "write a smaller one", at)
         scan.at = end
         try:
             found = json_schema_grammar(json.dumps(schema))
@@ -228,9 +236,9 @@ class _Reader:
             if sign:
                 least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign[0]]
             elif counts:
-                least = int(counts[1] or counts[4])
+                least = counted(counts[1] or counts[4])
                 more, last = counts[2] or counts[5], counts[3] or counts[6]
-                most = (int(last) if last else None) if more else least
+                most = (counted(last) if last else None) if more else least
             else:
                 return item
             item = scan.repeated(item, least, most, at)

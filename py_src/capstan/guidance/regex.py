@@ -10,9 +10,23 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ..errors import GuidanceError
-from .grammar import ANY_CHARACTER, Chars, Choice, Node, Repeat, Series, Text, chars, complement, united
+from ..model_files.json_text import clipped
+from .grammar import (
+    ANY_CHARACTER,
+    MOST_DEPTH,
+    Chars,
+    Choice,
+    Node,
+    NodeError,
+    Repeat,
+    Series,
+    Text,
+    chars,
+    complement,
+    united,
+)
 
-__all__ = ["Anchored", "parse_regex", "parse_searched"]
+__all__ = ["Anchored", "counted", "parse_regex", "parse_searched"]
 
 MOST_REPEATS = 10_000
 """A counted repetition is as many states."""
@@ -56,10 +70,17 @@ class _Parser:
     def __init__(self, pattern: str) -> None:
         self._text = pattern
         self._at = 0
+        self._depth = 0
         self._ignore_case = False
         self._dot_all = False
 
     def whole(self) -> list[Anchored]:
+        try:
+            return self._whole()
+        except NodeError as error:
+            self._refuse(error.what, error.remedy)
+
+    def _whole(self) -> list[Anchored]:
         branches = [self._anchored()]
         while self._take("|"):
             branches.append(self._anchored())
@@ -134,7 +155,11 @@ class _Parser:
                 self._refuse("look-around is not supported", "write what is allowed instead", start)
             else:
                 self._group_flags(start)
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            self._refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", start)
         node = self._group()
+        self._depth -= 1
         if self._at < len(self._text) and self._text[self._at] in "$\\":
             self._refuse("an anchor inside the expression never matches", "take it out, or write \\$")
         if not self._take(")"):
@@ -181,7 +206,8 @@ class _Parser:
         if close < 0 or not least.isdecimal() or not (most == "" or most.isdecimal()):
             return None
         self._at = close + 1
-        low, high = int(least), (int(most) if most else None) if comma else int(least)
+        low = counted(least)
+        high = (counted(most) if most else None) if comma else low
         if max(low, high or 0) > MOST_REPEATS:
             self._refuse(f"{max(low, high or 0)} repetitions", f"there may be {MOST_REPEATS}", start)
         if high is not None and high < low:
@@ -286,7 +312,12 @@ class _Parser:
 
     def _refuse(self, what: str, remedy: str, at: int | None = None) -> NoReturn:
         column = (self._at if at is None else at) + 1
-        raise GuidanceError(f"regex {self._text!r}, column {column}: {what}; {remedy}")
+        raise GuidanceError(f"regex {clipped(self._text)}, column {column}: {what}; {remedy}")
+
+
+def counted(digits: str) -> int:
+    """The number of repetitions, one too many if there are more digits than any number of them has."""
+    return int(digits) if len(digits) < 9 else MOST_REPEATS + 1
 
 
 def _sequence(items: list[Node]) -> Node:

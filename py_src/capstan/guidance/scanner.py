@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NoReturn
 
 from ..errors import GuidanceError
-from .grammar import Chars, Node, Repeat, chars
+from .grammar import MOST_DEPTH, Chars, Node, Repeat, chars
 from .regex import MOST_REPEATS
 
 __all__ = ["Scanner"]
@@ -21,6 +22,7 @@ class Scanner:
     def __init__(self, kind: str, text: str, skip: str) -> None:
         self.kind, self.text = kind, text
         self._skip = re.compile(skip)
+        self._depth = 0
         self.at = 0
 
     def skip(self) -> None:
@@ -38,6 +40,15 @@ class Scanner:
         if found:
             self.at = found.end()
         return found
+
+    def deeper(self, read: Callable[[], Node], at: int) -> Node:
+        """What a group that was opened at `at` holds."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            self.refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", at)
+        node = read()
+        self._depth -= 1
+        return node
 
     def expect(self, pattern: str, what: str) -> re.Match[str]:
         found = self.take(pattern)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, NoReturn
 
 from ..errors import GuidanceError
+from ..model_files.json_text import clipped
 
 __all__ = [
     "ANNOTATIONS",
@@ -21,6 +23,8 @@ __all__ = [
     "listed",
     "pointer",
     "refuse",
+    "require_shape",
+    "require_sound",
     "require_apart",
     "require_known",
     "types_of",
@@ -57,13 +61,72 @@ def require_known(schema: Schema, at: str) -> None:
             refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
 
 
+_SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+_SCHEMA = {"additionalProperties", "items"}
+_SCHEMAS = {"prefixItems", "allOf", "anyOf", "oneOf"}
+_LISTS = {"required", "enum"}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_MOST_BRANCHES = 500
+
+
+def require_sound(value: Any, at: str) -> None:
+    """Raise unless all texts are characters and all numbers are finite."""
+    if isinstance(value, str) and not all(c < "\ud800" or c > "\udfff" for c in value):
+        refuse(at, f"{clipped(value)} has half of a pair, which UTF-8 does not have", "write whole characters")
+    if isinstance(value, float) and not isfinite(value):
+        refuse(at, f"{value!r}", "write a number that JSON has")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            require_sound(name, at)
+            require_sound(inner, f"{at}/{pointer(name)}")
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            require_sound(inner, f"{at}/{index}")
+
+
+def require_shape(schema: Any, at: str) -> None:
+    """Raise unless the keywords that are enforced have values of their types, in the schemas within it, too."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        refuse(at, clipped(schema), "a schema is an object, true or false")
+    types_of(schema, at)
+    for name, value in schema.items():
+        place = f"{at}/{pointer(name)}"
+        if name in _SCHEMAS_BY_NAME:
+            if not isinstance(value, Mapping):
+                refuse(place, clipped(value), "it must be an object")
+            for key, inner in value.items():
+                require_shape(inner, f"{place}/{pointer(key)}")
+        elif name == "items" and isinstance(value, list):
+            refuse(place, "a list", "name it prefixItems, and what follows it items")
+        elif name in _SCHEMA:
+            require_shape(value, place)
+        elif name in _SCHEMAS | _LISTS:
+            for index, inner in enumerate(listed(schema, name, at)):
+                if name in _SCHEMAS:
+                    require_shape(inner, f"{place}/{index}")
+                elif name == "required" and not isinstance(inner, str):
+                    refuse(f"{place}/{index}", clipped(inner), "it must be a property's name")
+            if name == "oneOf" and len(value) > _MOST_BRANCHES:
+                refuse(place, f"{len(value)} branches", f"at most {_MOST_BRANCHES} are told apart: use anyOf or enum")
+        elif name in _NUMBERS:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                refuse(place, clipped(value), "it must be a number")
+        elif name in _COUNTS:
+            count(schema, name, at, 0)
+        elif name in ("pattern", "$ref", "format") and not isinstance(value, str):
+            refuse(place, clipped(value), "it must be a string")
+
+
 def types_of(schema: Schema, at: str) -> list[str]:
     """The types that the schema names, all if it names none."""
     given = schema.get("type", list(TYPES))
     types = given if isinstance(given, list) else [given]
     for kind in types:
         if kind not in TYPES:
-            refuse(f"{at}/type", f"{kind!r}", f"there are {', '.join(TYPES)}")
+            refuse(f"{at}/type", clipped(kind), f"there are {', '.join(TYPES)}")
     if not types:
         refuse(f"{at}/type", "[]", "nothing has no type")
     return types
@@ -114,14 +177,14 @@ def fixed(schema: Schema) -> list[Any] | None:
 def listed(schema: Schema, name: str, at: str) -> list[Any]:
     found = schema[name]
     if not isinstance(found, list) or (not found and name != "required" and name != "prefixItems"):
-        refuse(f"{at}/{name}", f"{found!r}", "it must be a list with something in it")
+        refuse(f"{at}/{name}", clipped(found), "it must be a list with something in it")
     return found
 
 
 def count(schema: Schema, name: str, at: str, default: int | None) -> int | None:
     found = schema.get(name, default)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-        refuse(f"{at}/{name}", f"{found!r}", "it must be an integer of at least 0")
+        refuse(f"{at}/{name}", clipped(found), "it must be an integer of at least 0")
     return found
 
 
