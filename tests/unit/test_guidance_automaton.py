@@ -22,6 +22,10 @@ CASES = [
     *(("json_schema", json.dumps(schema)) for schema in (*SCHEMAS.values(), {}, OPEN, TREE)),
     *(("regex", expression) for expression in (*EXPRESSIONS, "(?s).+")),
     *((kind, data) for kind, data, _ in GRAMMARS),
+    ("regex", r"\p{Lu}[\p{L}\p{Nd}]{0,9}"),
+    ("lark_grammar", 'start: %regex {"substring_chunks": ["ab", "c", "de"]}'),
+    ("json_schema", json.dumps({"x-guidance": {"whitespace_flexible": False, "item_separator": ", ?"}})),
+    ("json_schema", '{"type": "array", "items": {"multipleOf": 12, "type": "integer"}}'),
 ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -146,6 +148,14 @@ def test_expressions_mean_what_they_mean_in_python(pattern: str, texts: list[str
         ('{"type": "array", "items": {"const": 2}, "minItems": 2, "maxItems": 3}', "[2,2] [2,2,2]", "[2] [2,2,2,2] []"),
         ('{"enum": [1, "a"], "type": "string"}', '"a"', "1"),
         ('{"const": "ü\\n"}', r'"ü\n"', '"ü"'),
+        ('{"const": {"a":[1,{}]}}', '{"a":[1,{}]} {\n"a":[1,{\n}]}', '{"a":[1]}'),
+        (
+            '{"patternProperties": {"^[a-c]\\\\.": {"type": "null"}}, "additionalProperties": false, "type": "object"}',
+            '{} {"a.":null} {"b.\\n":null,"a.x":null}',
+            '{"d.":null} {"a":null} {"a.":1}',
+        ),
+        ('{"type": "number", "multipleOf": 0.01}', "0 -12.5 3.25 7", "1.234 1e2 .5 01"),
+        ('{"type": "integer", "multipleOf": 7}', "0 7 -14 700 1001", "1 -8 07 1000 7.0"),
     ],
 )
 def test_schemas_allow_what_fits_them(schema: str, good: str, bad: str, bytes_: LocalGrammars) -> None:
@@ -165,6 +175,81 @@ def test_white_space_may_stand_between_any_two_parts_and_ends_somewhere(bytes_: 
         ("{   }", False),
     ]:
         assert accepts(bytes_, "json_schema", schema, text.encode()) == fitting, text
+
+
+COMPACT = {"whitespace_flexible": False}
+NATIVE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        (
+            {"whitespace_flexible": False},
+            '{"a":[1,2],"b":{}}',
+            '{"a": [1,2],"b":{}}|{ "a":[1,2],"b":{}}|{"a":[1, 2],"b":{}}',
+        ),
+        (
+            NATIVE,
+            '{"a": [1, 2], "b": {}}|{"a": [], "b": {"x": [null, 1]}}',
+            '{"a":[1,2],"b":{}}|{"a": [1, 2], "b": { }}',
+        ),
+        ({"whitespace_pattern": " {2}"}, '{"a":[1,2],"b":{}}|{  "a"  :  [1  ,2],"b":{}}', '{ "a":[1,2],"b":{}}'),
+        (
+            {"whitespace_flexible": False, "item_separator": "\\s{0,2},"},
+            '{"a":[1 ,2]  ,"b":{}}',
+            '{"a":[1, 2],"b":{}}|{"a":[1   ,2],"b":{}}',
+        ),
+        ({}, '{ "a" :[1 , 2],"b":{}}', '{  "a":[1,2],"b":{}}'),
+    ],
+)
+def test_text_between_parts_is_as_the_options_say(
+    options: dict[str, object], good: str, bad: str, bytes_: LocalGrammars
+) -> None:
+    items = {"type": "array", "items": {"type": "integer"}}
+    schema = {"type": "object", "properties": {"a": items, "b": {"type": "object"}}, "required": ["a", "b"]}
+    given = json.dumps({"x-guidance": options, **schema, "additionalProperties": False})
+    for texts, fitting in ((good, True), (bad, False)):
+        for text in texts.split("|"):
+            assert accepts(bytes_, "json_schema", given, text.encode()) == fitting, text
+
+
+def test_tools_of_the_native_examples_are_called_as_their_options_say(bytes_: LocalGrammars) -> None:
+    """The Lark grammar that onnxruntime-genai's example scripts make of a list of tools."""
+    place = {
+        "type": "object",
+        "properties": {"place": {"type": "string", "description": "where"}},
+        "required": ["place"],
+    }
+    properties = {"name": {"const": "weather"}, "parameters": place}
+    tool = {"description": "tells", "type": "object", "properties": properties, "required": ["name", "parameters"]}
+    schema = {"x-guidance": NATIVE, "type": "array", "items": {"anyOf": [{**tool, "additionalProperties": False}]}}
+    call = json.dumps({**schema, "minItems": 1})
+    grammar = f"start: TEXT | functioncall\nTEXT: /[^{{<](.|\\n)*/\nfunctioncall: %json {call}"
+    called = '[{"name": "weather", "parameters": {"place": "Rome"}}]'
+    for kind, data in (("json_schema", call), ("lark_grammar", grammar.replace("TEXT | ", ""))):
+        assert accepts(bytes_, kind, data, called.encode())
+        assert accepts(bytes_, kind, data, called.replace("}]", "}, " + called[1:]).encode())
+        assert not accepts(bytes_, kind, data, called.replace(": ", ":").encode())
+    assert accepts(bytes_, "lark_grammar", grammar, b"It rains.\nOften.")
+    assert not accepts(bytes_, "lark_grammar", grammar, b"<tool>")
+
+
+def test_one_of_is_any_of_where_the_options_say_so(bytes_: LocalGrammars) -> None:
+    schema = '{"x-guidance": {"coerce_one_of": true}, "oneOf": [{"type": "integer"}, {"type": "number"}]}'
+    assert accepts(bytes_, "json_schema", schema, b"3")
+
+
+def test_unicode_categories_mean_what_unicodedata_says(bytes_: LocalGrammars) -> None:
+    for pattern, within in (
+        (r"\p{Lu}", lambda kind: kind == "Lu"),
+        (r"\PL", lambda kind: kind[0] != "L"),
+        (r"[\p{Nd}\p{Zs}x]", lambda kind: kind in ("Nd", "Zs")),
+    ):
+        matcher = asyncio.run(bytes_.compile(Guidance("regex", pattern).text))
+        for character in "aZéÉ中٣３ \u3000,\u01c5\U0001d400\U0001f600":
+            assert takes(matcher, character.encode()) == within(unicodedata.category(character)), (pattern, character)
+        matcher.close()
 
 
 SUM = """
@@ -190,6 +275,14 @@ x ::= . "x"?
         ("lark_grammar", SUM, "1+2_(1+(23))+4_1 + 2 _1", "1+_1++2_()_ 1"),
         ("lark_grammar", MIXED, "Xab_xcc_1/2/_%_%é", "xa_1/_é_1/2/3/"),
         ("lark_grammar", 'start: %json {"type":"boolean"} "!"', "true!_false!", "true"),
+        ("lark_grammar", '%llguidance {}\nstart: %json {"x-guidance": {}, "type": "null"}', "null", "true"),
+        (
+            "lark_grammar",
+            'start: "x" %regex {"substring_chunks": ["ab", "c", "de"]}',
+            "x_xab_xabc_xc_xcde_xabcde_xde",
+            "xb_xabde_xa_xabcdea",
+        ),
+        ("lark_grammar", 'start: S\nS: %regex {"substring_chars": "aba"}', "a_ab_aba_ba_b_", "abab_aa"),
         ("ebnf", LIST, "ab,é_日本,xx!_x!", "abc_,_é,"),
         ("ebnf", 'root ::= "(" root ")" | "" | root "+"', "(())_+_(+)+", "(_)("),
     ],

@@ -113,7 +113,8 @@ class ByteGraph:
                 return (yield from self._repeated(self._shared(item), least, most, behind))
             case Rule(name):
                 if name not in self._called:
-                    return (yield self._nodes[name], behind)
+                    behind = yield self._nodes[name], behind
+                    return behind
                 state = self._state()
                 self.calls[state] = (name, behind)
                 return state

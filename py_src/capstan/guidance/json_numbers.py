@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import log10
 
-from .grammar import Choice, Node, Repeat, Series, Text, chars
+from .grammar import Choice, Grammar, Node, Repeat, Series, Text, chars
 
-__all__ = ["MOST_DIGITS", "digits_of", "integer_range", "number_range"]
+__all__ = ["MOST_DIGITS", "MOST_STEP", "digits_of", "integer_range", "multiples", "number_range"]
 
 FRACTION_DIGITS = 6
 """Digits behind the point, more only where a bound has more: beyond 15 in all a reader's double would round them."""
 
 MOST_DIGITS = 64
 """The digits of a bound, before and behind the point: the grammar grows with their square."""
+
+MOST_STEP = 1000
+"""The largest `multipleOf`: each remainder is a rule."""
 
 _DIGIT = chars(("0", "9"))
 
@@ -55,6 +58,25 @@ def integer_range(bounds: Mapping[str, float]) -> Node | None:
         least = max(1, -high) if high is not None else 1
         branches += [Series((Text("-"), node)) for node in _whole(least, None if low is None else -low)]
     return Choice(tuple(branches)) if branches else None
+
+
+def multiples(grammar: Grammar, kind: str, step: float) -> Node | None:
+    """Multiples of a step, written without an exponent; None for steps that have no such grammar."""
+    exact = Decimal(repr(step)).normalize() if step > 0 else Decimal(0)
+    places = -int(exact.as_tuple().exponent)
+    if 0 < places <= 15 and exact == Decimal(1).scaleb(-places) and kind == "number":
+        fraction = Repeat(Series((Text("."), Repeat(_DIGIT, 1, places))), 0, 1)
+        whole: Node = Choice((Text("0"), Series((chars(("1", "9")), Repeat(_DIGIT, 0, None)))))
+        return Series((Repeat(Text("-"), 0, 1), whole, fraction))
+    if not 1 <= exact <= MOST_STEP or exact != int(exact):
+        return None
+    size = int(exact)
+    rests = [grammar.reserve("remainder") for _ in range(size)]
+    for rest, rule in enumerate(rests):
+        more: list[Node] = [Series((Text(str(digit)), rests[(10 * rest + digit) % size])) for digit in range(10)]
+        grammar.set(rule, Choice((*more, Text("")) if rest == 0 else tuple(more)))
+    first = Choice(tuple(Series((Text(str(digit)), rests[digit % size])) for digit in range(1, 10)))
+    return Choice((Text("0"), Series((Repeat(Text("-"), 0, 1), first))))
 
 
 def number_range(bounds: Mapping[str, float]) -> Node | None:

@@ -14,8 +14,20 @@ from typing import Any
 from ..errors import GuidanceError
 from ..model_files.json_text import NotJsonError, clipped, read_json
 from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
-from .json_numbers import MOST_DIGITS, digits_of, integer_range, number_range
-from .json_text import BLANK, CHARACTER, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string
+from .json_numbers import MOST_DIGITS, MOST_STEP, digits_of, integer_range, multiples, number_range
+from .json_text import (
+    CHARACTER,
+    FREE,
+    INTEGER,
+    NUMBER,
+    Layout,
+    any_value,
+    json_grammar,
+    literal,
+    other_key,
+    quoted,
+    string,
+)
 from .merging import MergeError, merged
 from .regex import parse_regex, parse_searched
 from .schema_keywords import (
@@ -35,6 +47,8 @@ from .schema_keywords import (
 )
 
 __all__ = ["json_schema_grammar"]
+
+_OPTIONS = ("whitespace_flexible", "coerce_one_of", "item_separator", "key_separator", "whitespace_pattern")
 
 _HOUR_TO_SECOND = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
 _ZONE = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -74,13 +88,17 @@ class _Converter:
         self._shaped: set[int] = set()
         """Parts of the schema whose keywords were checked."""
         self.grammar, root = json_grammar()
+        self._layout, self._coerced = FREE, False
+        if isinstance(schema, Mapping) and "x-guidance" in schema:
+            self._layout, self._coerced = options_of(schema["x-guidance"], "#/x-guidance")
+            self._root = schema = {name: value for name, value in schema.items() if name != "x-guidance"}
         require_shape(schema, "#")
         self.grammar.set(root, self.value(schema, "#"))
 
     def value(self, schema: Any, at: str) -> Node:
         """The rule for a value of the schema; equal schemas share one rule."""
         if schema is True or schema == {}:
-            return any_value(self.grammar)
+            return any_value(self.grammar, self._layout)
         if schema is False:
             refuse(at, "the schema false", "nothing fits it: take it out")
         if not isinstance(schema, Mapping):
@@ -160,20 +178,27 @@ class _Converter:
         if most is not None and (extra is not False or most < len(pairs)):
             refuse(f"{at}/maxProperties", f"{most}", "it is not enforced; list properties and forbid additional ones")
         others: Node | None = None
+        for pattern, value in schema.get("patternProperties", {}).items():
+            place = f"{at}/patternProperties/{pointer(pattern)}"
+            if others is not None or properties or required or extra is not False or most is not None:
+                what = "another pattern, properties, required, maxProperties, or additionalProperties that is not false"
+                refuse(place, f"together with {what}", "a name could fit both: leave one out")
+            key = string(quoted(self._pattern(pattern, place)))
+            others = self.grammar.add("pair", self._pair(key, value, place))
         if extra is not False:
             key = other_key(self.grammar, {*properties, *required})
             others = self.grammar.add("pair", self._pair(key, extra, f"{at}/additionalProperties"))
-        return Series((Text("{"), BLANK, self._members(pairs, others), Text("}")))
+        return Series((Text("{"), self._layout.blank, self._members(pairs, others), Text("}")))
 
     def _pair(self, key: Node, schema: Any, at: str) -> Node:
-        return Series((key, BLANK, Text(":"), BLANK, self.value(schema, at)))
+        return Series((key, self._layout.colon, self.value(schema, at)))
 
     def _members(self, pairs: Sequence[tuple[Node, bool]], others: Node | None) -> Node:
         """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing. White
         space follows if there is any: an empty object has the one before."""
-        comma = Series((BLANK, Text(","), BLANK))
+        comma, blank = self._layout.comma, self._layout.blank
         # From the last pair to the first: `after` follows another pair, `first` begins the object.
-        after: Node = Series((Repeat(Series((comma, others)), 0, None), BLANK)) if others else BLANK
+        after: Node = Series((Repeat(Series((comma, others)), 0, None), blank)) if others else blank
         first: Node = Repeat(Series((others, after)), 0, 1) if others else Text("")
         for pair, needed in reversed(pairs):
             behind = self.grammar.add("members", after)
@@ -187,27 +212,27 @@ class _Converter:
         least, most = count(schema, "minItems", at, 0) or 0, count(schema, "maxItems", at, None)
         before = listed(schema, "prefixItems", at) if "prefixItems" in schema else []
         items = schema.get("items", True)
-        comma = Series((BLANK, Text(","), BLANK))
+        comma = self._layout.comma
         if items is False:
             most = min(len(before), most) if most is not None else len(before)
         if most is not None and least > most:
             refuse(f"{at}/minItems", f"{least}", f"at most {most} items are allowed")
         fixed = [self.value(item, f"{at}/prefixItems/{index}") for index, item in enumerate(before)]
         fixed = fixed if most is None else fixed[:most]
-        rest: Node = BLANK if fixed else Text("")
+        rest: Node = self._layout.blank if fixed else Text("")
         if most is None or most > len(fixed):
             item = self.value(items, f"{at}/items")
             low, high = max(least - len(fixed), 0), None if most is None else most - len(fixed)
             if fixed:
-                rest = Series((Repeat(Series((comma, item)), low, high), BLANK))
+                rest = Series((Repeat(Series((comma, item)), low, high), self._layout.blank))
             else:
                 more = Repeat(Series((comma, item)), max(low - 1, 0), None if high is None else high - 1)
-                tail = Series((more, BLANK))
+                tail = Series((more, self._layout.blank))
                 rest = Series((item, tail)) if low else Repeat(Series((item, tail)), 0, 1)
         for index in reversed(range(len(fixed))):
             whole = Series(((comma,) if index else ()) + (fixed[index], rest))
-            rest = whole if index < least else Choice((whole, BLANK if index else Text("")))
-        return Series((Text("["), BLANK, rest, Text("]")))
+            rest = whole if index < least else Choice((whole, self._layout.blank if index else Text("")))
+        return Series((Text("["), self._layout.blank, rest, Text("]")))
 
     def _string(self, schema: Schema, at: str) -> Node:
         least, most = count(schema, "minLength", at, 0) or 0, count(schema, "maxLength", at, None)
@@ -242,11 +267,21 @@ class _Converter:
                 bounds[name] = schema[name]
                 if (digits := digits_of(schema[name])) > MOST_DIGITS:
                     refuse(f"{at}/{name}", f"a number of {digits} digits", f"there may be {MOST_DIGITS}: leave it out")
+        if "multipleOf" in schema:
+            return self._multiple(kind, schema["multipleOf"], bounds, f"{at}/multipleOf")
         if not bounds:
             return INTEGER if kind == "integer" else NUMBER
         found = (integer_range if kind == "integer" else number_range)(bounds)
         if found is None:
             refuse(at, " and ".join(f"{name} {value}" for name, value in bounds.items()), f"no {kind} fits them")
+        return found
+
+    def _multiple(self, kind: str, step: float, bounds: Mapping[str, Any], at: str) -> Node:
+        if bounds:
+            refuse(at, f"{step} together with {', '.join(bounds)}", "leave out one, or list the values in an enum")
+        found = multiples(self.grammar, kind, step)
+        if found is None:
+            refuse(at, f"{step}", f"there are integers from 1 to {MOST_STEP} and, for numbers, 0.1, 0.01 and so on")
         return found
 
     def _values(self, values: Sequence[Any], schema: Schema, at: str) -> Node:
@@ -258,7 +293,7 @@ class _Converter:
         fitting = [value for value in values if "type" not in schema or any(is_a(kind, value) for kind in types)]
         if not fitting:
             refuse(at, clipped(list(values)), "no value has the schema's type")
-        nodes = [literal(value) for value in fitting]
+        nodes = [literal(value, self._layout) for value in fitting]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
     def _choice(self, schema: Schema, name: str, at: str) -> Node:
@@ -271,7 +306,7 @@ class _Converter:
         if not kept:
             refuse(f"{at}/{name}", "false alone", "nothing fits it")
         whole = [(self._merged(rest, part, place), place) for part, place in kept]
-        if name == "oneOf":
+        if name == "oneOf" and not self._coerced:
             require_apart([part for part, _ in whole], f"{at}/{name}")
         nodes = [self.value(part, place) for part, place in whole]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
@@ -316,3 +351,29 @@ class _Converter:
             self._shaped.add(id(found))
             require_shape(found, reference)
         return found
+
+
+def options_of(given: Any, at: str) -> tuple[Layout, bool]:
+    """llguidance's options: the text between parts, and whether oneOf means anyOf."""
+    if not isinstance(given, Mapping):
+        refuse(at, clipped(given), "it must be an object")
+    patterns: dict[str, Node] = {}
+    for name, value in given.items():
+        place = f"{at}/{pointer(name)}"
+        if name not in _OPTIONS:
+            if name == "lenient" and value is False:
+                continue
+            refuse(place, f"{name} is not enforced", f"there are {', '.join(_OPTIONS)}")
+        if not isinstance(value, bool if name in _OPTIONS[:2] else str):
+            refuse(place, clipped(value), "it must be true or false" if name in _OPTIONS[:2] else "it must be a string")
+        if isinstance(value, str):
+            try:
+                patterns[name] = parse_regex(value)
+            except GuidanceError as error:
+                raise GuidanceError(f"json_schema {place}: {error}") from error
+    blank: Node = FREE.blank if given.get("whitespace_flexible", True) else Text("")
+    if "whitespace_pattern" in patterns:
+        blank = Repeat(patterns["whitespace_pattern"], 0, 1)
+    comma, colon = patterns.get("item_separator", Text(",")), patterns.get("key_separator", Text(":"))
+    layout = Layout(blank, Series((blank, comma, blank)), Series((blank, colon, blank)))
+    return layout, given.get("coerce_one_of", False)

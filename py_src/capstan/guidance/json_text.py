@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 from .grammar import (
     ANY_CHARACTER,
@@ -22,8 +24,10 @@ from .grammar import (
 __all__ = [
     "BLANK",
     "CHARACTER",
+    "FREE",
     "INTEGER",
     "NUMBER",
+    "Layout",
     "any_value",
     "json_grammar",
     "literal",
@@ -34,6 +38,21 @@ __all__ = [
 
 BLANK = Rule("blank")
 """White space, which may stand between any two parts; `json_grammar` has the rule."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The text between the parts of arrays and objects."""
+
+    blank: Node
+    """Behind an opening bracket and before a closing one."""
+    comma: Node
+    colon: Node
+
+
+FREE = Layout(BLANK, Series((BLANK, Text(","), BLANK)), Series((BLANK, Text(":"), BLANK)))
+"""White space wherever JSON has it."""
+
 
 _BLANKS: Node = Choice(
     (
@@ -81,9 +100,17 @@ def json_grammar() -> tuple[Grammar, Rule]:
     return grammar, root
 
 
-def literal(value: object) -> Text:
-    """A value as json.dumps writes it."""
-    return Text(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+def literal(value: Any, layout: Layout = FREE) -> Node:
+    """A value: its texts and numbers as json.dumps writes them."""
+    if not isinstance(value, list | dict):
+        return Text(json.dumps(value, ensure_ascii=False))
+    parts: list[Node] = []
+    for item in value:
+        key = (literal(item), layout.colon) if isinstance(value, dict) else ()
+        inner = literal(value[item] if isinstance(value, dict) else item, layout)
+        parts += (*((layout.comma,) if parts else ()), *key, inner)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return Series((Text(opening), layout.blank, *parts, *((layout.blank,) if parts else ()), Text(closing)))
 
 
 def string(content: Node) -> Node:
@@ -91,16 +118,16 @@ def string(content: Node) -> Node:
     return Series((Text('"'), content, Text('"')))
 
 
-def any_value(grammar: Grammar) -> Rule:
+def any_value(grammar: Grammar, layout: Layout = FREE) -> Rule:
     """The rule for any JSON value."""
     value = Rule("json_value")
     if value.name in grammar.rules:
         return value
     grammar.reserve(value.name)
     text = grammar.add("json_string", string(Repeat(CHARACTER, 0, None)))
-    pair = grammar.add("json_pair", Series((text, BLANK, Text(":"), BLANK, value)))
-    items = Series((value, Repeat(Series((BLANK, Text(","), BLANK, value)), 0, None), BLANK))
-    pairs = Series((pair, Repeat(Series((BLANK, Text(","), BLANK, pair)), 0, None), BLANK))
+    pair = grammar.add("json_pair", Series((text, layout.colon, value)))
+    items = Series((value, Repeat(Series((layout.comma, value)), 0, None), layout.blank))
+    pairs = Series((pair, Repeat(Series((layout.comma, pair)), 0, None), layout.blank))
     grammar.set(
         value,
         Choice(
@@ -108,8 +135,8 @@ def any_value(grammar: Grammar) -> Rule:
                 text,
                 NUMBER,
                 *(Text("true"), Text("false"), Text("null")),
-                Series((Text("["), BLANK, Repeat(items, 0, 1), Text("]"))),
-                Series((Text("{"), BLANK, Repeat(pairs, 0, 1), Text("}"))),
+                Series((Text("["), layout.blank, Repeat(items, 0, 1), Text("]"))),
+                Series((Text("{"), layout.blank, Repeat(pairs, 0, 1), Text("}"))),
             )
         ),
     )

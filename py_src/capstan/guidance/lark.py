@@ -2,14 +2,17 @@
 
 A terminal is a rule like others here, not a word that a lexer cuts out first: what the grammar allows in any reading is
 allowed. `%ignore`d text may stand behind each terminal and each text of a rule. Named besides: `%json { schema }`,
-`%import common.NAME`. Refused: lookaround, templates, `%declare`, `&` and `~` of terminals, special tokens.
+`%regex { "substring_chunks": [...] }`, `%import common.NAME`. Refused: lookaround, templates, `%declare`, `&` and `~`
+of terminals, special tokens.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ..errors import GuidanceError
+from ..model_files.json_text import clipped
 from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text, chars
 from .json_schema import json_schema_grammar
 from .regex import counted, parse_regex
@@ -121,8 +124,8 @@ class _Reader:
             self._grammar.add(ours(found[2] or found[1]), parse_regex(COMMON[found[1]]))
         elif name != "llguidance":
             scan.refuse(f"%{name} is not supported", "leave it out", at)
-        else:
-            scan.refuse("%llguidance has options that are not supported", "leave it out", at)
+        elif not scan.take(r"\{\s*\}"):
+            scan.refuse("%llguidance has options, none of which is supported", "write %llguidance {}", at)
 
     def _choice(self) -> Node:
         branches = [self._series()]
@@ -155,7 +158,11 @@ class _Reader:
             return self._spaced(self._regex(at))
         if scan.take("%json"):
             return self._spaced(self._json())
-        if scan.looks("[<~&%]"):
+        if scan.take("%regex"):
+            return self._spaced(self._substring(at))
+        if scan.looks("<"):
+            scan.refuse("a special token is not supported: output is text", "write what stands for it in text", at)
+        if scan.looks("[~&%]"):
             scan.refuse(f"{scan.text[at]!r} is not supported here", "write the texts that are allowed", at)
         found = scan.take(rf"{_RULE}|{_TERMINAL}")
         if not found:
@@ -209,22 +216,45 @@ class _Reader:
         except GuidanceError as error:
             scan.refuse(str(error), "or write it as rules", at)
 
+    def _substring(self, at: int) -> Node:
+        """A run of chunks that follow each other in a list."""
+        given, _ = self._value()
+        if not isinstance(given, dict) or len(given) != 1 or not given.keys() & {"substring_chunks", "substring_chars"}:
+            remedy = 'write {"substring_chunks": ["a", "b"]} or {"substring_chars": "ab"}'
+            self._scan.refuse(f"%regex {clipped(given)} is not supported", remedy, at)
+        ((name, value),) = given.items()
+        chunks = list(value) if name == "substring_chars" and isinstance(value, str) else value
+        if not isinstance(chunks, list) or not all(isinstance(chunk, str) for chunk in chunks):
+            self._scan.refuse(f"{name} is {clipped(value)}", "write a text, or a list of texts", at)
+        rest: Node = Text("")
+        starts: list[Node] = [rest]
+        for chunk in reversed(chunks):
+            rest = self._grammar.add("substring", Choice((Text(""), Series((Text(chunk), rest)))))
+            starts.append(rest)
+        return Choice(tuple(starts))
+
     def _json(self) -> Node:
         scan = self._scan
-        scan.skip()
-        at = scan.at
-        try:
-            schema, end = json.JSONDecoder().raw_decode(scan.text, at)
-        except json.JSONDecodeError as error:
-            scan.refuse(f"the schema is not JSON ({error.msg})", "correct it", error.pos)
-        except ValueError:
-            scan.refuse("an integer of thousands of digits", "write a smaller one", at)
-        scan.at = end
+        schema, at = self._value()
         try:
             found = json_schema_grammar(json.dumps(schema))
         except GuidanceError as error:
             scan.refuse(str(error), "or write it as rules", at)
         return self._grammar.include(found, f"json_{at}_")
+
+    def _value(self) -> tuple[Any, int]:
+        """The JSON that comes next, and its place."""
+        scan = self._scan
+        scan.skip()
+        at = scan.at
+        try:
+            found, end = json.JSONDecoder().raw_decode(scan.text, at)
+        except json.JSONDecodeError as error:
+            scan.refuse(f"it is not JSON ({error.msg})", "correct it", error.pos)
+        except ValueError:
+            scan.refuse("an integer of thousands of digits", "write a smaller one", at)
+        scan.at = end
+        return found, at
 
     def _repeated(self, item: Node) -> Node:
         scan = self._scan

@@ -27,6 +27,8 @@ def merged(a: Any, b: Any, annotations: Collection[str]) -> Any:
         return a
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         raise MergeError(f"{a if not isinstance(a, Mapping) else b!r} is no schema")
+    if "patternProperties" in a or "patternProperties" in b:
+        raise MergeError("patternProperties is in one of two schemas that both hold")
     found = dict(a)
     for name, value in b.items():
         if name in _OBJECT:

@@ -7,6 +7,8 @@ back references and word boundaries are refused, with their column.
 
 from __future__ import annotations
 
+import unicodedata
+from functools import cache
 from typing import NoReturn
 
 from ..errors import GuidanceError
@@ -18,6 +20,7 @@ from .grammar import (
     Choice,
     Node,
     NodeError,
+    Ranges,
     Repeat,
     Series,
     Text,
@@ -43,8 +46,12 @@ _NOT_POSSIBLE = {
     **dict.fromkeys("bB", "a word boundary"),
     **dict.fromkeys("AzZG", "an anchor"),
     **dict.fromkeys("123456789k", "a back reference"),
-    **dict.fromkeys("pP", "a Unicode property: write the ranges, such as [a-zà-ÿ]"),
 }
+CATEGORIES = (
+    *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe"),
+    *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "Cc", "Cf"),
+)
+"""What \\p{...} may name, by the Unicode version of this Python."""
 _UNFOLDED = 0x3000
 """Sets with more characters are taken to have both cases of each letter already."""
 
@@ -225,11 +232,24 @@ class _Parser:
             return chars(_CONTROLS[character])
         if character in "xuU":
             return chars(self._by_number(character, start))
+        if character in "pP":
+            found = Chars(general_category(self._property(start)))
+            return found if character == "p" else found.complement()
         if character in _NOT_POSSIBLE:
             self._refuse(f"\\{character} is {_NOT_POSSIBLE[character]}", "it is not supported", start)
         if character.isascii() and character.isalnum():
             self._refuse(f"\\{character} is not known", f"write {character} for the character", start)
         return chars(character)
+
+    def _property(self, start: int) -> str:
+        name = self._next() if self._at < len(self._text) else ""
+        if name == "{":
+            close = self._text.find("}", self._at)
+            name = self._text[self._at : close] if close > 0 else "{"
+            self._at = close + 1 or len(self._text)
+        if name not in CATEGORIES:
+            self._refuse(f"the property {clipped(name)}", f"there are the categories {', '.join(CATEGORIES)}", start)
+        return name
 
     def _by_number(self, kind: str, start: int) -> str:
         if self._take("{"):
@@ -313,6 +333,19 @@ class _Parser:
     def _refuse(self, what: str, remedy: str, at: int | None = None) -> NoReturn:
         column = (self._at if at is None else at) + 1
         raise GuidanceError(f"regex {clipped(self._text)}, column {column}: {what}; {remedy}")
+
+
+@cache
+def general_category(name: str) -> Ranges:
+    """The characters of a general category, such as Lu, or of all that begin with its letter."""
+    found: list[tuple[int, int]] = []
+    for code in range(0x110000):
+        if unicodedata.category(chr(code)).startswith(name):
+            if found and found[-1][1] == code - 1:
+                found[-1] = (found[-1][0], code)
+            else:
+                found.append((code, code))
+    return tuple(found)
 
 
 def counted(digits: str) -> int:

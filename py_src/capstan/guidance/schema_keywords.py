@@ -38,11 +38,13 @@ ANNOTATIONS = {
     *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
 }
 _BY_TYPE: dict[str, set[str]] = {
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "object": {
+        *("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+    },
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "boolean": set(),
     "null": set(),
 }
