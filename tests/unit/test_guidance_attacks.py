@@ -166,6 +166,15 @@ PIECES = [
 ]
 
 
+def test_definitions_are_checked_where_they_are_used() -> None:
+    definitions = '"$defs": {"old": {"items": [{}]}, "odd": 3}'
+    Guidance("json_schema", f'{{"type": "null", {definitions}}}')
+    for name, said in (("old", "#/$defs/old/items: a list"), ("odd", "#/$defs/odd: 3; a schema is an object")):
+        with pytest.raises(GuidanceError) as raised:
+            Guidance("json_schema", f'{{"$ref": "#/$defs/{name}", {definitions}}}')
+        assert said in str(raised.value)
+
+
 def test_whatever_is_given_only_typed_errors_come_out() -> None:
     rng = random.Random(27)
     kinds = {"json_schema": 1500, "regex": 1000, "lark_grammar": 1000, "ebnf": 1000}

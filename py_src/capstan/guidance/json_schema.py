@@ -77,7 +77,9 @@ def json_schema_grammar(text: str) -> Grammar:
     except NodeError as error:
         refuse("#", error.what, error.remedy)
     except RecursionError:
-        raise GuidanceError("json_schema #: it refers to itself without an end; take the circle out") from None
+        raise GuidanceError(
+            "json_schema #: it refers to itself without an end, or is nested too deeply; simplify it"
+        ) from None
 
 
 class _Converter:

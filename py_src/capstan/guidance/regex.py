@@ -51,7 +51,7 @@ CATEGORIES = (
     *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe"),
     *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "Cc", "Cf"),
 )
-"""What \\p{...} may name, by the Unicode version of this Python."""
+"""The names in \\p{...}, by the Unicode version of this Python."""
 _UNFOLDED = 0x3000
 """Sets with more characters are taken to have both cases of each letter already."""
 
@@ -349,7 +349,7 @@ def general_category(name: str) -> Ranges:
 
 
 def counted(digits: str) -> int:
-    """The number of repetitions, one too many if there are more digits than any number of them has."""
+    """The number of repetitions; one more than the limit if the digits are too many for any number below it."""
     return int(digits) if len(digits) < 9 else MOST_REPEATS + 1
 
 

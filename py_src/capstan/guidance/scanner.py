@@ -42,7 +42,7 @@ class Scanner:
         return found
 
     def deeper(self, read: Callable[[], Node], at: int) -> Node:
-        """What a group that was opened at `at` holds."""
+        """The content of a group that was opened at `at`."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
             self.refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", at)

@@ -63,7 +63,7 @@ def require_known(schema: Schema, at: str) -> None:
             refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
 
 
-_SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+_SCHEMAS_BY_NAME = {"properties", "patternProperties"}
 _SCHEMA = {"additionalProperties", "items"}
 _SCHEMAS = {"prefixItems", "allOf", "anyOf", "oneOf"}
 _LISTS = {"required", "enum"}
@@ -88,7 +88,8 @@ def require_sound(value: Any, at: str) -> None:
 
 
 def require_shape(schema: Any, at: str) -> None:
-    """Raise unless the keywords that are enforced have values of their types, in the schemas within it, too."""
+    """Raise unless the keywords that are enforced have values of their types, in the schemas within it, too.
+    A definition is checked at the first reference."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
