@@ -20,8 +20,8 @@ __all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "wr
 
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
 ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
-OF_THE_PAGE = ("Message", "ModelFolder", "Tool")
-"""Types that web/src/protocol.ts defines: those of pages and of chat templates."""
+OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
+"""Types that web/src/page_types.ts defines."""
 PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
 JS_TYPES = {
     **{name: PLAIN[name] for name in ("str", "int", "float", "bool")},
@@ -63,7 +63,7 @@ def request_types(table: str) -> str:
     parts = [
         "// The requests of a page that Python answers.\n"
         f"// Written by build.py from {REQUESTS.relative_to(ROOT)}: change that file.\n",
-        f'import type {{ {", ".join(OF_THE_PAGE)} }} from "./protocol";\n',
+        f'import type {{ {", ".join(OF_THE_PAGE)} }} from "./page_types";\n',
     ]
     for node in ast.parse(table).body:
         if isinstance(node, ast.ClassDef):
@@ -74,7 +74,8 @@ def request_types(table: str) -> str:
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             if name not in (*OF_THE_PAGE, "__all__"):
-                parts.append(f"export type {name} = {typescript(node.value)};\n")
+                picked = "PickedFolder | " if name == "ModelFolder" else ""
+                parts.append(f"export type {name} = {picked}{typescript(node.value)};\n")
     return "\n".join(parts)
 
 

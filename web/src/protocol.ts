@@ -4,13 +4,11 @@
 import type { Assets } from "./assets";
 import type { AnsweredRequest, Device, HubRepository } from "./requests";
 
+export type * from "./page_types";
 export type * from "./requests";
 
 /** The requests of a page to the worker. */
 export type Request = AnsweredRequest | CancelRequest;
-
-/** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
-export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
 
 /** The result of a LoadRequest. */
 export interface LoadResult {
@@ -80,17 +78,6 @@ export interface Alternative {
   /** Whether the text ends with it. */
   ends: boolean;
 }
-
-/** A message of a conversation, as the model's chat template takes it. */
-export interface Message {
-  role: string;
-  content: string;
-  /** Others that the template knows: tool_calls, tool_call_id, name. */
-  [field: string]: unknown;
-}
-
-/** A tool that a model may call, as its chat template takes it. */
-export type Tool = object;
 
 /** The result of a ModelsRequest. */
 export interface ModelsResult {
