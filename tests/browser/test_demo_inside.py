@@ -46,6 +46,7 @@ def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> Non
     expect(demo.page.locator("#welcome")).to_be_visible()
 
 
+@pytest.mark.extended
 def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None:
     demo.send()
     answer, prompt = demo.answer(), oracle.encode(LLAMA, "def fibonacci(n):")

@@ -63,6 +63,7 @@ def test_memory_infos_come_from_the_table(scripts: PageScripts) -> None:
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_providers_options_that_a_device_tells_are_those_that_sessions_get(
     device: str, scripts: PageScripts

@@ -47,6 +47,7 @@ def published(root: Path) -> Iterator[str]:
         yield f"{url}some/folder/"
 
 
+@pytest.mark.extended
 def test_the_static_folder_generates_without_isolation(browser: Browser, published: str) -> None:
     page = browser.new_page()
     errors: list[str] = []

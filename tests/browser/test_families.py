@@ -56,7 +56,7 @@ def test_the_first_ids_are_the_oracles(name: str, device: str, scripts: PageScri
     assert found["picked"] == oracle.greedy(family.folder, PROMPTS[0], 16)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STATEFUL)

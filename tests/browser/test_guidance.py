@@ -48,7 +48,7 @@ def expected() -> list[list[int]]:
     return found
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.parametrize("source", [{}, {"capture": "off"}, {"device": "wasm"}], ids=["tape", "eager", "wasm"])
 def test_outputs_are_those_of_the_reference_device(
     source: dict[str, str], expected: list[list[int]], scripts: PageScripts
