@@ -93,13 +93,11 @@ def test_the_next_page_neither_probes_nor_rewrites(later: int, starts: list[dict
     assert starts[later]["rewrites"] == starts[later]["readbacks"] == 0
 
 
-@pytest.mark.extended
 def test_damaged_notes_are_found_out_anew(starts: list[dict[str, Any]]) -> None:
     assert starts[2]["rewrites"] == 1
     assert starts[2]["readbacks"] == starts[0]["readbacks"]
 
 
-@pytest.mark.extended
 def test_where_weights_are_not_kept_neither_are_graphs(starts: list[dict[str, Any]]) -> None:
     assert starts[4]["rewrites"] == 1
     assert starts[4]["readbacks"] == 0, "capabilities are no weights"
