@@ -15,8 +15,8 @@ EXTENDED = "--extended"
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, unless --extended or a
-    test's name requests them."""
-    named = any("::" in argument for argument in config.args)
+    test's name requests them without `-m`."""
+    named = any("::" in argument for argument in config.args) and not config.getoption("markexpr")
     if config.getoption(EXTENDED) or named:
         return
     seen: Counter[str] = Counter()

@@ -48,6 +48,7 @@ ALL = [*(f"test_sampled[{n}]" for n in range(7)), "test_slow", *(f"test_both[{n}
         (["--extended"], ALL),
         (["test_it.py::test_slow"], ["test_slow"]),
         (["test_it.py::test_sampled[4]"], ["test_sampled[4]"]),
+        (["test_it.py::test_sampled", "-m", "not extended"], SAMPLED),
     ],
 )
 def test_one_case_in_n_runs_by_default(tmp_path: Path, arguments: list[str], expected: list[str]) -> None:
