@@ -42,3 +42,31 @@ def test_bindings_that_do_not_fit_are_refused_with_their_names(
 def test_a_kernel_that_no_room_has_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no kernel 'softmax_rows'"):
         made(shader="softmax_rows")
+
+
+NESTED = """#if OUTER
+#if INNER
+both
+#else
+outer alone
+#endif
+#else
+#if !INNER
+neither
+#endif
+#endif
+always"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "lines"),
+    [
+        (True, True, ["both", "always"]),
+        (True, False, ["outer alone", "always"]),
+        (False, True, ["always"]),
+        (False, False, ["neither", "always"]),
+    ],
+)
+def test_lines_inside_conditions_count_where_all_of_them_do(outer: bool, inner: bool, lines: list[str]) -> None:
+    code = made(written=NESTED, constants={"OUTER": outer, "INNER": inner})["code"]
+    assert [line for line in code.splitlines() if line in ("both", "outer alone", "neither", "always")] == lines

@@ -5,7 +5,7 @@ import { createInterface } from "node:readline";
 import { kernelCode, template } from "../../web/src/gpu/kernels.ts";
 import { dispatchesOf, SamplerPipelines, textOf } from "../../web/src/gpu/sampler_program.ts";
 import { SpanPipelines } from "../../web/src/gpu/span_pipelines.ts";
-import { declaredBindings } from "../../web/src/gpu/wgsl.ts";
+import { declaredBindings, expanded } from "../../web/src/gpu/wgsl.ts";
 
 globalThis.GPUShaderStage = { COMPUTE: 4 };
 
@@ -24,8 +24,9 @@ function modules(make) {
   return { codes };
 }
 
-/** `has` names the bindings that an operation may lack and this one binds. */
-function answered({ sampler, spans, bitcasts = true, has = [], ...text }) {
+/** `has` names the bindings that an operation may lack and this one binds; `written` is a template that no room has. */
+function answered({ sampler, spans, written, bitcasts = true, has = [], ...text }) {
+  if (written) return { code: expanded(written, text) };
   if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
   if (sampler) {
     const kernels = [...dispatchesOf(sampler).map(({ kernel }) => kernel), ...(sampler.drafts ? ["draft"] : [])];

@@ -100,7 +100,7 @@ PAGE = (
         'if (word === "else") active = innermost.outer && !innermost.taken;',
         'if (word === "else") active = !innermost.taken;',
         "an #else counts inside of an #if that does not",
-        unit("fused_step", "gemv_joins", "few_rows"),
+        unit("templates"),
     ),
     Mutation(
         "wgsl.missing",
