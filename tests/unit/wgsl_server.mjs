@@ -24,7 +24,7 @@ function modules(make) {
   return { codes };
 }
 
-/** `has` names the bindings that an operation may lack and this one binds; `written` is a template that no room has. */
+/** `has` names optional bindings that this operation has; `written` is a template outside of the rooms. */
 function answered({ sampler, spans, written, bitcasts = true, has = [], ...text }) {
   if (written) return { code: expanded(written, text) };
   if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
