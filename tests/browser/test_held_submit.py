@@ -33,7 +33,6 @@ def page(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFa
     assert not errors, f"the page reported {errors}"
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "comes",
     [
@@ -72,7 +71,6 @@ def some_parts(draw: random.Random, contents: list[bytes]) -> list[Any]:
     return parts
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_parts_of_any_alignment_come_by_one_submit_and_one_map(seed: int, page: Page) -> None:
     draw = random.Random(seed)
