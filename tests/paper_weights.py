@@ -4,12 +4,9 @@ loop (web/src/storage/load.ts) runs between them, in Node."""
 from __future__ import annotations
 
 import asyncio
-import atexit
 import hashlib
 import json
-import shutil
 import subprocess
-import tempfile
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -20,32 +17,15 @@ from typing import Any
 
 from capstan.errors import CapstanError, StorageError, WeightsChangedError
 from capstan.host.storage import BrokenDownloadError, LoadPlan, Outcome, SourceIdentity
+from tests.node import started
 
 __all__ = ["PaperBacking", "PaperServer", "PaperSink", "PaperSource"]
-
-ROOT = Path(__file__).parents[1]
 
 
 @cache
 def node() -> subprocess.Popen[str]:
     """Node with the page's loop; it ends with this process."""
-    folder = tempfile.TemporaryDirectory()
-    bundle = Path(folder.name) / "loop.mjs"
-    esbuild = [str(ROOT / "node_modules" / ".bin" / "esbuild"), str(Path(__file__).with_name("paper_loop.mjs"))]
-    options = ["--bundle", "--platform=node", "--format=esm", f"--outfile={bundle}"]
-    subprocess.run([*esbuild, *options], check=True, capture_output=True, cwd=ROOT)
-    found = shutil.which("node")
-    assert found
-    process = subprocess.Popen([found, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def end() -> None:
-        assert process.stdin
-        process.stdin.close()
-        process.wait()
-        folder.cleanup()
-
-    atexit.register(end)
-    return process
+    return started(Path(__file__).with_name("paper_loop.mjs"))
 
 
 runs = count(1)

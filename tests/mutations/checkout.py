@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildtools import ROOT
+from buildtools.wire import GENERATED as WIRE
+
 from .mutation import Mutation, MutationError
 
 __all__ = ["Checkout", "Outcome"]
 
 GENERATED = (
     *("py_src/capstan/_js/host.js", "py_src/capstan/graph/onnx_pb2.py", "py_src/capstan/graph/onnx_pb2.pyi"),
-    *("py_src/capstan/_js/engine_calls.py", "web/src/engine_calls.ts", "web/src/requests.ts"),
+    *(path.relative_to(ROOT).as_posix() for path in WIRE),
 )
 """Files of the package and of the page that git ignores."""
 INSTALLED = (".venv", "node_modules")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.node import started
 
 __all__ = [
     "PACKED",
@@ -23,7 +22,6 @@ __all__ = [
     "workgroup_bytes",
 ]
 
-ROOT = Path(__file__).parents[2]
 PACKED = ("weights", "scales")
 """The bindings of weights in integers."""
 PLAIN = dict.fromkeys(("BYTES", "SIXTEENS", "PREPARED", "WIDE", "ACTIVATED", "GELU", "DIVIDED", "CAPPED"), False)
@@ -125,20 +123,4 @@ def _answer(request: str) -> dict[str, Any]:
 @cache
 def _server() -> subprocess.Popen[str]:
     """Node with the page's code; it ends with this process."""
-    folder = tempfile.TemporaryDirectory()
-    bundle = Path(folder.name) / "server.mjs"
-    esbuild = [str(ROOT / "node_modules" / ".bin" / "esbuild"), str(Path(__file__).with_name("wgsl_server.mjs"))]
-    options = ["--bundle", "--platform=node", "--format=esm", "--loader:.wgsl=text", f"--outfile={bundle}"]
-    subprocess.run([*esbuild, *options], check=True, capture_output=True, cwd=ROOT)
-    node = shutil.which("node")
-    assert node
-    server = subprocess.Popen([node, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def end() -> None:
-        assert server.stdin
-        server.stdin.close()
-        server.wait()
-        folder.cleanup()
-
-    atexit.register(end)
-    return server
+    return started(Path(__file__).with_name("wgsl_server.mjs"), "--loader:.wgsl=text")

@@ -1,0 +1,34 @@
+"""The page's code in Node, for tests without a browser."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from buildtools import ROOT
+
+__all__ = ["started"]
+
+
+def started(entry: Path, *flags: str) -> subprocess.Popen[str]:
+    """Node with a module and all that it imports, bundled by esbuild with these flags; it ends with this process."""
+    folder = tempfile.TemporaryDirectory()
+    bundle = Path(folder.name) / f"{entry.stem}.mjs"
+    options = ["--bundle", "--platform=node", "--format=esm", *flags, f"--outfile={bundle}"]
+    esbuild = str(ROOT / "node_modules" / ".bin" / "esbuild")
+    subprocess.run([esbuild, str(entry), *options], check=True, capture_output=True, cwd=ROOT)
+    node = shutil.which("node")
+    assert node
+    process = subprocess.Popen([node, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        assert process.stdin
+        process.stdin.close()
+        process.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    return process
