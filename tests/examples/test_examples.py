@@ -234,7 +234,7 @@ def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
     with serving_plainly(site) as url, opened(browser, url) as page:
         page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
         problems = {"loading": page.evaluate(AXE)}
-        field = page.get_by_label("Message")
+        field = page.get_by_label("Message", exact=True)
         expect(field).to_be_enabled(timeout=ANSWER_MS)
         field.press_sequentially("hello")
         field.press("Shift+Enter")

@@ -67,6 +67,12 @@ def test_what_is_allowed_is_what_xgrammar_allows(
         matcher.close()
 
 
+def test_an_automaton_is_the_same_each_time() -> None:
+    grammars = [Guidance("regex", "(?s).{3}.*").grammar for _ in range(30)]
+    first, *others = [automaton_of(grammar).steps for grammar in grammars]
+    assert others == [first] * 29
+
+
 def test_tables_stay_small() -> None:
     """Rules are there once, however often they are used: the grammar of any JSON in each of nine places, counts of
     characters, white space."""

@@ -35,8 +35,10 @@ Step = tuple[tuple[int, ...], int]
 class _ClashError(Exception):
     """Rules cannot be told apart by the next byte; of each such set the one that is used least."""
 
-    def __init__(self, sets: Iterable[set[str]], uses: Counter[str]) -> None:
-        self.rules = {min(sorted(rules), key=lambda name: uses[name]) for rules in sets}
+    def __init__(self, sets: Iterable[set[str]], graph: ByteGraph) -> None:
+        # Names of repeated nodes are addresses: the order of the graph makes the same automaton each time.
+        order = {name: (graph.uses[name], number) for number, name in enumerate(graph.starts)}
+        self.rules = {min(rules, key=lambda name: order[name]) for rules in sets}
 
 
 class Automaton:
@@ -137,7 +139,7 @@ class _Builder:
             self._row(at)
             at += 1
         if self._clashes:
-            raise _ClashError(self._clashes, graph.uses)
+            raise _ClashError(self._clashes, graph)
         accepting = [any(state in self._accepts for state in members) for members in self._members]
         self._require_ends_told(accepting)
         return Automaton(self._class, [row for row in self._steps if row is not None], accepting)
@@ -231,4 +233,4 @@ class _Builder:
             if ends and first[state] & follow[self._owner[state]]
         }
         if clashes:
-            raise _ClashError(map(set, clashes), self._graph.uses)
+            raise _ClashError(map(set, clashes), self._graph)

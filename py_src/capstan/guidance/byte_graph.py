@@ -58,7 +58,7 @@ class ByteGraph:
             if name not in self.starts:
                 first = self.accepts[name] = self._state()
                 self.starts[name] = self._compiled(self._nodes[name], first)
-                waiting += {call[0] for call in self.calls[first:] if call is not None}
+                waiting += dict.fromkeys(call[0] for call in self.calls[first:] if call is not None)
         self.nullable = self._nullable()
         self.uses = Counter(call[0] for call in self.calls if call is not None)
         """How often each rule is called."""
