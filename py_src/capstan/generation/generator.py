@@ -105,7 +105,7 @@ class Generator:
         loop.require_open()
         search = self._options
         prompts = checked_prompts(
-            tokens, search.batch_size, self._model.config.vocab_size, loop.length, self.max_length, search.pad_token_id
+            tokens, search.batch_size, self._model.config, loop.length, self.max_length, search.pad_token_id
         )
         if len(loop.rows) > 1 and loop.length:
             raise OptionError(

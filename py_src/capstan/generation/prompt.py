@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
+
+if TYPE_CHECKING:
+    from ..model_files.config import GenaiConfig
 
 __all__ = ["Prompt", "checked_prompts", "checked_tokens"]
 
@@ -22,7 +25,7 @@ class Prompt:
 
 
 def checked_prompts(
-    tokens: Any, batch_size: int, vocab_size: int, present: int, max_length: int, pad: int
+    tokens: Any, batch_size: int, config: GenaiConfig, present: int, max_length: int, pad: int
 ) -> list[Prompt]:
     """One prompt a sequence, for `batch_size` sequences of `present` tokens.
 
@@ -36,6 +39,7 @@ def checked_prompts(
     if isinstance(tokens, str):
         raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
     source = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    vocab_size, context_length = config.vocab_size, config.context_length
     room = max_length - present
     values = list(islice(source, batch_size * max(room, 1) + 1))
     nested = bool(values) and all(isinstance(value, Iterable) and not isinstance(value, str) for value in values)
@@ -45,9 +49,9 @@ def checked_prompts(
         rows = [list(islice(row, max(room, 1) + 1)) for row in given]
         for row, taken in zip(given, rows, strict=True):
             if len(taken) > room:
-                raise _too_many(row, 1, present, max_length)
+                raise _too_many(row, 1, present, max_length, context_length)
     if not nested and len(values) > batch_size * room:
-        raise _too_many(source, batch_size, present, max_length)
+        raise _too_many(source, batch_size, present, max_length, context_length)
     if not nested and batch_size > 1:
         length, rest = divmod(len(values), batch_size)
         if rest:
@@ -66,7 +70,7 @@ def checked_prompts(
             f"rows have from {lengths[0]} to {lengths[-1]} tokens; pad them at the end to the same length with "
             f"pad_token_id ({pad}), as tokenizer.encode_batch(texts, {pad}) does"
         )
-    checked = [checked_tokens(row, vocab_size, present, max_length) for row in rows]
+    checked = [checked_tokens(row, vocab_size, present, max_length, context_length) for row in rows]
     return [Prompt(ids) for ids in checked] if batch_size == 1 else [_parted(ids, pad) for ids in checked]
 
 
@@ -77,7 +81,9 @@ def _parted(ids: list[int], pad: int) -> Prompt:
     return Prompt(ids[:end], tuple(ids[end:]))
 
 
-def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_length: int) -> list[int]:
+def checked_tokens(
+    tokens: Iterable[int], vocab_size: int, present: int, max_length: int, context_length: int
+) -> list[int]:
     """Ids to add to a sequence of `present` tokens.
 
     Raises PromptError for no tokens, what is no id of the vocabulary, or more than max_length allows.
@@ -85,7 +91,7 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_len
     ids: list[int] = []
     for place, token in enumerate(tokens):
         if present + len(ids) == max_length:
-            raise _too_many(tokens, 1, present, max_length)
+            raise _too_many(tokens, 1, present, max_length, context_length)
         try:
             ids.append(index(token))
         except TypeError:
@@ -98,9 +104,12 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_len
     return ids
 
 
-def _too_many(tokens: Iterable[Any], batch_size: int, present: int, max_length: int) -> PromptError:
+def _too_many(
+    tokens: Iterable[Any], batch_size: int, present: int, max_length: int, context_length: int
+) -> PromptError:
     """The error for a prompt that is too long, found without a pass over all tokens, whose number is unlimited."""
     total = present + len(tokens) // batch_size if isinstance(tokens, Sized) else f"more than {max_length}"
-    return PromptError(
-        f"the sequence would have {total} tokens, max_length is {max_length}; shorten the prompt or raise max_length"
-    )
+    found = f"the sequence would have {total} tokens, max_length is {max_length}"
+    if max_length < context_length:
+        return PromptError(f"{found}; shorten the prompt or raise max_length")
+    return PromptError(f"{found}, as many as the model takes; shorten the prompt")

@@ -246,9 +246,8 @@ class PooledSequence:
         member, row = self._member, self._member.row
         if member.closed:
             raise ClosedError("this sequence was closed; make another one")
-        prompts = checked_prompts(
-            tokens, 1, self._model.config.vocab_size, len(row), member.limit, self._pool.options.pad_token_id
-        )
+        pad = self._pool.options.pad_token_id
+        prompts = checked_prompts(tokens, 1, self._model.config, len(row), member.limit, pad)
         row.append(prompts[0].ids)
         member.void()
         member.parked = False
