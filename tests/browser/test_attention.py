@@ -303,7 +303,7 @@ def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
 def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     for lanes in {0, kernels.lanes}:
@@ -312,7 +312,7 @@ def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: 
         planned(kernels, replace(shape, normed_values=True), (1, 65, 300), lanes)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head", "rotary", "interleaved"),
     pairwise(

@@ -319,6 +319,7 @@ def test_blocking_calls_wait_where_they_can_and_name_their_async_twins_where_not
     assert found["after"] == wanted[6:]
 
 
+@pytest.mark.extended
 def test_a_closed_model_leaves_no_buffers(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "leak", "nano-llama", model="nano-llama")
     assert found["before"] == []

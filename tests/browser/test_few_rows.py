@@ -139,7 +139,7 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
     assert errors[worst] <= bound, f"y{worst} of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.lanes} lanes {limits.software}")
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, limits: WorkgroupLimits) -> None:
     """Rows that a thread's tiling holds, and one tiling and a part; weights that fill their tiles, and that do not."""
@@ -164,7 +164,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [0, 4])
 def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, lanes: int, half: bool) -> None:

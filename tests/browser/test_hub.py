@@ -132,6 +132,7 @@ def test_weights_are_stored_and_read_from_there_the_next_time(
     assert any(request.range for request in hub.requests) or sizes
 
 
+@pytest.mark.extended
 def test_a_second_load_asks_nobody_until_the_weights_are_evicted(
     hub: HubServer, harness: Harness, scripts: PageScripts
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     assert_bounded(growth)
 
 
+@pytest.mark.extended
 def test_a_token_moves_nothing_to_the_gpu_and_four_bytes_back(loading: Loading, folder: Path) -> None:
     (_, shorter, longer), _ = loading.load("large", TOKENS, TOKENS, 2 * TOKENS)
     assert longer["ids"] == oracle.greedy(folder / "small", PROMPT, 2 * TOKENS)

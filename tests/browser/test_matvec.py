@@ -207,7 +207,7 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
     check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:

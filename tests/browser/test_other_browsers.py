@@ -109,6 +109,7 @@ class TestFirefox:
         assert (found["device"], found["capture"], found["capture_note"]) == ("webgpu", "tape", None)
         assert found["tape_passes"]["fused"].endswith("1 of them as recorded")
 
+    @pytest.mark.extended
     def test_sampling_is_the_references(self, harness: Harness) -> None:
         search = {"do_sample": True, "random_seed": 5, "temperature": 1.3, "top_k": 50, "top_p": 0.95, "min_p": 0.01}
         found = [

@@ -69,7 +69,7 @@ def test_buffers_that_cannot_be_used_are_refused(scripts: PageScripts) -> None:
 PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, 2, 2, 2, 2], [2, 7, 8, 2, 2, 2]]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("choice", ["joint", "separate"])
 @pytest.mark.parametrize(
     ("prompts", "search"),
@@ -99,6 +99,7 @@ def test_rows_run_in_buffers_of_the_callers(
     assert found["stepped down"] == []
 
 
+@pytest.mark.extended
 def test_prompts_run_from_tapes_over_given_buffers(scripts: PageScripts) -> None:
     prompt = [(37 * i + 11) % 509 for i in range(128)]
     prompts = [prompt, [*prompt[:127], 5]]
@@ -111,7 +112,7 @@ def test_prompts_run_from_tapes_over_given_buffers(scripts: PageScripts) -> None
     assert (found["left"], found["stepped down"]) == (0, [])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("close_early", [False, True], ids=["closed after", "closed early"])
 def test_larger_buffers_are_used_and_those_closed_early_are_held(close_early: bool, scripts: PageScripts) -> None:
     run = {"model": "nano-llama", "prompts": PROMPTS, "choice": "joint", "max_length": 24}

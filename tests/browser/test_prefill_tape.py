@@ -30,7 +30,7 @@ def in_int8(model: ModelProto) -> None:
                 item.i = 4
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("count", [CHUNK, 2 * CHUNK - 8, 20, 5])
 def test_ids_are_the_oracles(count: int, scripts: PageScripts) -> None:
     """Prompts of one whole run, of a run that overlaps the one before, and of short runs and decode steps."""
@@ -53,6 +53,7 @@ def test_products_in_int8_are_near_the_eager_ones(scripts: PageScripts, variants
             assert 0 < difference <= 0.125 * largest, found
 
 
+@pytest.mark.extended
 def test_a_tape_that_fails_its_check_is_not_used(scripts: PageScripts, variants: Variants) -> None:
     prompt = prompt_of(CHUNK)
     model = variants.graph("refused", in_int8)
@@ -81,6 +82,7 @@ def test_a_wait_that_is_cancelled_while_a_tape_is_made_harms_nothing(scripts: Pa
         assert ids == [wanted[0], wanted[1], wanted[1]], name
 
 
+@pytest.mark.extended
 def test_a_model_that_is_closed_meanwhile_leaves_nothing(scripts: PageScripts) -> None:
     at = [["decode", "record"], ["prefill", "compare"]]
     found = scripts.run("prefilling", "closed", "nano-llama", model="nano-llama", prompt=prompt_of(CHUNK), at=at)

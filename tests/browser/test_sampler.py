@@ -207,7 +207,7 @@ def check_ids(
         assert got == expected, f"row {index} of {len(rows)}: {got}, not {expected}, with {option}"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("vocab", "half", "count"),
     [
@@ -434,7 +434,7 @@ FOLLOWING: list[dict[str, Any]] = [
 """Options of stages that read the sequence."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("choice", "vocab"), [*((choice, 40) for choice in FOLLOWING), (FOLLOWING[0], 5000), (FOLLOWING[5], 5000)]
 )

@@ -13,6 +13,8 @@ from buildtools.server import SiteServer
 from tests.conftest import BOOT_MS
 from tests.harness import Harness
 
+pytestmark = pytest.mark.extended
+
 MODEL = "nano-llama"
 LOAD = """
 import json, sys

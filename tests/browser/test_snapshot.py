@@ -123,7 +123,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=[pytest.mark.extended] if how in ("truncated", "short") else []) for how in REFUSALS],

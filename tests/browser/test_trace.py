@@ -141,6 +141,7 @@ def test_a_run_is_the_same_with_a_trace_and_after_it(scripts: PageScripts) -> No
     assert of(slices_by_track(found["trace"]), "GPU", "burst")
 
 
+@pytest.mark.extended
 def test_an_adapter_without_timestamps_is_told(scripts: PageScripts) -> None:
     found = scripts.run("tracing", "untimed", "nano-llama", model="nano-llama", prompt=PROMPT, count=8)
     assert found["ids"] == oracle.greedy(FIXTURES / "nano-llama", PROMPT, 8)

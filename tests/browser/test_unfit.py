@@ -142,6 +142,7 @@ def test_a_plan_ends_where_long_rope_begins(long_rope: str, scripts: PageScripts
     assert found["error"].startswith("OptionError: batch_size 1, max_length 65: ")
 
 
+@pytest.mark.extended
 def test_options_of_the_configuration_that_mean_nothing_here_are_told(variants: Variants, scripts: PageScripts) -> None:
     options = {"custom_ops_library": "x.so", "provider_options": [{"webgpu": {"deviceId": "3", "validationMode": "x"}}]}
     name = variants.config("nano-optioned", model__decoder__session_options=options)

@@ -91,6 +91,7 @@ def test_a_kernel_that_computes_something_else_is_left_out_and_ids_stay_right(
     assert found["ids"] == unchanged["ids"]
 
 
+@pytest.mark.extended
 def test_a_second_generator_and_a_second_load_compare_nothing(scripts: PageScripts) -> None:
     first, *later = scripts.run("verdicts", "later_loads", "nano-qwen2", model="nano-qwen2", **ASKED)
     assert first["calls"]["witness"] > 0
