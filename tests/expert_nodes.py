@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 __all__ = ["ExpertNode"]
 
-EXPERTS, CHOSEN, WIDTH, INNER, BLOCK = 4, 2, 64, 32, 32
+EXPERTS, CHOSEN = 4, 2
 ALPHA, LIMIT = 1.702, 7.0
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,6 +23,9 @@ class ExpertNode:
     activation: str = "swiglu"
     extra: str = ""
     """A further input: zero_points, fc3 or router_weights."""
+    width: int = 64
+    inner: int = 32
+    block: int = 32
 
     def tensors(self) -> dict[str, Array]:
         random = np.random.default_rng(self.rows)
@@ -33,23 +36,24 @@ class ExpertNode:
         def normal(*shape: int, scale: float = 1.0) -> Array:
             return (scale * random.standard_normal(shape)).astype(np.float32)
 
-        wide = 2 * INNER if self.activation in ("swiglu", "geglu") else INNER
+        blocks = [-(-row // self.block) for row in (self.width, self.inner)]
+        wide = 2 * self.inner if self.activation in ("swiglu", "geglu") else self.inner
         tensors = {
-            "x": normal(self.rows, WIDTH),
+            "x": normal(self.rows, self.width),
             "router": normal(self.rows, EXPERTS),
-            "fc1": weights(wide, WIDTH),
-            "scales1": np.abs(normal(EXPERTS, wide, WIDTH // BLOCK, scale=0.05)),
+            "fc1": weights(wide, self.width),
+            "scales1": np.abs(normal(EXPERTS, wide, blocks[0], scale=0.05)),
             "bias1": normal(EXPERTS, wide),
-            "fc2": weights(WIDTH, INNER),
-            "scales2": np.abs(normal(EXPERTS, WIDTH, INNER // BLOCK, scale=0.05)),
-            "bias2": normal(EXPERTS, WIDTH),
+            "fc2": weights(self.width, self.inner),
+            "scales2": np.abs(normal(EXPERTS, self.width, blocks[1], scale=0.05)),
+            "bias2": normal(EXPERTS, self.width),
         }
         further = {
             "zero_points": {
                 "zeros1": np.full((EXPERTS, wide, 1), 0x88, np.uint8),
-                "zeros2": np.full((EXPERTS, WIDTH, 1), 0x88, np.uint8),
+                "zeros2": np.full((EXPERTS, self.width, 1), 0x88, np.uint8),
             },
-            "fc3": {"fc3": weights(INNER, WIDTH), "scales3": normal(EXPERTS, INNER, WIDTH // BLOCK)},
+            "fc3": {"fc3": weights(self.inner, self.width), "scales3": normal(EXPERTS, self.inner, blocks[0])},
             "router_weights": {"router_weights": normal(self.rows, EXPERTS)},
         }
         return tensors | further.get(self.extra, {})
@@ -76,10 +80,10 @@ class ExpertNode:
             swiglu_fusion=1,
             normalize_routing_weights=1,
             expert_weight_bits=4,
-            block_size=BLOCK,
+            block_size=self.block,
         )
         fed = [helper.make_tensor_value_info(name, TensorProto.FLOAT, tensors[name].shape) for name in ("x", "router")]
-        made = [helper.make_tensor_value_info("output", TensorProto.FLOAT, (self.rows, WIDTH))]
+        made = [helper.make_tensor_value_info("output", TensorProto.FLOAT, (self.rows, self.width))]
         constants = [numpy_helper.from_array(value, name) for name, value in tensors.items() if name in names[2:]]
         serialized: bytes = helper.make_model(
             helper.make_graph([node], "experts", fed, made, constants),
@@ -89,11 +93,11 @@ class ExpertNode:
         return serialized
 
     def expected(self) -> Array:
-        """The right output of the node: [rows, WIDTH]."""
+        """The right output of the node: [rows, self.width]."""
         tensors = self.tensors()
-        first = dequantized(tensors["fc1"], tensors["scales1"])
-        second = dequantized(tensors["fc2"], tensors["scales2"])
-        result = np.zeros((self.rows, WIDTH))
+        first = dequantized(tensors["fc1"], tensors["scales1"], self.block)
+        second = dequantized(tensors["fc2"], tensors["scales2"], self.block)
+        result = np.zeros((self.rows, self.width))
         for row, (x, scores) in enumerate(
             zip(tensors["x"].astype(float), tensors["router"].astype(float), strict=True)
         ):
@@ -107,8 +111,8 @@ class ExpertNode:
         return result
 
 
-def dequantized(packed: Array, scales: Array) -> Array:
+def dequantized(packed: Array, scales: Array, block: int) -> Array:
     """[experts, rows, columns] of int4 around 8, low halves of bytes first, with a scale for each block of a row."""
     values = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1).astype(float) - 8
-    result: Array = values * np.repeat(scales.astype(float), BLOCK, axis=2)
+    result: Array = values * np.repeat(scales.astype(float), block, axis=2)[:, :, : values.shape[2]]
     return result

@@ -21,6 +21,8 @@ __all__ = [
     "OUTLIERS",
     "Variants",
     "add_node",
+    "adding_to_logits",
+    "declaring_one",
     "keeping_logits",
     "looking_back",
     "norms_in_attention",
@@ -29,6 +31,7 @@ __all__ = [
     "soft_capped",
     "through_float16",
     "through_hardmax",
+    "with_cached_windows",
     "with_outliers",
     "with_scalar_input",
     "with_sinks",
@@ -134,6 +137,25 @@ def looking_back(positions: int) -> Callable[[ModelProto], None]:
     return change
 
 
+def with_cached_windows(variants: Variants, name: str, positions: int) -> str:
+    """A copy whose attention looks back so far, as the model builder exports it for the CPU: natively its caches have
+    the window's positions alone."""
+
+    def change(model: ModelProto) -> None:
+        looking_back(positions)(model)
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.attribute.add(name="sliding_window_cache", type=AttributeProto.INT, i=1)
+
+    path = variants.place / variants.graph(name, change) / "genai_config.json"
+    tree = json.loads(path.read_text())
+    layers = list(range(tree["model"]["decoder"]["num_hidden_layers"]))
+    window = {"window_size": positions, "layers": layers, "cache_slack": 4}
+    tree["model"]["decoder"]["sliding_window"] = window | {"slide_key_value_cache": False, "slide_inputs": False}
+    path.write_text(json.dumps(tree))
+    return name
+
+
 def soft_capped(value: float, *, smooth: bool = False) -> Callable[[ModelProto], None]:
     """The same with a soft cap on attention's scores; if `smooth`, with one more score of 0 in each softmax too."""
 
@@ -208,6 +230,26 @@ def with_scalar_input(model: ModelProto) -> None:
     scalar_input(model, "factor")
     add_node(model, "Cast", ["factor"], "factor_float", to=TensorProto.FLOAT)
     add_node(model, "Mul", ["logits_before", "factor_float"], "logits")
+
+
+def adding_to_logits(model: ModelProto) -> None:
+    """The same order of the logits, to all of which `num_logits_to_keep` is added."""
+    rename_output(model, "logits", "few")
+    scalar_input(model, "num_logits_to_keep")
+    add_node(model, "Cast", ["num_logits_to_keep"], "number", to=TensorProto.FLOAT)
+    add_node(model, "Add", ["number", "few"], "logits")
+
+
+def declaring_one(model: ModelProto) -> None:
+    """The same with an output that is declared to have one position, and has all."""
+    adding_to_logits(model)
+    [value] = [value for value in model.graph.input if value.name == "num_logits_to_keep"]
+    model.graph.input.remove(value)
+    model.graph.initializer.append(int64_tensor(value.name, [0], scalar=True))
+    for value in model.graph.output:
+        if value.name == "logits":
+            value.type.tensor_type.shape.dim[1].Clear()
+            value.type.tensor_type.shape.dim[1].dim_value = 1
 
 
 def keeping_logits(model: ModelProto) -> None:

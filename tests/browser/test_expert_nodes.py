@@ -21,7 +21,16 @@ REFUSED = {
     "fc3": ExpertNode(1, extra="fc3"),
     "relu": ExpertNode(1, activation="relu"),
     "geglu": ExpertNode(1, activation="geglu"),
+    "one block": ExpertNode(1, inner=128, block=64),
 }
+SIZES = {
+    f"{width} x {inner} in {block}": ExpertNode(1, width=width, inner=inner, block=block)
+    for width, inner, block in (
+        *((64, 32, 32), (64, 128, 16), (128, 64, 64), (64, 64, 64), (192, 128, 64)),
+        *((64, 32, 64), (64, 96, 64), (64, 128, 64), (64, 128, 128)),
+    )
+}
+"""Whole blocks, then blocks that rows do not fill, or one block before several."""
 
 
 def computed(scripts: PageScripts, device: str, nodes: dict[str, ExpertNode]) -> dict[str, Any]:
@@ -64,6 +73,19 @@ def test_what_experts_are_not_computed_with_is_in_the_rules(device: str, scripts
     for name, node in REFUSED.items():
         told = uncomputed(graph.parse(node.model()), device, "")
         assert bool(told) == isinstance(found[name], str), f"{name}: {told}, {found[name]}"
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_experts_in_blocks_that_no_rule_forbids_are_computed(device: str, scripts: PageScripts) -> None:
+    scripts.expect("QMoE")
+    found = computed(scripts, device, SIZES)
+    right = {
+        name: not isinstance(found[name], str) and not wrong_rows(found[name], node) for name, node in SIZES.items()
+    }
+    allowed = {name: not uncomputed(graph.parse(node.model()), device, "") for name, node in SIZES.items()}
+    assert right == allowed
+    assert 4 < sum(right.values()) < len(SIZES)
 
 
 def test_a_session_of_any_model_with_experts_steps_down(scripts: PageScripts) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from tests import oracle
-from tests.browser.model_variants import LLAMA, Variants, looking_back, with_sinks
+from tests.browser.model_variants import LLAMA, Variants, looking_back, with_cached_windows, with_sinks
 from tests.browser.page_scripts import PageScripts
 
 GEMMA2, GEMMA3 = LLAMA.parent / "nano-gemma2", LLAMA.parent / "nano-gemma3"
@@ -20,6 +20,7 @@ FUSED = {
     "nano-gemma3": "2 of them as recorded",
     "nano-sinks-16": "1 of them as recorded",
     "nano-window-16": "1 of them as recorded",
+    "nano-cached-16": "1 of them as recorded",
 }
 
 
@@ -34,10 +35,12 @@ def with_windows_and_sinks(model: ModelProto) -> None:
 
 @pytest.fixture(scope="module")
 def folders(variants: Variants) -> dict[str, Path]:
-    """Models whose first layer has a window of 24 positions, and one whose both layers have one of 16."""
+    """Models whose first layer has a window of 24 positions, and three whose both layers have one of 16."""
     variants.graph("nano-window-16", looking_back(16))
     variants.graph("nano-sinks-16", with_windows_and_sinks)
+    with_cached_windows(variants, "nano-cached-16", 16)
     return {
+        "nano-cached-16": variants.place / "nano-cached-16",
         "nano-sinks-16": variants.place / "nano-sinks-16",
         "nano-gemma2": GEMMA2,
         "nano-gemma3": GEMMA3,
@@ -51,7 +54,7 @@ def generated(scripts: PageScripts, name: str, prompt: list[int], count: int, **
     return found
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "past the window"])
 @pytest.mark.parametrize("name", FUSED)
 def test_greedy_ids_are_the_oracles_past_the_window(
@@ -67,6 +70,9 @@ def test_greedy_ids_are_the_oracles_past_the_window(
 def test_windows_and_sinks_change_what_is_picked(folders: dict[str, Path]) -> None:
     chain = [LLAMA, folders["nano-window-16"], folders["nano-sinks-16"]]
     assert len({tuple(oracle.greedy(folder, SHORT, COUNT)) for folder in chain}) == 3
+    for prompt in (SHORT, LONG):
+        whole, cached = (oracle.greedy(folders[name], prompt, COUNT) for name in ("nano-window-16", "nano-cached-16"))
+        assert cached == whole
 
 
 @pytest.mark.extended

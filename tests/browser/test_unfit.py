@@ -13,6 +13,8 @@ from tests import oracle
 from tests.browser.model_variants import (
     LLAMA,
     Variants,
+    adding_to_logits,
+    declaring_one,
     keeping_logits,
     norms_in_attention,
     quantized_embedding,
@@ -133,7 +135,8 @@ def test_sequences_end_where_long_rope_begins_and_are_right_up_to_there(
         "OptionError: max_length (65) cannot be greater than the model's context_length (64); lower it"
     )
     found = loaded(scripts, long_rope, device=device, prompt=EXPECTED[2]["prompt"])
-    assert found["error"].startswith("PromptError: ")
+    told = "the sequence would have 70 tokens, max_length is 64, as many as the model takes; shorten the prompt"
+    assert found["error"] == f"PromptError: {told}"
 
 
 def test_a_plan_ends_where_long_rope_begins(long_rope: str, scripts: PageScripts) -> None:
@@ -161,12 +164,21 @@ def test_the_rotary_offset_of_the_configuration_ends_sequences(variants: Variant
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 35)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-def test_the_number_of_logits_is_fed(device: str, variants: Variants, scripts: PageScripts) -> None:
-    name = variants.graph(f"nano-keeping-{device}", keeping_logits)
+@pytest.mark.parametrize("change", [adding_to_logits, keeping_logits])
+def test_the_number_of_logits_is_fed(change: Any, device: str, variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph(f"nano-{change.__name__}-{device}", change)
     found = loaded(scripts, name, device=device)
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+def test_each_generation_after_a_failed_run_tells_the_same_error(variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph("nano-declaring-one", declaring_one)
+    scripts.expect("has shape {1,1,512}")
+    first, *others = scripts.run("unfit", "failing", name, model=name, prompt=PROMPT, times=3)
+    assert first.startswith("ValidationError: onnxruntime-web could not run the model, load it again: ")
+    assert others == [first, first]
 
 
 @pytest.mark.one_in(2)

@@ -13,12 +13,15 @@ import onnxruntime
 import pytest
 
 import capstan
-from capstan import FallbackWarning, OptionError, UncomputedError, UnsupportedModelError, graph
+from capstan import FallbackWarning, OptionError, PromptError, UncomputedError, UnsupportedModelError, graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.uncomputed import uncomputed
+from capstan.graph.wiring import int64_tensor
 from capstan.model_files.config import parse_genai_config
 from tests.attention_nodes import AttentionNode
 from tests.browser.model_variants import keeping_logits, norms_in_attention, soft_capped
+from tests.expert_nodes import ExpertNode
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -42,6 +45,32 @@ def test_graphs_with_experts_have_runs_of_one_token_on_webgpu() -> None:
     assert graph.one_row_only(parsed(FIXTURES / "families" / "gptoss")) == (
         "node /model/layers.0/moe/QMoE (QMoE): onnxruntime-web loses rows of runs of several tokens"
     )
+
+
+def test_experts_in_blocks_that_are_not_computed_are_refused_with_the_sizes() -> None:
+    model = graph.parse(ExpertNode(1, inner=128, block=64).model())
+    with pytest.raises(UncomputedError) as refused:
+        graph.require_computed(model, "webgpu")
+    assert str(refused.value) == (
+        "node experts (QMoE): onnxruntime-web refuses on webgpu block_size=64 for rows of 64 and 128 elements "
+        "(a qmoe_block_size below 64 is computed); export the model without it"
+    )
+    with pytest.raises(
+        UncomputedError, match=r"ignores on webgpu that rows of 32 .* \(block_size=64\); use device='wasm'"
+    ):
+        graph.require_computed(graph.parse(ExpertNode(1, block=64).model()), "webgpu")
+
+
+def test_attention_over_windows_has_caches_of_all_positions() -> None:
+    model = parsed(LLAMA)
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.add(name="sliding_window_cache", type=AttributeProto.INT, i=1)
+    assert uncomputed(model, "webgpu")
+    assert graph.whole_caches(model) == parsed(LLAMA)
+    config = parse_genai_config((LLAMA / "genai_config.json").read_bytes())
+    for device in ("webgpu", "wasm"):
+        rewritten(model, device, Rewriting(config))
 
 
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
@@ -202,6 +231,14 @@ def test_on_cpython_too_sequences_end_where_long_rope_begins() -> None:
     params = capstan.GeneratorParams(model)
     with pytest.raises(OptionError, match=r"max_length \(65\) cannot be .* context_length \(64\)"):
         params.set_search_options(max_length=65)
+    with (
+        capstan.Generator(model, params) as generator,
+        pytest.raises(
+            PromptError,
+            match=r"^the sequence would have 65 tokens, max_length is 64, as many as the model takes; shorten",
+        ),
+    ):
+        generator.append_tokens([5] * 65)
     for run in EXPECTED[:2]:
         with capstan.Generator(model, params) as generator:
             generator.append_tokens(run["prompt"])
@@ -212,14 +249,18 @@ def test_on_cpython_too_sequences_end_where_long_rope_begins() -> None:
         assert picked == run["ids"]
 
 
-def test_the_number_of_logits_to_keep_is_one() -> None:
+def test_the_number_of_logits_to_keep_is_that_of_all_without_trust_in_its_effect() -> None:
     model = parsed(LLAMA)
-    assert graph.keep_last_logits(model) == model
+    assert graph.logits_of_all(model) == model
     keeping_logits(model)
-    kept = graph.keep_last_logits(model)
+    model.graph.initializer.append(int64_tensor("num_logits_to_keep", [2], scalar=True))
+    kept = graph.logits_of_all(model)
     assert "num_logits_to_keep" not in {value.name for value in kept.graph.input}
+    [constant] = [tensor for tensor in kept.graph.initializer if tensor.name == "num_logits_to_keep"]
+    assert constant == int64_tensor("num_logits_to_keep", [0], scalar=True)
     config = parse_genai_config((LLAMA / "genai_config.json").read_bytes())
-    assert graph.describe(kept, config.decoder).last_token_only
+    assert not graph.describe(kept, config.decoder).last_token_only
+    del model.graph.initializer[-1]
     with pytest.raises(UnsupportedModelError, match=r"input num_logits_to_keep \[\] that Capstan does not know"):
         graph.describe(model, config.decoder)
 
@@ -229,7 +270,7 @@ def test_a_number_of_logits_of_another_kind_is_fed_by_nobody() -> None:
     keeping_logits(model)
     [value] = [value for value in model.graph.input if value.name == "num_logits_to_keep"]
     value.type.tensor_type.elem_type = TensorProto.FLOAT
-    assert graph.keep_last_logits(model) == model
+    assert graph.logits_of_all(model) == model
 
 
 def test_on_cpython_the_number_of_logits_is_fed(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { submitTimes } from "./gpu/traced_step";
 import { Handles } from "./handles";
-import { createSession, endCapture, exclusively, giveBack, keepRegistered, type Ort, releaseUnless } from "./ort";
+import {
+  createSession,
+  endCapture,
+  exclusively,
+  giveBack,
+  keepRegistered,
+  type Ort,
+  releaseUnless,
+  submitPending,
+} from "./ort";
 import type { ModelSession } from "./sessions";
 import { tracer } from "./trace";
 
@@ -43,6 +52,8 @@ interface Session {
   ort: Ort.InferenceSession;
   /** The owner of the scratch memory that its runs allocate. */
   owner: string;
+  /** The error of a run that failed inside onnxruntime-web 1.30, whose next run of the session may never end. */
+  failed?: EngineError;
 }
 
 export class BoundSessions implements SessionsCalls {
@@ -111,9 +122,11 @@ export class BoundSessions implements SessionsCalls {
    * are valid after the run, for a binding that depends on it, and `tokens` of them are the run's own.
    */
   run(handle: number, valid: number, tokens: number): Promise<void> {
-    const { session, feeds, fetches, sized, lengths } = this.bindings.get(handle);
-    return this.exclusively(this.sessions.get(session).owner, async () => {
+    const { session: bound, feeds, fetches, sized, lengths } = this.bindings.get(handle);
+    const session = this.sessions.get(bound);
+    return this.exclusively(session.owner, async () => {
       this.watched.assertHealthy();
+      if (session.failed) throw session.failed;
       Object.assign(feeds, this.tensors(sized.feeds, tokens, valid));
       Object.assign(fetches, this.tensors(sized.fetches, tokens, valid));
       if (lengths) {
@@ -122,15 +135,19 @@ export class BoundSessions implements SessionsCalls {
       }
       const begun = performance.now();
       try {
-        await this.sessions.get(session).ort.run(feeds, fetches);
+        await session.ort.run(feeds, fetches);
         const end = performance.now();
         if (tracer.on)
           tracer.submit("onnxruntime-web's run", begun, end, submitTimes(this.watched.device), null, { tokens });
       } catch (thrown) {
         const error = await this.watched.explain(thrown);
-        throw error instanceof EngineError
-          ? error
-          : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
+        if (error instanceof EngineError) throw error;
+        await submitPending(this.ort, this.watched.device).catch(() => undefined);
+        session.failed = new EngineError(
+          "ValidationError",
+          `onnxruntime-web could not run the model, load it again: ${String(error)}`,
+        );
+        throw session.failed;
       }
     });
   }

@@ -20,9 +20,10 @@
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
-    keep_last_logits(model)           num_logits_to_keep becomes the constant 1
+    logits_of_all(model)              num_logits_to_keep becomes the constant 0
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
+    whole_caches(model)               attention over a window has all positions in its caches
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
     soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
@@ -49,7 +50,7 @@ from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
 from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
-from .logits_to_keep import keep_last_logits
+from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
 from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
@@ -76,6 +77,7 @@ from .weights import (
     known_external_entries,
     weights_to_inputs,
 )
+from .whole_caches import whole_caches
 
 __all__ = [
     "Activations",
@@ -107,7 +109,6 @@ __all__ = [
     "group_query_attention",
     "nbits_products",
     "joined_products",
-    "keep_last_logits",
     "kept_tensors",
     "last_token_logits",
     "left_out",
@@ -115,6 +116,7 @@ __all__ = [
     "lora_fed",
     "lora_inputs",
     "logits_cut",
+    "logits_of_all",
     "make_inline",
     "norms_apart",
     "parse",
@@ -133,6 +135,7 @@ __all__ = [
     "turned_weights",
     "uncapturable",
     "weights_to_inputs",
+    "whole_caches",
     "with_lora_rank",
     "without_lora",
     "without_weights",

@@ -1,4 +1,4 @@
-"""The input that says of how many positions the logits are: always one, the last."""
+"""The input that gives the number of positions with logits: always 0, which means all, as in the native package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .onnx_pb2 import ModelProto, TensorProto
 from .wiring import copy_of, int64_tensor
 
-__all__ = ["keep_last_logits", "logits_to_keep"]
+__all__ = ["logits_of_all", "logits_to_keep"]
 
 LOGITS_TO_KEEP = "num_logits_to_keep"
 """An int64 of one element. 0 means all positions."""
@@ -20,8 +20,8 @@ def logits_to_keep(names: Iterable[str]) -> str | None:
     return next((name for name in names if name == LOGITS_TO_KEEP or name.startswith(UNNAMED)), None)
 
 
-def keep_last_logits(model: ModelProto, logits: str = "logits") -> ModelProto:
-    """Let `num_logits_to_keep` be the constant 1, if the model has that input; the logits are then [B, 1, V]."""
+def logits_of_all(model: ModelProto) -> ModelProto:
+    """Let `num_logits_to_keep` be the constant 0, if the model has that input; a default that it has goes."""
     result = copy_of(model)
     graph = result.graph
     name = logits_to_keep(value.name for value in graph.input)
@@ -32,10 +32,7 @@ def keep_last_logits(model: ModelProto, logits: str = "logits") -> ModelProto:
     if kind.elem_type != TensorProto.INT64 or any(dim.dim_value != 1 for dim in kind.shape.dim):
         return result  # something else of that name, which nobody feeds
     graph.input.remove(found)
-    graph.initializer.append(int64_tensor(name, [1], scalar=not kind.shape.dim))
-    for value in graph.output:
-        dims = value.type.tensor_type.shape.dim
-        if value.name == logits and len(dims) == 3:
-            dims[1].Clear()
-            dims[1].dim_value = 1
+    for tensor in [tensor for tensor in graph.initializer if tensor.name == name]:
+        graph.initializer.remove(tensor)
+    graph.initializer.append(int64_tensor(name, [0], scalar=not kind.shape.dim))
     return result

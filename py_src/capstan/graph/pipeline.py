@@ -19,7 +19,7 @@ from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
-from .logits_to_keep import keep_last_logits
+from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
 from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .norms_apart import norms_apart
@@ -35,6 +35,7 @@ from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import require_computed
 from .weights import WeightEntry, require_held, weights_to_inputs
+from .whole_caches import whole_caches
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig, GenaiConfig
@@ -231,14 +232,11 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
     GraphPass("group_query_attention", DEVICES, attention_recognised),
+    GraphPass("whole_caches", DEVICES, lambda model, _: whole_caches(model)),
     GraphPass("norms_apart", WASM, lambda model, _: norms_apart(model)),
     GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
     GraphPass("computed_on_wasm", WASM, computed_on_wasm),
-    GraphPass(
-        "keep_last_logits",
-        DEVICES | {"reference"},
-        lambda model, facts: keep_last_logits(model, facts.decoder.outputs.logits),
-    ),
+    GraphPass("logits_of_all", DEVICES | {"reference"}, lambda model, _: logits_of_all(model)),
     GraphPass("short_rope", DEVICES | {"reference"}, short_factors),
     GraphPass("total_length_on_gpu", WEBGPU, lambda model, _: total_length_on_gpu(model)),
     GraphPass("smooth_softmax_as_sinks", WEBGPU, lambda model, _: smooth_softmax_as_sinks(model)),

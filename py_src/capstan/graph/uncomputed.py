@@ -23,8 +23,9 @@ ATTENTION = "GroupQueryAttention"
 POSITION_IDS, Q_NORM_WEIGHT = 9, 14
 """Inputs of GroupQueryAttention."""
 EXPERTS = "QMoE"
-FC3, ZERO_POINTS, ROUTER_WEIGHTS = 8, (11, 12, 13), 14
-"""Inputs of QMoE: weights of a gate apart from those of fc1, zero points of each product, weights of the experts."""
+FC1, FC2, FC3, ZERO_POINTS, ROUTER_WEIGHTS = 2, 5, 8, (11, 12, 13), 14
+"""Inputs of QMoE: weights of both products, those of a gate apart from fc1, zero points of each product, weights of the
+experts."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,31 @@ def geglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
     return f"activation_type={activation(node)}" if activation(node) == "geglu" else None
 
 
+def expert_rows(wiring: Wiring, node: NodeProto) -> tuple[int, list[int]]:
+    """The block size of QMoE, and the elements of a row of each product; no rows for weights that are no constants."""
+    integers = {item.name: item.i for item in node.attribute}
+    in_byte = 8 // integers.get("expert_weight_bits", 4)
+    weights = [wiring.constants.get(given(node, place)) for place in (FC1, FC2)]
+    rows = [in_byte * weight.dims[-1] for weight in weights if weight is not None and weight.dims]
+    return integers.get("block_size", 0), rows if len(rows) == len(weights) else []
+
+
+def one_block_of_few(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    """Whether the first product has one block a row and the second more, which is taken for one scale a row."""
+    block, rows = expert_rows(wiring, node)
+    if not rows or not rows[0] <= block < rows[1]:
+        return None
+    sizes = f"rows of {rows[0]} and {rows[1]} elements"
+    return f"block_size={block} for {sizes} (a qmoe_block_size below {rows[0]} is computed)"
+
+
+def part_of_block(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    """Whether a row ends within a block: its weights end there, and the kernels go on from the next block."""
+    block, rows = expert_rows(wiring, node)
+    found = next((row for row in rows if block and row % block), None)
+    return None if found is None else f"that rows of {found} elements are no whole blocks (block_size={block})"
+
+
 RULES = (
     Rule(ATTENTION, other_than("softcap", 0.0, integer=False), {"webgpu": "ignores"}),
     Rule(ATTENTION, own_positions, {"webgpu": "ignores"}),
@@ -118,6 +144,8 @@ RULES = (
     Rule(EXPERTS, input_given("zero points", *ZERO_POINTS), {"webgpu": "refuses"}),
     Rule(EXPERTS, input_given("router_weights", ROUTER_WEIGHTS), {"webgpu": "refuses"}),
     Rule(EXPERTS, other_than_swiglu, {"webgpu": "refuses"}),
+    Rule(EXPERTS, one_block_of_few, {"webgpu": "refuses", "wasm": "refuses"}),
+    Rule(EXPERTS, part_of_block, {"webgpu": "ignores"}),
     Rule(EXPERTS, geglu, {"wasm": "refuses"}),
 )
 

@@ -15,7 +15,7 @@ from .running import picked
 
 page_host: Any = import_module("capstan._js.page_host")
 
-__all__ = ["loaded", "stretched"]
+__all__ = ["failing", "loaded", "stretched"]
 
 
 async def loaded(
@@ -80,3 +80,16 @@ async def stretched(models: Mapping[str, str], *, model: str, max_length: int) -
     except CapstanError as raised:
         error = f"{type(raised).__name__}: {raised}"
     return {"longest": fit.requirements.max_length, "error": error}
+
+
+async def failing(models: Mapping[str, str], *, model: str, prompt: list[int], times: int) -> list[str]:
+    """The errors of generations by one model on WebGPU, one after another."""
+    found = []
+    async with await Model.load(models[model], device="webgpu") as opened:
+        for _ in range(times):
+            try:
+                await picked(opened, prompt, 2)
+                found.append("none")
+            except CapstanError as error:
+                found.append(f"{type(error).__name__}: {error}")
+    return found
