@@ -20,8 +20,10 @@ from capstan.tape import (
     fuse_step,
     fused_step,
     fusions,
+    why_as_recorded,
     without_clears,
 )
+from capstan.tape.ops import attention, gemv
 from capstan.tape.ops.attention import Attention
 from capstan.tape.placement import MisplacedError, Placement, place_values
 from capstan.tape.step_graph import StepGraph
@@ -120,6 +122,33 @@ def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
         products = [node.what for node in placement.nodes if isinstance(node.what, MatVec)]
         assert {what.rounded for what in products if what.scales is not None and what.up is None} == {small.rounded}
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value", "expected"),
+    [
+        (gemv, "RUN", 2 * WIDTH, f"recorded (matmul_nbits): rows of {WIDTH} elements are no multiple of {2 * WIDTH}"),
+        (
+            attention,
+            "LONGEST_HEAD",
+            HEAD - 4,
+            f"recorded (rotary): heads of {HEAD} elements are longer than {HEAD - 4}",
+        ),
+        (attention, "LONGEST_HEAD", HEAD - 4, "recorded (attention_split): its attention has a part that no kernel"),
+    ],
+    ids=["rows", "heads", "parts"],
+)
+def test_operations_that_stay_are_named_with_the_reason(
+    module: Any, limit: str, value: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, limit, value)
+    step = decoder().sketch.record()
+    ops, _ = without_clears(step.ops)
+    placement = fuse_step(step.recording, ops, step.lasting, PASSES)
+    assert expected in why_as_recorded(step.recording, ops, placement, PASSES)
+    assert "(norm): the pass 'norm' is off" in why_as_recorded(
+        step.recording, ops, fuse_step(step.recording, ops, step.lasting, ("dead", "matvec")), ("dead", "matvec")
+    )
 
 
 def recorded(placement: Placement, *calls: int) -> list[bool]:

@@ -169,7 +169,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "step_graph",
         "ort_kernels placement watched_step",
         "ops",
-        "fused_step fusions row_step",
+        "as_recorded fused_step fusions row_step",
         "prefill_graph",
     ),
     "tape.ops": (

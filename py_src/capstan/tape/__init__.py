@@ -6,6 +6,7 @@ step_graph.py  the step as a graph of values
 ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
 operation.py   the interface of an operation of ours
 ops/           our operations: each module has its recognition, joins, plan and bindings
+as_recorded.py why operations stay as they were recorded
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked
 witness.py     compares each operation of a step with the truth, watched_step.py all of them
@@ -16,6 +17,7 @@ key.py         the key of a tape: every value that a replay needs unchanged
 
 from __future__ import annotations
 
+from .as_recorded import why_as_recorded
 from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
@@ -87,4 +89,5 @@ __all__ = [
     "row_step",
     "slice_for",
     "without_clears",
+    "why_as_recorded",
 ]

@@ -102,6 +102,8 @@ class Signature:
     """Whether its arrays have two types, as in a cast."""
     parts: Callable[[Met], list[Node] | None] = lambda _: None
     """Its computation as nodes; None if kernels of ours do not compute it, or only together with other kernels."""
+    why: Callable[[OrtKernel], str] = lambda _: ""
+    """Why kernels of ours do not compute it; empty if they do, in itself."""
 
 
 Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]

@@ -19,6 +19,7 @@ __all__ = [
     "join_rows",
     "plan_attention",
     "team_constants",
+    "unfit_heads",
 ]
 
 LONGEST_HEAD = 256
@@ -224,11 +225,21 @@ Counts = Callable[[int], tuple[int, int, int]]
 
 
 def fits_attention(what: AttentionShape) -> bool:
-    """Whether the kernel covers this shape: heads, and the halves of what is rotated, must be whole chunks of 16
-    bytes."""
-    per = chunk_elements(what)
-    whole = what.head % per == 0 and (what.rotary or what.head) % (2 * per) == 0
-    return what.heads % what.kv_heads == 0 and whole and what.head <= LONGEST_HEAD
+    """Whether the kernel covers this shape."""
+    return not unfit_heads(what.heads, what.kv_heads, what.head, what.rotary, what.element)
+
+
+def unfit_heads(heads: int, kv_heads: int, head: int, rotary: int, element: str) -> str:
+    """Why the kernel does not cover heads of this shape; empty if it does. Heads, and the halves of what is rotated
+    (`rotary` elements, 0 for all), must be whole chunks of 16 bytes."""
+    per = 16 // ELEMENT_BYTES[element]
+    if heads % kv_heads:
+        return f"{heads} heads are no multiple of {kv_heads}"
+    if head > LONGEST_HEAD:
+        return f"heads of {head} elements are longer than {LONGEST_HEAD}"
+    if head % per or (rotary or head) % (2 * per):
+        return f"heads of {head} elements, {rotary or head} of them rotated, are no whole chunks of {per} and {2 * per}"
+    return ""
 
 
 def plan_attention(

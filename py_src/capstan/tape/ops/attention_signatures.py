@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..ort_kernels import OrtKernel, Signature
 from ..uniforms import Number
+from .attention import unfit_heads
 from .norm import NORM_LACKS
 
 __all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
@@ -60,6 +63,18 @@ SINK_LINES = (
 )
 
 
+def why_not_packed(kernel: OrtKernel, unit: int) -> str:
+    """Elements are counted in vectors of `unit`."""
+    head, half = (unit * kernel.number(name) for name in ("head_size", "half_rotary_dim"))
+    heads, kv_heads = kernel.number("num_heads"), kernel.number("kv_num_heads")
+    return unfit_heads(heads, kv_heads, head, 2 * half, kernel.element)
+
+
+def why_not_apart(kernel: OrtKernel) -> str:
+    heads, kv_heads = (vector(kernel.uniforms[f"{name}_global_shape"])[2] for name in ("q", "k"))
+    return unfit_heads(heads, kv_heads, kernel.number("head_size"), 0, kernel.element)
+
+
 def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
     """The kernel that takes packed q, k and v apart, rotates q and k, and writes the caches; its arrays are of
     `element`, and `pairs` are the lines that say which elements are rotated with each other."""
@@ -90,6 +105,7 @@ def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
         asked=("num_heads", "kv_num_heads", "head_size", "half_rotary_dim", "present_sequence_length"),
         weights=("cos_cache", "sin_cache"),
         holds=one_token,
+        why=partial(why_not_packed, unit=4 if kind == "rotary" else 1),
     )
 
 
@@ -163,6 +179,7 @@ SIGNATURES = (
         asked=("head_size",),
         weights=("cos_cache", "sin_cache"),
         holds=rotates_whole_heads,
+        why=why_not_apart,
     ),
     Signature(
         "rotary_normed",
@@ -178,6 +195,7 @@ SIGNATURES = (
         asked=("head_size", "qk_norm_epsilon"),
         weights=("cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"),
         holds=rotates_whole_heads,
+        why=why_not_apart,
     ),
     Signature(
         "cache_write",

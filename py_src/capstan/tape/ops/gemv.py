@@ -22,7 +22,7 @@ from .gemv_int4 import tune_matvec
 from .matrix_tiling import tune_few_matrices
 from .norm import CenteredNorm, RmsNorm
 
-__all__ = ["Factor", "MatVec", "fits_matvec"]
+__all__ = ["Factor", "MatVec", "fits_matvec", "unfit_matvec"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
@@ -313,7 +313,20 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
 
 
 def fits_matvec(what: MatVec) -> bool:
-    """Whether web/src/shaders/products/matvec_q4.wgsl or, for dense ones, matvec_dense.wgsl covers these weights."""
+    """Whether a kernel covers these weights."""
+    return not unfit_matvec(what)
+
+
+def unfit_matvec(what: MatVec) -> str:
+    """Why neither web/src/shaders/products/matvec_q4.wgsl nor, for dense ones, matvec_dense.wgsl covers these weights;
+    empty if one does."""
     if what.scales is None:
-        return what.k % 4 == 0 and what.n % column_width(what.element == "f16") == 0
-    return what.k % RUN == 0 and (what.block == SIXTEEN or what.block % RUN == 0) and what.bits in (4, 8)
+        width = column_width(what.element == "f16")
+        fits = what.k % 4 == 0 and what.n % width == 0
+        return "" if fits else f"{what.k} rows of {what.n} weights are no multiples of 4 and {width}"
+    if what.bits not in (4, 8):
+        return f"weights have {what.bits} bits, not 4 or 8"
+    if what.k % RUN:
+        return f"rows of {what.k} elements are no multiple of {RUN}"
+    fits = what.block == SIXTEEN or what.block % RUN == 0
+    return "" if fits else f"blocks of {what.block} elements are neither {SIXTEEN} nor a multiple of {RUN}"

@@ -11,7 +11,7 @@ from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node, Recorded, StepGraph
 from ..uniforms import Number
 from .elementwise import total_of
-from .gemv import MatVec, fits_matvec
+from .gemv import MatVec, fits_matvec, unfit_matvec
 from .gemv_joins import gates_joined, norms_joined, sums_joined
 from .norm import RmsNorm
 
@@ -39,16 +39,32 @@ def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | 
 
 def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | None:
     """The product of its input, or of the value `x` that the input was rounded from before."""
-    kernel, at = met.kernel, met.kernel.at
-    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
-    zeros = at.get("zero_points")
-    if zeros is not None and kernel.number("zero_blocks_per_col") != zero_points_of_row(k, block, bits):
+    kernel = met.kernel
+    if misplaced_zeros(kernel, bits):
         return None
-    what = MatVec(
-        at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros, rounded=x is not None
-    )
+    what = replace(packed_weights(kernel, bits), rounded=x is not None)
     reads = (met.read("input_a") if x is None else x,)
     return [met.node(what, reads, met.written("output"))] if fits_matvec(what) else None
+
+
+def packed_weights(kernel: OrtKernel, bits: int) -> MatVec:
+    at = kernel.at
+    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
+    zeros = at.get("zero_points")
+    return MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros)
+
+
+def misplaced_zeros(kernel: OrtKernel, bits: int) -> str:
+    """Whether its zero points are elsewhere than matvec_q4.wgsl has them, as a reason."""
+    if "zero_points" not in kernel.at:
+        return ""
+    found = kernel.number("zero_blocks_per_col")
+    expected = zero_points_of_row(kernel.number("K"), kernel.number("block_size"), bits)
+    return "" if found == expected else f"a row has {found} zero points, not {expected}"
+
+
+def why_not_packed(kernel: OrtKernel, bits: int) -> str:
+    return misplaced_zeros(kernel, bits) or unfit_matvec(packed_weights(kernel, bits))
 
 
 def from_int8(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
@@ -87,9 +103,12 @@ def zero_points_of_row(k: int, block: int, bits: int) -> int:
     return (blocks + in_byte - 1) // in_byte * in_byte
 
 
+def dense_weights(kernel: OrtKernel) -> MatVec:
+    return MatVec(kernel.at["b"], None, kernel.number("dim_b_outer"), kernel.number("dim_inner"), 0, kernel.element)
+
+
 def dense_product(met: Met) -> list[Node] | None:
-    kernel = met.kernel
-    what = MatVec(kernel.at["b"], None, kernel.number("dim_b_outer"), kernel.number("dim_inner"), 0, kernel.element)
+    what = dense_weights(met.kernel)
     return [met.node(what, (met.read("a"),), met.written("output"))] if fits_matvec(what) else None
 
 
@@ -162,6 +181,7 @@ RULES = Rules(
                 weights=("input_b", "scales_b", *zeros),
                 holds=one_row,
                 parts=partial(packed_product, bits=bits),
+                why=partial(why_not_packed, bits=bits),
             )
             for bits in (4, 8)
             for zeros in ((), ("zero_points",))
@@ -197,6 +217,7 @@ RULES = Rules(
                 weights=("input_b", "scales_b", *zeros),
                 lacks=("uniforms.weight_idx", "bias["),
                 holds=one_row,
+                why=partial(why_not_packed, bits=bits),
             )
             for kind, bits in INT8.items()
             for zeros in ((), ("zero_points",))
@@ -240,6 +261,7 @@ RULES = Rules(
             weights=("b",),
             holds=one_dense_row,
             parts=dense_product,
+            why=lambda kernel: unfit_matvec(dense_weights(kernel)),
         ),
     ),
     groups={"matvec": from_int8},

@@ -26,6 +26,7 @@ from ....tape import (
     direct_dispatches,
     fuse_step,
     fused_step,
+    why_as_recorded,
     without_clears,
 )
 from ..engine import NOT_FUSED
@@ -189,6 +190,7 @@ class StepRecorder:
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
+        report["as recorded"] = why_as_recorded(recording, ops, placement, self.passes, left)
         played, tables = await self._with_tables(recording, ops, replayed, report)
         fused = fused_step(
             placement,

@@ -1,0 +1,50 @@
+"""Tells which operations of a rewritten step stay as recorded, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from .ops import RULES
+from .ort_kernels import recognise
+from .placement import Placement
+from .recording import Command, Dispatch, DispatchIndirect, Recording
+from .step_graph import Recorded
+
+__all__ = ["why_as_recorded"]
+
+UNKNOWN = "no kernel of ours computes it"
+ALONE = "it joins no operation of ours"
+PART = "its attention has a part that no kernel of ours computes"
+
+
+def why_as_recorded(
+    recording: Recording,
+    ops: Sequence[Command],
+    placement: Placement,
+    passes: Collection[str],
+    left: Collection[int] = (),
+) -> str:
+    """The operations that stay, each with its reason, as in "MatMulNBits: rows of 72 elements ... (3 times)"; empty if
+    none do. `left` are those whose replacement was wrong."""
+    told: Counter[str] = Counter()
+    for node in placement.nodes:
+        if not isinstance(node.what, Recorded):
+            continue
+        op, why = ops[node.what.index], UNKNOWN
+        dispatched = isinstance(op, Dispatch | DispatchIndirect)
+        name = recording.pipelines[op.pipeline].label if dispatched else type(op).__name__
+        found = recognise(recording, op, recording.uploaded(), SIGNATURES)
+        if node.what.index in left:
+            why = "its replacement was wrong"
+        elif found is not None:
+            kernel, signature = found
+            name = f"{name} ({kernel.kind})"
+            off = f"the pass {signature.asked_by!r} is off"
+            other = PART if signature.asked_by == "attention" else ALONE
+            why = signature.why(kernel) or other if signature.asked_by in passes else off
+        told[f"{name}: {why}"] += 1
+    return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in told.items())
+
+
+SIGNATURES = tuple(signature for rules in RULES for signature in rules.signatures)
