@@ -297,6 +297,21 @@ PACKED = [
 ]
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("lanes", [0, 4])
+def test_rows_may_end_within_a_run(kernel_page: KernelPage, lanes: int, half: bool) -> None:
+    for case in (
+        Case(200, 37, block=64, zeros=True),
+        Case(72, 37, norm=True, bits=8),
+        Case(80, 37, norm=True, gated=True),
+        Case(104, 37, norm=True, behind=True),
+    ):
+        check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True), half=half)
+        check(kernel_page, case, cut(case, lanes, 4, 4, 16, most=3), half=half)
+        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
+
+
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 4])

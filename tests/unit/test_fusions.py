@@ -127,14 +127,14 @@ def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
 @pytest.mark.parametrize(
     ("module", "limit", "value", "expected"),
     [
-        (gemv, "RUN", 2 * WIDTH, f"recorded (matmul_nbits): rows of {WIDTH} elements are no multiple of {2 * WIDTH}"),
+        (gemv, "OCTET", 2 * WIDTH, f"matmul_nbits: rows of {WIDTH} elements are no multiple of {2 * WIDTH}"),
         (
             attention,
             "LONGEST_HEAD",
             HEAD - 4,
-            f"recorded (rotary): heads of {HEAD} elements are longer than {HEAD - 4}",
+            f"rotary: heads of {HEAD} elements are longer than {HEAD - 4}",
         ),
-        (attention, "LONGEST_HEAD", HEAD - 4, "recorded (attention_split): its attention has a part that no kernel"),
+        (attention, "LONGEST_HEAD", HEAD - 4, "attention_split: its attention has a part that no kernel"),
     ],
     ids=["rows", "heads", "parts"],
 )
@@ -146,7 +146,7 @@ def test_operations_that_stay_are_named_with_the_reason(
     ops, _ = without_clears(step.ops)
     placement = fuse_step(step.recording, ops, step.lasting, PASSES)
     assert expected in why_as_recorded(step.recording, ops, placement, PASSES)
-    assert "(norm): the pass 'norm' is off" in why_as_recorded(
+    assert "norm: the pass 'norm' is off" in why_as_recorded(
         step.recording, ops, fuse_step(step.recording, ops, step.lasting, ("dead", "matvec")), ("dead", "matvec")
     )
 

@@ -319,6 +319,10 @@ class TestShapes:
             (96, 64, 4, True),
             (16, 16, 8, False),
             (96, 48, 4, False),
+            (200, 64, 4, True),
+            (80, 32, 8, True),
+            (80, 16, 4, False),
+            (100, 32, 4, False),
             (64, 32, 2, False),
         ],
     )

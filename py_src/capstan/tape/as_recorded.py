@@ -25,21 +25,27 @@ def why_as_recorded(
     passes: Collection[str],
     left: Collection[int] = (),
 ) -> str:
-    """The operations that stay, each with its reason, as in "MatMulNBits: rows of 72 elements ... (3 times)"; empty if
-    none do. `left` are those whose replacement was wrong."""
+    """Lists the operations that stay, each with its reason; empty if all are replaced. `left` are those whose
+    replacement was wrong.
+
+        matmul_nbits: rows of 72 elements in blocks of 16 are no multiple of 32 (7 times); ...
+    """
     told: Counter[str] = Counter()
     for node in placement.nodes:
         if not isinstance(node.what, Recorded):
             continue
         op, why = ops[node.what.index], UNKNOWN
-        dispatched = isinstance(op, Dispatch | DispatchIndirect)
-        name = recording.pipelines[op.pipeline].label if dispatched else type(op).__name__
+        name = type(op).__name__
+        if isinstance(op, Dispatch | DispatchIndirect):
+            pipeline = recording.pipelines[op.pipeline]
+            bound = [name for at, name in pipeline.names.items() if pipeline.access[at] != "uniform"]
+            name = pipeline.label or f"the kernel of {', '.join(bound)}"
         found = recognise(recording, op, recording.uploaded(), SIGNATURES)
         if node.what.index in left:
             why = "its replacement was wrong"
         elif found is not None:
             kernel, signature = found
-            name = f"{name} ({kernel.kind})"
+            name = kernel.kind
             off = f"the pass {signature.asked_by!r} is off"
             other = PART if signature.asked_by == "attention" else ALONE
             why = signature.why(kernel) or other if signature.asked_by in passes else off

@@ -12,7 +12,7 @@ from .fused_step import FusedStep, fused_step
 from .kernel_plan import KernelPlan, WorkgroupLimits
 from .operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from .ops.attention import Attention
-from .ops.gemv import MatVec
+from .ops.gemv import MatVec, unfit_matvec
 from .ort_kernels import bound, element_of
 from .placement import Placement, place_values
 from .recording import Command, Dispatch, Recording
@@ -117,7 +117,10 @@ def _several(
     """The node over several rows."""
     what = node.what
     if isinstance(what, MatVec):
-        return replace(node, what=replace(what, rows=rows))
+        made = replace(what, rows=rows)
+        if what.scales is not None and (reason := unfit_matvec(made)):
+            raise TapeError(f"{what.title} is known for one row only: {reason}")
+        return replace(node, what=made)
     if isinstance(what, Attention):
         return replace(node, what=replace(what, rows=rows, along=along))
     found = _gather(recording, ops[what.index], spans.ids, rows) if isinstance(what, Recorded) else None

@@ -26,6 +26,8 @@ __all__ = ["Factor", "MatVec", "fits_matvec", "unfit_matvec"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
+OCTET = 8
+"""Elements of a row that a kernel reads at a time."""
 SIXTEEN = 16
 """The one size of blocks below a run: a run has two scales."""
 
@@ -319,14 +321,16 @@ def fits_matvec(what: MatVec) -> bool:
 
 def unfit_matvec(what: MatVec) -> str:
     """Why neither web/src/shaders/products/matvec_q4.wgsl nor, for dense ones, matvec_dense.wgsl covers these weights;
-    empty if one does."""
+    empty for weights that one covers."""
     if what.scales is None:
         width = column_width(what.element == "f16")
         fits = what.k % 4 == 0 and what.n % width == 0
         return "" if fits else f"{what.k} rows of {what.n} weights are no multiples of 4 and {width}"
     if what.bits not in (4, 8):
         return f"weights have {what.bits} bits, not 4 or 8"
-    if what.k % RUN:
-        return f"rows of {what.k} elements are no multiple of {RUN}"
-    fits = what.block == SIXTEEN or what.block % RUN == 0
-    return "" if fits else f"blocks of {what.block} elements are neither {SIXTEEN} nor a multiple of {RUN}"
+    if what.block != SIXTEEN and what.block % RUN:
+        return f"blocks of {what.block} elements are neither {SIXTEEN} nor a multiple of {RUN}"
+    least, given = (RUN, f" in blocks of {SIXTEEN}") if what.block == SIXTEEN else (OCTET, "")
+    if what.rows > 1:
+        least, given = RUN, ", of which there are several,"
+    return f"rows of {what.k} elements{given} are no multiple of {least}" if what.k % least else ""

@@ -64,6 +64,7 @@ class MatvecTuning:
             "STAGED": self.staged,
             "SPLIT": self.split,
             "LOOP": self.most is not None,
+            "RAGGED": self.k % 32 > 0,
             "STEPS": self.steps,
             "SUMS": self.rows * (1 + self.gated),
             "OWN": own,
@@ -88,7 +89,7 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits
         return cut(2, 4, 16, 32)
     if lanes == 0:
         return cut(2, 16, 64)
-    runs = k // 32
+    runs = -(-k // 32)
     span = lanes
     while span // 2 >= max(runs, 4):
         span //= 2

@@ -112,17 +112,22 @@ def dense_product(met: Met) -> list[Node] | None:
     return [met.node(what, (met.read("a"),), met.written("output"))] if fits_matvec(what) else None
 
 
+def gated_weights(kernel: OrtKernel) -> MatVec:
+    """The half that is activated."""
+    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
+    return MatVec(kernel.at["gate_b"], kernel.at["gate_scales_b"], n, k, block, kernel.element)
+
+
 def gated_half(met: Met) -> list[Node] | None:
     kernel, at = met.kernel, met.kernel.at
-    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
     by = RmsNorm(at["norm_scale"], kernel.real("epsilon"))
     up = (at["up_b"], at["up_scales_b"])
-    what = MatVec(at["gate_b"], at["gate_scales_b"], n, k, block, kernel.element, norm=by, up=up)
+    what = replace(gated_weights(kernel), norm=by, up=up)
     if not fits_matvec(what):
         return None
     if "skip" not in at:
         return [met.node(what, (met.read("input_a"),), met.written("output"))]
-    total, value = total_of(met, "input_a", "skip", "input_skip_bias_sum", k)
+    total, value = total_of(met, "input_a", "skip", "input_skip_bias_sum", what.k)
     return [total, met.node(what, (value,), met.written("output"))]
 
 
@@ -249,6 +254,7 @@ RULES = Rules(
                 lacks=("bias[", "gate_bias", "up_bias"),
                 holds=one_gated_row,
                 parts=gated_half,
+                why=lambda kernel: unfit_matvec(gated_weights(kernel)),
             )
             for skip, total in ((("skip",), ("input_skip_bias_sum",)), ((), ()))
         ),

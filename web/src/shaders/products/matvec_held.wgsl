@@ -9,7 +9,11 @@
 #repeat s STEPS
 #repeat j 4
   let at = 4u * (member + s * SPAN) + j;
+#if RAGGED
+  if (at < OCTETS) {
+#else
   if ((s + 1u) * SPAN <= RUNS || at < OCTETS) {
+#endif
     held[4u * s + j] = x[at];
   }
 #if gamma

@@ -24,7 +24,12 @@ alias Word = vec4<u32>;
 #include packed_weights
 #include behind_product
 
+#if RAGGED
+// K is a multiple of 8 alone: the last run ends in the padding of the row's last block, where x is taken for 0.
+const RUNS: u32 = K / 32u + 1u;
+#else
 const RUNS: u32 = K / 32u;
+#endif
 const OCTETS: u32 = K / 8u;
 const TEAMS: u32 = WORKGROUP / SPAN;
 const TILE: u32 = TEAMS * ROWS;
