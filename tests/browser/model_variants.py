@@ -29,6 +29,7 @@ __all__ = [
     "quantized_embedding",
     "rename_output",
     "soft_capped",
+    "telling_hidden_states",
     "through_float16",
     "through_hardmax",
     "with_cached_windows",
@@ -250,6 +251,16 @@ def declaring_one(model: ModelProto) -> None:
         if value.name == "logits":
             value.type.tensor_type.shape.dim[1].Clear()
             value.type.tensor_type.shape.dim[1].dim_value = 1
+
+
+def telling_hidden_states(model: ModelProto) -> None:
+    """The same with one more output, that of the last norm."""
+    [head] = [node for node in model.graph.node if "logits" in node.output]
+    add_node(model, "Identity", [head.input[0]], "hidden_states")
+    value = model.graph.output.add(name="hidden_states")
+    value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for size in ("batch_size", "sequence_length", "hidden_size"):
+        value.type.tensor_type.shape.dim.add().dim_param = size
 
 
 def keeping_logits(model: ModelProto) -> None:

@@ -19,6 +19,7 @@ from tests.browser.model_variants import (
     norms_in_attention,
     quantized_embedding,
     soft_capped,
+    telling_hidden_states,
     with_scalar_input,
 )
 from tests.browser.page_scripts import PageScripts
@@ -166,8 +167,10 @@ def test_the_rotary_offset_of_the_configuration_ends_sequences(variants: Variant
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-@pytest.mark.parametrize("change", [adding_to_logits, keeping_logits])
-def test_the_number_of_logits_is_fed(change: Any, device: str, variants: Variants, scripts: PageScripts) -> None:
+@pytest.mark.parametrize("change", [adding_to_logits, keeping_logits, telling_hidden_states])
+def test_a_graph_with_another_input_or_output_runs(
+    change: Any, device: str, variants: Variants, scripts: PageScripts
+) -> None:
     name = variants.graph(f"nano-{change.__name__}-{device}", change)
     found = loaded(scripts, name, device=device)
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
