@@ -9,7 +9,6 @@ for which it does not are copied into each place of their use; NoAutomatonError 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
