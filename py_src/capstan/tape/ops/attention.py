@@ -230,8 +230,8 @@ def fits_attention(what: AttentionShape) -> bool:
 
 
 def unfit_heads(heads: int, kv_heads: int, head: int, rotary: int, element: str) -> str:
-    """Why the kernel refuses heads of this shape; empty for a shape that it covers. Heads, and the halves of what is rotated
-    (`rotary` elements, 0 for all), must be whole chunks of 16 bytes."""
+    """Why the kernel refuses heads of this shape; empty for a shape that it covers. Heads, and the halves of the
+    `rotary` elements that are rotated (0 for all), must be whole chunks of 16 bytes."""
     per = 16 // ELEMENT_BYTES[element]
     if heads % kv_heads:
         return f"{heads} heads are no multiple of {kv_heads}"
