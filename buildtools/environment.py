@@ -24,7 +24,17 @@ from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
 from .terminal import say
 from .wire import wire_is_stale, write_wire
 
-__all__ = ["MICROPIP_WHEELS", "PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
+__all__ = [
+    "MICROPIP_WHEELS",
+    "PROTOBUF_WHEELS",
+    "distribution",
+    "ensure",
+    "in_venv",
+    "locked",
+    "run_tool",
+    "site_packages",
+    "venv_python",
+]
 
 NODE_MINIMUM = 18
 PROTOBUF_WHEELS = CACHE / "protobuf"
@@ -34,6 +44,18 @@ MICROPIP_WHEELS = CACHE / "micropip"
 def venv_python(venv: Path = VENV) -> Path:
     """The interpreter inside the virtual environment, whether or not it exists."""
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def site_packages() -> Path:
+    """The folder of .venv's packages."""
+    (found,) = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
+    return found
+
+
+def distribution(name: str) -> Path:
+    """What describes an installed Python package."""
+    (found,) = site_packages().glob(f"{name}-*.dist-info")
+    return found
 
 
 def in_venv() -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from . import ROOT, VENV
+from . import ROOT
+from .environment import distribution, site_packages
 from .numpy_wheel import NUMPY_VERSION, numpy_licence
 
 __all__ = ["NOTICES", "notices", "onnxruntime_notices", "python_version"]
@@ -51,7 +52,7 @@ def notices() -> str:
                 "",
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
-            for name in ("@huggingface/jinja", "@huggingface/tokenizers", "@noble/hashes")
+            for name in ("@huggingface/tokenizers", "@noble/hashes")
         ),
         section(
             f"uPlot {npm('uplot')['version']}",
@@ -73,6 +74,16 @@ def notices() -> str:
             "in capstan/wheels/",
             "",
             python_licence("protobuf"),
+        ),
+        *(
+            section(
+                f"{title} {python_version(name)}",
+                "BSD-3-Clause",
+                "in capstan/wheels/, as bytecode",
+                "It is loaded for the first chat template.",
+                python_licence(name),
+            )
+            for title, name in (("Jinja2", "jinja2"), ("MarkupSafe", "markupsafe"))
         ),
         section(
             f"numpy {NUMPY_VERSION}",
@@ -108,21 +119,10 @@ def onnxruntime_folder() -> Path:
     return site_packages() / "onnxruntime"
 
 
-def site_packages() -> Path:
-    """The folder of .venv's packages."""
-    (found,) = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
-    return found
-
-
 def npm(name: str) -> dict[str, str]:
     """The package.json of an installed npm package."""
     package: dict[str, str] = json.loads((MODULES / name / "package.json").read_text(encoding="utf-8"))
     return package
-
-
-def distribution(name: str) -> Path:
-    (found,) = site_packages().glob(f"{name}-*.dist-info")
-    return found
 
 
 def python_version(name: str) -> str:
@@ -133,5 +133,5 @@ def python_version(name: str) -> str:
 def python_licence(name: str) -> str:
     """The text of an installed Python package's licence: MPL-2.0 for pathspec, the PSF's for typing_extensions."""
     folder = distribution(name)
-    (found,) = [*folder.glob("LICENSE"), *folder.glob("licenses/LICENSE")]
+    (found,) = [*folder.glob("LICENSE"), *folder.glob("licenses/LICENSE*")]
     return found.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from .environment import locked
 from .numpy_wheel import numpy_wheel
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
-from .wheels import page_wheels, wheel_inputs
+from .wheels import page_wheels, template_wheels, wheel_inputs
 
 __all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "XGRAMMAR_FILES", "assemble"]
 
@@ -51,7 +51,7 @@ def assemble() -> Path:
     with locked("site"):
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
-        part("wheels", [*wheel_inputs(), *snapshot_tools()], copy_python)
+        part("wheels", [*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt"], copy_python)
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         part("web", [*web, ROOT / "package-lock.json", ROOT / "tsconfig.json"], build_web)
     return SITE
@@ -103,9 +103,11 @@ def copy_python() -> list[Path]:
     target = SITE / "capstan"
     (target / "wheels").mkdir(parents=True, exist_ok=True)
     wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in page_wheels()]
-    snapshot = make_snapshot(wheels)
+    templates = template_wheels()
+    snapshot = make_snapshot(wheels, [*templates.values()])
     copied = Path(shutil.copy(snapshot.path, target))
-    vendored = {"numpy": Path(shutil.copy(numpy_wheel(), target / "wheels"))}
+    later = {"numpy": numpy_wheel(), **dict(zip(templates, snapshot.later, strict=True))}
+    vendored = {name: Path(shutil.copy(wheel, target / "wheels")) for name, wheel in later.items()}
     index = {
         "folder": WHEELS_FOLDER,
         "wheels": [f"wheels/{wheel.name}" for wheel in wheels],

@@ -1,10 +1,11 @@
 // node snapshot.mjs REQUEST: boots Pyodide, imports what a page needs and writes the interpreter's memory to a file.
 //
-// REQUEST is JSON: {pyodide, wheels, folder, compile, modules, host, target}. Written to stdout, as JSON: the size of
+// REQUEST is JSON: {pyodide, wheels, later, folder, compile, modules, host, target}; the wheels for `later` are compiled,
+// and put beside the target. Written to stdout, as JSON: the size of
 // the memory without the zeros at its end, and the size of the heap which it fills.
 
 import { readFileSync, writeFileSync } from "node:fs";
-import { basename } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 
 // A thrown error of Pyodide's would print a line of its source, which is a megabyte long.
@@ -35,10 +36,9 @@ async function start(contents, options) {
   return pyodide;
 }
 
-const wheels = new Map(
-  request.wheels.map((wheel) => [request.folder + basename(wheel), new Uint8Array(readFileSync(wheel))]),
-);
-const compiler = await start(wheels, {});
+const read = (paths) => new Map(paths.map((path) => [request.folder + basename(path), new Uint8Array(readFileSync(path))]));
+const [wheels, later] = [read(request.wheels), read(request.later)];
+const compiler = await start([...wheels, ...later], {});
 const source = readFileSync(request.compile, "utf8");
 const inPython = (pyodide) => {
   const names = pyodide.toPy({});
@@ -46,11 +46,12 @@ const inPython = (pyodide) => {
   return { addBytecode: names.get("add_bytecode"), nameSources: names.get("name_sources") };
 };
 const { addBytecode } = inPython(compiler);
-const compiled = new Map();
-for (const path of wheels.keys()) {
-  addBytecode(path);
-  compiled.set(path, compiler.FS.readFile(path));
-}
+const compiledAt = (path, sources) => {
+  addBytecode(path, sources);
+  return compiler.FS.readFile(path);
+};
+const compiled = new Map([...wheels.keys()].map((path) => [path, compiledAt(path, true)]));
+for (const path of later.keys()) writeFileSync(join(dirname(request.target), basename(path)), compiledAt(path, false));
 
 const pyodide = await start(compiled, { _makeSnapshot: true });
 const sys = pyodide.pyimport("sys");

@@ -1,15 +1,18 @@
-"""The wheels: ours, built from py_src, and protobuf's pure-Python one."""
+"""The wheels: ours, built from py_src, protobuf's pure-Python one, and those of Jinja2 and what it imports."""
 
 from __future__ import annotations
 
 import shutil
+import zipfile
 from pathlib import Path
 
 from . import CACHE, ROOT
 from .bundles import WHEEL_HOST, bundle_wheel_host
-from .environment import PROTOBUF_WHEELS, locked, run_tool, venv_python
+from .environment import PROTOBUF_WHEELS, distribution, locked, run_tool, venv_python
 
-__all__ = ["build_wheel", "page_wheels", "wheel_inputs"]
+__all__ = ["build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
+
+PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def wheel_inputs() -> list[Path]:
@@ -26,6 +29,27 @@ def build_wheel(target: Path) -> Path:
 def page_wheels() -> list[Path]:
     """The wheels that our own page loads: ours, freshly built, without what its worker brings, and protobuf's."""
     return [_built(CACHE / "wheel", with_host=False), *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
+
+
+def template_wheels() -> dict[str, Path]:
+    """Wheels of what renders chat templates, by module: .venv's packages without compiled parts, of which MarkupSafe
+    alone has one, and a substitute for it in Python."""
+    made = {}
+    for name in ("jinja2", "markupsafe"):
+        about = distribution(name)
+        made[name] = CACHE / "templates" / f"{about.name.removesuffix('.dist-info')}-py3-none-any.whl"
+        made[name].parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(made[name], "w", zipfile.ZIP_DEFLATED) as wheel:
+            for path in (*sorted((about.parent / name).glob("*.py")), about / "METADATA"):
+                _add(wheel, path.relative_to(about.parent).as_posix(), path.read_text(encoding="utf-8"))
+            for file, text in (("WHEEL", PURE), ("RECORD", "")):
+                _add(wheel, f"{about.name}/{file}", text)
+    return made
+
+
+def _add(wheel: zipfile.ZipFile, name: str, text: str) -> None:
+    """A file without a date: what is made of equal contents is equal."""
+    wheel.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
 
 
 def _built(target: Path, *, with_host: bool) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from buildtools import ROOT
 from buildtools.environment import MICROPIP_WHEELS, PROTOBUF_WHEELS
+from buildtools.wheels import template_wheels
 from tests import products
 from tests.plain_server import serving_plainly
 
@@ -65,7 +66,7 @@ def serving_pyodide(folder: Path) -> Iterator[str]:
     (folder / "index.html").write_text("<!doctype html><title>Pyodide</title>")
     (folder / "wheels").mkdir()
     ours = products.wheel(folder / "ours")
-    for wheel in (ours, *PROTOBUF_WHEELS.glob("*.whl"), *MICROPIP_WHEELS.glob("*.whl")):
+    for wheel in (ours, *PROTOBUF_WHEELS.glob("*.whl"), *MICROPIP_WHEELS.glob("*.whl"), *template_wheels().values()):
         shutil.copy(wheel, folder / "wheels")
         project = wheel.name.split("-")[0].replace("_", "-").lower()
         (folder / "simple" / project).mkdir(parents=True)

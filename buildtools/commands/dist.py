@@ -215,7 +215,8 @@ def bill_of_materials() -> dict[str, Any]:
     bill: dict[str, Any] = json.loads(printed)
     # npm gives the name of the checkout's folder.
     bill["metadata"]["component"]["name"] = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))["name"]
-    packages = {"protobuf": python_version("protobuf"), "numpy": NUMPY_VERSION, "onnx": python_version("onnx")}
+    packages = {name: python_version(name) for name in ("protobuf", "onnx", "jinja2", "markupsafe")}
+    packages["numpy"] = NUMPY_VERSION
     for name, version in packages.items():
         address = f"pkg:pypi/{name}@{version}"
         component = {"type": "library", "bom-ref": address, "name": name, "version": version, "purl": address}

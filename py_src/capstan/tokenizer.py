@@ -1,8 +1,7 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
-The work is done by a backend, which the host gives: in the page @huggingface/tokenizers and @huggingface/jinja
-(_js/tokenizer.py), on CPython the `tokenizers` package and jinja2 (local/tokenizer.py). Like onnxruntime-genai's
-Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
+The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/tokenizer.py), on CPython
+the `tokenizers` package (local/tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
 `decode` leaves special tokens out; `update_options` changes either.
 """
 
@@ -31,8 +30,6 @@ class TokenizerBackend(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str: ...
 
 
 class BackendSource(Protocol):
@@ -193,12 +190,16 @@ class Tokenizer:
         variables = {name: value for name, value in variables.items() if value is not None}
         variables["messages"] = conversation("messages", messages)
         variables["add_generation_prompt"] = add_generation_prompt
-        if tools is not None and tools != "":
-            variables["tools"] = conversation("tools", tools)
+        variables["tools"] = None if tools is None or tools == "" else conversation("tools", tools)
+        variables["documents"] = None
         try:
-            return self._backend.render(template, variables)
-        except ImportError:
-            raise
+            from .model_files.chat_template import render
+        except ImportError as error:
+            raise CapstanError(
+                f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
+            ) from error
+        try:
+            return render(template, variables)
         except Exception as error:
             raise ConfigError(
                 f"tokenizer_config.json: chat_template: cannot be rendered ({error}); pass template_str"

@@ -109,6 +109,8 @@ async def tokens(base: str, ort_url: str | None) -> dict[str, Any]:
                     taken.append(int(generator.get_next_tokens()[0]))
                 found[f"{device}, blocking"] = taken
                 found[f"{device}, capture"] = generator.capture
-            found[f"{device}, text"] = capstan.Tokenizer(model).decode(taken)
+            tokenizer = capstan.Tokenizer(model)
+            found[f"{device}, text"] = tokenizer.decode(taken)
+            found["chat"] = tokenizer.apply_chat_template([{"role": "user"}], template_str="{{ messages }}")
             await model.aclose()
     return found

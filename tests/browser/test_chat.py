@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ import pytest
 from buildtools import ROOT
 from capstan import Model, Tokenizer
 from tests import oracle
+from tests.chat_templates import CHATS, ENDLESS, TEMPLATES, VARIABLES
+from tests.chat_templates import oracle as oracle_text
 from tests.harness import Harness
 
 FOLDER = ROOT / "tests/fixtures/nano-qwen2"
@@ -60,6 +63,31 @@ def test_a_conversation_has_the_oracles_ids_and_keeps_what_was_computed(harness:
     again = chat(harness, *messages)["result"]
     assert again["token_ids"] == second["token_ids"]
     assert harness.errors == []
+
+
+RENDER = """
+import json, sys
+from capstan.model_files.chat_template import render
+templates, endless, variables = json.loads(sys.argv[1])
+for template in [*templates, *endless, "right afterwards: {{ [none] }}"]:
+    try:
+        text = render(template, variables)
+    except Exception as error:
+        text = type(error).__name__ + ": "
+    print(json.dumps(text))
+"""
+
+
+def test_templates_print_as_jinja2_does_and_end(harness: Harness) -> None:
+    templates, endless = [*TEMPLATES, *CHATS], ENDLESS[::4]
+    done = harness.exec(RENDER, argv=[json.dumps([templates, endless, VARIABLES])])
+    assert done.status == 0, done.stderr
+    *found, last = map(json.loads, done.stdout.splitlines())
+    assert last == "right afterwards: [None]"
+    for template, text in zip(templates, found, strict=False):
+        wanted = oracle_text(template, VARIABLES)
+        assert text == wanted or (text.endswith("Error: ") and wanted.startswith(text)), template
+    assert all(text.endswith("Error: ") for text in found[len(templates) :])
 
 
 DESTROY = """

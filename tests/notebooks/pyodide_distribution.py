@@ -55,8 +55,8 @@ def lay_beside(folder: Path) -> None:
 
 def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = PYODIDE) -> Path:
     """A folder with Pyodide, the project's or that of another folder, these of its packages and what they depend on; in
-    the lock file they have the digests of PyPI's wheels, as Pyodide's server has builds of its own. protobuf is the
-    pure one, too."""
+    the lock file they have the digests of PyPI's wheels, as Pyodide's server has builds of its own. What Capstan
+    depends on is there as pure Python."""
     folder.mkdir(parents=True)
     for name in PYODIDE_FILES:
         shutil.copy(pyodide / name, folder)
@@ -74,8 +74,9 @@ def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = 
     for wheel in wheels:
         by_file[wheel.name]["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (protobuf,) = PROTOBUF_WHEELS.glob("*.whl")
-    shutil.copy(protobuf, folder)
-    digest = hashlib.sha256(protobuf.read_bytes()).hexdigest()
-    known["protobuf"].update(version=protobuf.name.split("-")[1], file_name=protobuf.name, sha256=digest)
+    for name, wheel in {"protobuf": protobuf, **template_wheels()}.items():
+        shutil.copy(wheel, folder)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        known[name].update(version=wheel.name.split("-")[1], file_name=wheel.name, sha256=digest)
     (folder / "pyodide-lock.json").write_text(json.dumps(lock))
     return folder

@@ -175,5 +175,5 @@ def test_the_bill_of_materials_has_every_package_of_the_site_and_no_tool() -> No
     package = json.loads((ROOT / "package.json").read_text())
     for name in package["dependencies"]:
         assert f"pkg:npm/{name.replace('@', '%40')}" in found
-    assert {"pkg:pypi/numpy", "pkg:pypi/protobuf", "pkg:pypi/onnx"} <= found
+    assert {"pkg:pypi/numpy", "pkg:pypi/protobuf", "pkg:pypi/onnx", "pkg:pypi/jinja2", "pkg:pypi/markupsafe"} <= found
     assert not [name for name in package["devDependencies"] if f"pkg:npm/{name.replace('@', '%40')}" in found]

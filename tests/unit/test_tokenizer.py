@@ -50,9 +50,6 @@ class NodeTokenizer:
     def decode(self, ids: str, skip_special: bool) -> Any:
         return self._call("decode", self._index, ids, skip_special)
 
-    def applyTemplate(self, request: str) -> Any:
-        return self._call("applyTemplate", self._index, request)
-
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
@@ -205,16 +202,12 @@ def test_chat_template_errors_say_what_is_wrong(make: Make) -> None:
         tokenizer.apply_chat_template(["hi"])  # type: ignore[list-item]
 
 
-ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}"
-ENDLESS += "{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize("where", ["page", "local"])
-def test_a_chat_template_that_goes_on_for_ever_is_ended(where: str, make: Make) -> None:
-    tokenizer = tokenizer_of(ONE_OF_EACH[0], make if where == "page" else LocalBackend)
-    with pytest.raises(ConfigError, match=r"shorten its loops"):
-        tokenizer.apply_chat_template(MESSAGES, template_str=ENDLESS)
-    with pytest.raises(ConfigError, match=r"100_?000"):
+def test_a_chat_template_that_goes_on_for_ever_is_ended(make: Make) -> None:
+    tokenizer = tokenizer_of(ONE_OF_EACH[0], make)
+    doubled = "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"takes \d+ characters.* at most 100000000 .*shorten its loops"):
+        tokenizer.apply_chat_template(MESSAGES, template_str=doubled)
+    with pytest.raises(ConfigError, match=r"100000"):
         tokenizer.apply_chat_template(MESSAGES, template_str="{% for a in range(100001) %}{% endfor %}")
     within = "{% for a in range(90000) %}{% endfor %}{{ range(2, 9, 3) | join(',') }} {{ range(3, 0, -1) | join(',') }}"
     assert tokenizer.apply_chat_template(MESSAGES, template_str=within) == "2,5,8 3,2,1"

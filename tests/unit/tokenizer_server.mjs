@@ -9,7 +9,6 @@ const calls = {
   make: (tokenizer, config) => tokenizers.push(makeTokenizer(tokenizer, config)) - 1,
   encode: (index, text, addSpecial) => Array.from(tokenizers[index].encode(text, addSpecial)),
   decode: (index, ids, skipSpecial) => tokenizers[index].decode(ids, skipSpecial),
-  applyTemplate: (index, request) => tokenizers[index].applyTemplate(request),
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -1,7 +1,6 @@
-// The tokenizer and the chat templates, as the object that PageBackend in py_src/capstan/_js/tokenizer.py calls.
+// The tokenizer, as the object that PageBackend in py_src/capstan/_js/tokenizer.py calls.
 
 import { Tokenizer } from "@huggingface/tokenizers";
-import { Template } from "./templates";
 
 /** Arguments and results are strings, numbers and typed arrays only, so that nothing needs a proxy across to Python. */
 export interface PageTokenizer {
@@ -9,14 +8,11 @@ export interface PageTokenizer {
   encode(text: string, addSpecial: boolean): Int32Array;
   /** Text of token ids, given as a JSON array; ids without a token are left out, special ones too if `skipSpecial`. */
   decode(ids: string, skipSpecial: boolean): string;
-  /** Render a chat template; `request` is JSON: {template, variables}. */
-  applyTemplate(request: string): string;
 }
 
 /** Build a tokenizer from the contents of tokenizer.json and tokenizer_config.json; throws if it has parts unknown here. */
 export function makeTokenizer(tokenizerJson: string, tokenizerConfigJson: string): PageTokenizer {
   const tokenizer = new Tokenizer(JSON.parse(tokenizerJson) as object, JSON.parse(tokenizerConfigJson) as object);
-  const templates = new Map<string, Template>();
   return {
     encode(text, addSpecial) {
       if (text === "" && !addSpecial) return new Int32Array(0);
@@ -26,12 +22,6 @@ export function makeTokenizer(tokenizerJson: string, tokenizerConfigJson: string
       const known = (JSON.parse(ids) as number[]).filter((id) => tokenizer.id_to_token(id) !== undefined);
       if (known.length === 0) return "";
       return tokenizer.decode(known, { skip_special_tokens: skipSpecial, clean_up_tokenization_spaces: false });
-    },
-    applyTemplate(request) {
-      const { template, variables } = JSON.parse(request) as { template: string; variables: Record<string, unknown> };
-      let parsed = templates.get(template);
-      if (!parsed) templates.set(template, (parsed = new Template(template)));
-      return parsed.render(variables);
     },
   };
 }

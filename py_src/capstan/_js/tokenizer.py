@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["PageBackend"]
@@ -21,6 +21,3 @@ class PageBackend:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._tokenizer.decode(json.dumps(list(ids)), skip_special_tokens))
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        return str(self._tokenizer.applyTemplate(json.dumps({"template": template, "variables": dict(variables)})))

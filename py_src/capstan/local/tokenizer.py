@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = ["LocalBackend"]
-
-
-LONGEST_RANGE, MOST_NUMBERS = 100_000, 1_000_000
-"""Numbers that one `range` of a chat template has at most, and all together: a template that goes on for ever is the
-model's, not the user's."""
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """As transformers has it for chat templates: in the given order, and without HTML's escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 @contextmanager
@@ -32,7 +20,7 @@ def no_panic() -> Iterator[None]:
 
 
 class LocalBackend:
-    """On CPython: the `tokenizers` package, and jinja2 for chat templates (imported when first used)."""
+    """On CPython: the `tokenizers` package."""
 
     def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
         import tokenizers
@@ -47,27 +35,3 @@ class LocalBackend:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         with no_panic():
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # type: ignore[import-not-found, unused-ignore]
-
-        def raise_exception(message: str) -> None:
-            raise ValueError(message)
-
-        left = MOST_NUMBERS
-
-        def counted(*given: int) -> range:
-            nonlocal left
-            numbers = range(*given)
-            left -= len(numbers)
-            if len(numbers) > LONGEST_RANGE or left < 0:
-                raise ValueError(
-                    f"its ranges have more than {LONGEST_RANGE} numbers, or {MOST_NUMBERS} in all; shorten its loops"
-                )
-            return numbers
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["range"] = counted
-        environment.globals["raise_exception"] = raise_exception
-        environment.filters["tojson"] = to_json
-        return str(environment.from_string(template).render(**variables))
