@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
 from capstan.generation.stream import StoppingStream, TextStream
@@ -61,6 +62,22 @@ def test_valid_text_never_shows_a_replacement_character() -> None:
     pieces = [stream.push(byte) for byte in ("日本語🙂" * 50).encode()]
     assert "".join(pieces) == "日本語🙂" * 50
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_each_token_gives_all_characters_that_it_completes() -> None:
+    """Tokens of one to five bytes, wherever they cut characters: the pieces are an incremental decoder's."""
+    draw = random.Random(3)
+    for text in ("日本語 🙂🚀 Ελλ naïve " * 9, "語" * 300, "🙂" * 200):
+        for longest in (2, 4, 5):
+            data, tokens = text.encode(), []
+            while data:
+                size = draw.randint(1, longest) if longest < 4 else longest
+                tokens.append(data[:size])
+                data = data[size:]
+            decoder = getincrementaldecoder("utf-8")()
+            stream = TextStream(lambda ids, tokens=tokens: b"".join(tokens[i] for i in ids).decode("utf-8", "replace"))
+            assert [stream.push(i) for i in range(len(tokens))] == [decoder.decode(token) for token in tokens]
+            assert stream.flush() == ""
 
 
 def test_the_work_for_one_more_token_is_bounded() -> None:

@@ -133,6 +133,8 @@ def test_stream_holds_a_character_until_it_is_whole(folder: Path, make: Make) ->
     pieces = [stream.decode(token) for token in ids]
     assert "".join(pieces) == text
     assert "" in pieces, "no character spans tokens, so the test shows nothing"
+    native = oracle.tokenizer(folder).create_stream()
+    assert pieces == [native.decode(token) for token in ids]
     assert not any("\ufffd" in piece for piece in pieces)
 
 

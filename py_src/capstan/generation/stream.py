@@ -18,8 +18,8 @@ class TextStream:
 
     `decode` gives the text of a list of ids. Decoding token by token would be wrong: a character may span tokens, and
     SentencePiece-like decoders drop the space before the first token. So a window of the last ids is decoded with and
-    without the new one, and the difference is the delta. A delta that ends in a replacement character may be an
-    incomplete character and is held back; `flush` releases it.
+    without the new one, and the difference is the delta. Replacement characters at its end may be an incomplete
+    character and are held back; `flush` releases them.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -31,7 +31,7 @@ class TextStream:
         """Characters of the window's text that were given out."""
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; empty while a character is incomplete, and for special tokens."""
+        """The text that this id completes, all of its whole characters; empty for special tokens."""
         self._window.append(token_id)
         text = self._decode(self._window)
         held = len(self._window) - self._shown
@@ -39,11 +39,13 @@ class TextStream:
             delta = text[self._sent :]
             self._slide(text)
             return delta
-        if held <= HELD_TOKENS:
-            return ""
         incomplete = len(text) - len(text.rstrip(REPLACEMENT))
-        whole = max(self._sent, len(text) - min(incomplete, HELD_TOKENS - 1))
+        if held > HELD_TOKENS:
+            incomplete = min(incomplete, HELD_TOKENS - 1)
+        whole = max(self._sent, len(text) - incomplete)
         delta, self._sent = text[self._sent : whole], whole
+        if held > WINDOW_TOKENS // 2:
+            self._cut(text[whole:])
         return delta
 
     def flush(self) -> str:
@@ -51,6 +53,13 @@ class TextStream:
         delta = self._decode(self._window)[self._sent :] if self._window else ""
         self._window, self._shown, self._sent = [], 0, 0
         return delta
+
+    def _cut(self, rest: str) -> None:
+        """Keep the last ids alone, where each of many ends within a character, if `rest` still is the end of their text."""
+        last = self._window[-2 * HELD_TOKENS :]
+        text = self._decode(last)
+        if text.endswith(rest):
+            self._window, self._shown, self._sent = last, 0, len(text) - len(rest)
 
     def _slide(self, text: str) -> None:
         """Keep the ids of the last delta as context for the next, more if they have no text (special tokens)."""
