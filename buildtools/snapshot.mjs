@@ -36,7 +36,8 @@ async function start(contents, options) {
   return pyodide;
 }
 
-const read = (paths) => new Map(paths.map((path) => [request.folder + basename(path), new Uint8Array(readFileSync(path))]));
+const read = (paths) =>
+  new Map(paths.map((path) => [request.folder + basename(path), new Uint8Array(readFileSync(path))]));
 const [wheels, later] = [read(request.wheels), read(request.later)];
 const compiler = await start([...wheels, ...later], {});
 const source = readFileSync(request.compile, "utf8");

@@ -48,6 +48,7 @@ VARIABLES: dict[str, Any] = {
     "add_generation_prompt": True,
 }
 
+# ruff: noqa: E501, SIM905
 TEMPLATES = r"""{{ flag }}|{{ none }}|{{ one }}|{{ nested }}|{{ several }}
 {{ big }} {{ small }} {{ 1e16 }} {{ 1.5e3 }} {{ 1_000 }} {{ 0x1f }} {{ 123456789.123456789 }}
 {{ 1/2 }} {{ 4/2 }} {{ 7//2 }} {{ minus//2 }} {{ minus%3 }} {{ 2**10 }} {{ 2**-1 }} {{ -n }}
@@ -299,7 +300,7 @@ def oracle(template: str, variables: dict[str, Any]) -> str:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return told(lambda: environment.from_string(template).render(**variables))
 
 

@@ -1,7 +1,8 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
 The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/tokenizer.py), on CPython
-the `tokenizers` package (local/tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
+the `tokenizers` package (local/tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's
+Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
 `decode` leaves special tokens out; `update_options` changes either.
 """
 
@@ -16,7 +17,8 @@ from typing import Any, Protocol
 from .errors import CapstanError, ConfigError, OptionError
 from .generation.stream import TextStream
 from .model_files.config import parse_object
-from .model_files.json_text import NotJsonError, read_json
+from .model_files.expressions import danger
+from .model_files.json_text import NotJsonError, clipped, read_json
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
@@ -92,6 +94,7 @@ class Tokenizer:
             raise ConfigError(
                 "tokenizer.json: model: missing, expected an object; copy the model's tokenizer files again"
             )
+        require_quick_expressions(content)
         self._content = content
         self._ids: dict[str, int] | None = None
         self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
@@ -223,6 +226,29 @@ class TokenizerStream:
     def flush(self) -> str:
         """The text that was held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
+
+
+def require_quick_expressions(content: Mapping[str, Any]) -> None:
+    """ConfigError for a regular expression that may take for ever: nothing interrupts a library that looks for it."""
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        for path, expression in expressions(content.get(part), part):
+            reason = danger(expression)
+            if reason:
+                raise ConfigError(
+                    f"tokenizer.json: {path}: {clipped(expression)} may take for ever: {reason}; write it so that each "
+                    "text is matched in one way, or copy the model's own file again"
+                )
+
+
+def expressions(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The regular expressions in a part of tokenizer.json, with their JSON paths."""
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        at = f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
+        if name == "Regex" and isinstance(each, str):
+            yield at, each
+        else:
+            yield from expressions(each, at)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -20,6 +21,7 @@ GONE = "404 (Not Found)"
 """The browser reports a missing file by itself."""
 
 
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 DEEP = '{"model": ' * 10_000 + "1" + "}" * 10_000
 
 
@@ -44,6 +46,10 @@ def make(variants: Variants, what: str) -> str:
             return variants.text(what, "genai_config.json", DEEP)
         case "deep-tokenizer":
             return variants.text(what, "tokenizer.json", DEEP)
+        case "slow-tokenizer":
+            content = json.loads((LLAMA / "tokenizer.json").read_text())
+            content["pre_tokenizer"] = SLOW
+            return variants.text(what, "tokenizer.json", json.dumps(content))
         case "deep-shards":
             return variants.text(what, "model.onnx.data.shards.json", DEEP)
         case "wrong-field":
@@ -125,10 +131,19 @@ def test_a_file_is_told_from_its_folder(harness: Harness, scripts: PageScripts) 
     assert error.message.endswith("; model.onnx is a file: give the folder that it is in"), error.message
 
 
-def test_a_tokenizer_nested_too_deeply_is_refused_and_the_page_goes_on(variants: Variants, harness: Harness) -> None:
-    broken = make(variants, "deep-tokenizer")
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("deep-tokenizer", "tokenizer.json: nested more than 64 deep"),
+        ("slow-tokenizer", "tokenizer.json: pre_tokenizer.pattern.Regex: '(a+)+$' may take for ever"),
+    ],
+)
+def test_such_a_tokenizer_is_refused_and_the_page_goes_on(
+    what: str, message: str, variants: Variants, harness: Harness
+) -> None:
+    broken = make(variants, what)
     error = harness.error(broken, prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
-    assert (error.type, "tokenizer.json: nested more than 64 deep" in error.message) == ("ConfigError", True)
+    assert (error.type, message in error.message) == ("ConfigError", True), error.message
     good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
     assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
 

@@ -15,6 +15,7 @@ from buildtools import ROOT
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
 from buildtools.models import BUNDLED
 from buildtools.site import ORT_FILES, PYODIDE_FILES
+from buildtools.wheels import template_wheels
 
 __all__ = ["download", "fresh_venv", "lay_beside", "of_npm", "pyodide_distribution"]
 

@@ -138,7 +138,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
-        "chat_template file_names hub json_text load_times model_types recovery",
+        "chat_template expressions file_names hub json_text load_times model_types recovery",
         "config",
         "repository",
         "folder",

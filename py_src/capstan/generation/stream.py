@@ -55,7 +55,7 @@ class TextStream:
         return delta
 
     def _cut(self, rest: str) -> None:
-        """Keep the last ids alone, where each of many ends within a character, if `rest` still is the end of their text."""
+        """Keep the last ids alone, where each of many ends within a character, if their text ends in `rest`, too."""
         last = self._window[-2 * HELD_TOKENS :]
         text = self._decode(last)
         if text.endswith(rest):

@@ -53,7 +53,7 @@ COLLECTIONS: tuple[type[Collection[Any]], ...] = (
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text of a template. Raises jinja2's errors, those of Python's operations, and ValueError beyond the budget."""
+    """The text of a template. Raises jinja2's errors, those of Python's operations; ValueError beyond the budget."""
     if len(template) > LONGEST_TEMPLATE:
         raise ValueError(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read; shorten it")
     environment, compiled = _compiled(template)
@@ -113,7 +113,7 @@ class _Charged(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(_filtered(cost, "spent"), lineno=node.lineno))
         return node  # type: ignore[no-any-return]
 
-    visit_Macro = visit_CallBlock = visit_Block = _repeated
+    visit_Macro = visit_CallBlock = visit_Block = _repeated  # noqa: N815
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self._repeated(node)
@@ -131,7 +131,7 @@ class _Charged(NodeTransformer):
         self.generic_visit(node)
         return _filtered(node, "made")
 
-    visit_List = visit_Dict = visit_Concat = _made
+    visit_List = visit_Dict = visit_Concat = _made  # noqa: N815
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         return self._made(node) if node.ctx == "load" else node
@@ -256,12 +256,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._left -= amount
         if self._left < 0:
             raise ValueError(
-                f"it takes {MOST_WORK - self._left} characters, an item counting as {ITEM}, and at most {MOST_WORK} are "
-                "allowed; shorten its loops, or the conversation"
+                f"it takes {MOST_WORK - self._left} characters, an item counting as {ITEM}, and at most {MOST_WORK} "
+                "are allowed; shorten its loops, or the conversation"
             )
 
     def _made(self, value: Any) -> Any:
-        """A new value: its items are there already, but it may not be longer than all that may be made if it is written."""
+        """A new value: its items are there already, but written it may not be longer than all that may be made."""
         self._charge(ITEM * len(value) if isinstance(value, COLLECTIONS) else self._weight(value))
         if self._weight(value) > MOST_WORK:
             self._grow(self._weight(value))

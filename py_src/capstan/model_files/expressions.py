@@ -1,0 +1,325 @@
+"""Regular expressions of a tokenizer.json: whether one may take for ever on some text.
+
+The libraries backtrack: where a repeated part can match one text in two ways, as in `(a+)+$`, the ways double with
+each character, and nothing can interrupt them. So expressions are looked at when a tokenizer is made. An expression's
+positions (its characters and sets) and what may follow each are a graph; it is ambiguous if two different walks along a
+loop, or from one loop to another, read the same text. That does harm only if it can still fail behind the loop.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from re import _constants as op  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+__all__ = ["danger"]
+
+LONGEST = 10_000
+MOST_POSITIONS = 1_000
+MOST_VISITS = 100_000
+MANY = 10
+"""A repetition of as many times is taken for one without end, a smaller one for that of its ends, up to two."""
+_PRIVATE = 0xF0000
+"""The first of the characters that stand for properties while Python reads an expression."""
+_EACH_CATEGORY = "AaǅʰªÀàΩжあ漢한\u0301\u0903\u20dd٣7Ⅷ½‿_-—([)]«»!、+∑$€^`ˆ©🙂 \u00a0\u2028\u2029\u3000\t\r\n\u200b\0"
+_TOKEN = re.compile(
+    r"\\[pP](?P<property>\{[^{}]*\}|[A-Z])|\\[xu]\{(?P<number>[0-9a-fA-F]{1,6})\}|\\.|\[:|\[\^?\]?|&&|\(\?<(?![=!])|.",
+    re.DOTALL,
+)
+_SPELLINGS = {"|": "|()", "(?<": "(?P<", "\\z": "\\Z", "\\G": "", "\\h": "[0-9a-fA-F]"}
+_MEMBERS = sorted({*map(chr, range(128)), *_EACH_CATEGORY})
+"""Characters out of every general category, by which sets are compared; those that an expression names come to them."""
+
+
+class UnreadError(Exception):
+    """An expression that Python cannot read, or that has too many positions to look at."""
+
+
+@lru_cache(maxsize=256)
+def danger(expression: str) -> str | None:
+    """Why an expression may take for ever; None if it does not."""
+    try:
+        if len(expression) > LONGEST:
+            raise UnreadError(f"it has {len(expression)} characters, at most {LONGEST} are read")
+        return _Walks(expression).danger()
+    except (UnreadError, re.error, OverflowError, RecursionError) as error:
+        return f"it cannot be looked at ({error})"
+
+
+@dataclass
+class _Part:
+    """What part of an expression begins and ends with, by position, with the number of ways."""
+
+    first: Counter[int] = field(default_factory=Counter)
+    last: Counter[int] = field(default_factory=Counter)
+    final: set[int] = field(default_factory=set)
+    """The positions behind which nothing can fail any more."""
+    empty: int = 0
+    """In how many ways it matches nothing."""
+    always: bool = False
+    """Whether nothing is always matched."""
+
+
+class _Walks:
+    def __init__(self, expression: str) -> None:
+        self._properties: list[str] = []
+        self._tests: list[Callable[[str], bool]] = []
+        """Whether each position matches a character."""
+        self._matches: dict[int, frozenset[str]] = {}
+        """The members that positions match, as far as it was asked for."""
+        self._follow: list[Counter[int]] = []
+        self._visits = 0
+        self._looked_at: list[_Part] = []
+        """The contents of look-around."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = parser.parse(self._for_python(expression))
+        self._flags: int = parsed.state.flags
+        self._members = frozenset({*_MEMBERS, *map(chr, _named(parsed))})
+        self._final = self._series(list(parsed)).final
+
+    def _for_python(self, expression: str) -> str:
+        """Other spellings become Python's, properties private characters. Each `|` gets an empty group behind it:
+        without it Python would make one set of `a|A`."""
+        written: list[str] = []
+        sets = 0
+        """How deep in sets within each other, which become one."""
+        for found in _TOKEN.finditer(expression):
+            token = found[0]
+            if found["property"]:
+                self._properties.append(token[1] + found["property"].strip("{}"))
+                token = chr(_PRIVATE + len(self._properties) - 1)
+            elif found["number"]:
+                token = "\\U" + found["number"].zfill(8)
+            elif token.startswith("["):
+                if (sets and token != "[") or token.startswith("[:"):
+                    raise UnreadError(f"{token} in a set")
+                token = "\\[" if sets else token
+                sets += 1
+            elif token == "]" and sets:
+                sets -= 1
+                token = "" if sets else token
+            elif token == "&&" and sets:
+                raise UnreadError("&& in a set")
+            elif not sets:
+                token = _SPELLINGS.get(token, token)
+            written.append(token)
+        return "".join(written)
+
+    # What an expression is made of.
+
+    def _series(self, items: list[Any]) -> _Part:
+        whole = _Part(empty=1, always=True)
+        for kind, given in items:
+            whole = self._joined(whole, self._item(kind, given))
+        return whole
+
+    def _joined(self, a: _Part, b: _Part) -> _Part:
+        self._link(a.last, b.first)
+        return _Part(
+            a.first + _times(b.first, a.empty),
+            b.last + _times(a.last, b.empty),
+            b.final | (a.final if b.always else set()),
+            min(2, a.empty * b.empty),
+            a.always and b.always,
+        )
+
+    def _item(self, kind: Any, given: Any) -> _Part:
+        if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+            return self._position(kind, given)
+        if kind is op.BRANCH:
+            parts = [self._series(list(each)) for each in given[1]]
+            whole = _Part(empty=min(2, sum(part.empty for part in parts)), always=any(part.always for part in parts))
+            for part in parts:
+                whole.first += part.first
+                whole.last += part.last
+                whole.final |= part.final
+            return whole
+        if kind is op.SUBPATTERN:
+            _, added, taken, items = given
+            kept, self._flags = self._flags, (self._flags | added) & ~taken
+            part = self._series(list(items))
+            self._flags = kept
+            return part
+        if kind is op.ATOMIC_GROUP:
+            return self._series(list(given))
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            return self._repeated(*given)
+        if kind in (op.ASSERT, op.ASSERT_NOT):
+            self._looked_at.append(self._series(list(given[1])))
+            return _Part(empty=1)
+        if kind is op.AT:
+            return _Part(empty=1)
+        raise UnreadError("it has a back reference")
+
+    def _repeated(self, least: int, most: Any, item: Any) -> _Part:
+        def part() -> _Part:
+            return self._series(list(item))
+
+        whole = _Part(empty=1, always=True)
+        if most is op.MAXREPEAT or most >= MANY:
+            loop = part()
+            self._link(loop.last, loop.first)
+            if loop.empty and most is not op.MAXREPEAT:
+                # Each of them may match nothing.
+                self._link(loop.last, loop.first)
+            if least == 0:
+                loop = _Part(loop.first, loop.last, loop.final, 1, True)
+            return loop
+        for _ in range(min(least, 2)):
+            whole = self._joined(whole, part())
+        for _ in range(min(most - least, 2)):
+            one = part()
+            whole = self._joined(whole, _Part(one.first, one.last, one.final, min(2, 1 + one.empty), True))
+        return whole
+
+    def _position(self, kind: Any, given: Any) -> _Part:
+        if len(self._tests) >= MOST_POSITIONS:
+            raise UnreadError(f"it has more than {MOST_POSITIONS} characters and sets")
+        position = len(self._tests)
+        self._tests.append(self._holds(kind, given))
+        self._follow.append(Counter())
+        return _Part(Counter([position]), Counter([position]), {position}, 0, False)
+
+    def _holds(self, kind: Any, given: Any) -> Callable[[str], bool]:
+        if kind is op.ANY:
+            return lambda character: True
+        if kind in (op.LITERAL, op.NOT_LITERAL):
+            return self._one(given, kind is op.LITERAL)
+        negated = any(each is op.NEGATE for each, _ in given)
+        tests = [self._member(each, value) for each, value in given if each is not op.NEGATE]
+        return lambda character: any(test(character) for test in tests) != negated
+
+    def _member(self, kind: Any, given: Any) -> Callable[[str], bool]:
+        if kind is op.RANGE:
+            cases = self._cases if self._flags & re.IGNORECASE else lambda character: {character}
+            return lambda character: any(given[0] <= ord(case) <= given[1] for case in cases(character))
+        if kind is op.CATEGORY:
+            return _CLASSES[given]
+        return self._one(given, True)
+
+    def _one(self, code: int, positive: bool) -> Callable[[str], bool]:
+        """A character, or a property that it stands for."""
+        if 0 <= code - _PRIVATE < len(self._properties):
+            sign, name = self._properties[code - _PRIVATE][0], self._properties[code - _PRIVATE][1:]
+            if not re.fullmatch(r"[CLMNPSZ][a-z]?", name):
+                # A script: any character beyond ASCII, for all that is known.
+                return lambda character: ord(character) > 127
+            wanted = (sign == "p") == positive
+            return lambda character: unicodedata.category(character).startswith(name) == wanted
+        same = self._cases(chr(code)) if self._flags & re.IGNORECASE else {chr(code)}
+        return lambda character: (character in same) == positive
+
+    @staticmethod
+    def _cases(character: str) -> set[str]:
+        return {case for case in (character, character.lower(), character.upper()) if len(case) == 1}
+
+    def _link(self, last: Counter[int], first: Counter[int]) -> None:
+        for position, ways in last.items():
+            self._follow[position] += _times(first, ways)
+
+    # Walks that read the same text.
+
+    def danger(self) -> str | None:
+        """See the module's `danger`."""
+        reached = [self._behind(position) for position in range(len(self._follow))]
+        loop = [{p for p in found if q in reached[p]} for q, found in enumerate(reached)]
+        """By position, those that are in a loop with it."""
+        for q, around in enumerate(loop):
+            if around <= self._final or min(around) < q:
+                continue
+            if any(self._follow[p][r] > 1 for p in around for r in around):
+                return "a repeated part can match nothing, or the same, in two ways"
+            pairs = self._reached((q, q), around, around) if len(around) > 1 else set()
+            if any(a != b and (q, q) in self._reached((a, b), around, around) for a, b in pairs):
+                return "a repeated part can match the same text in two ways"
+        for p, around in enumerate(loop):
+            for q in reached[p] if around else ():
+                ends = loop[q] and q not in around and q not in self._final
+                if ends and (p, q, q) in self._reached((p, p, q), around, reached[p], loop[q]):
+                    return "two repeated parts can match the same text"
+        return None
+
+    def _behind(self, position: int) -> set[int]:
+        """The positions that may come behind one, at any distance."""
+        found: set[int] = set()
+        waiting = [position]
+        while waiting:
+            more = self._follow[waiting.pop()].keys() - found
+            found |= more
+            waiting += more
+        return found
+
+    def _reached(self, begin: tuple[int, ...], *within: set[int]) -> set[tuple[int, ...]]:
+        """What walks side by side reach, reading the same, each within its positions."""
+        found: set[tuple[int, ...]] = set()
+        waiting = [begin]
+        while waiting:
+            for following in self._steps(waiting.pop(), within):
+                self._visits += 1
+                if self._visits > MOST_VISITS:
+                    raise UnreadError(f"its walks are more than {MOST_VISITS}")
+                if following not in found:
+                    found.add(following)
+                    waiting.append(following)
+        return found
+
+    def _steps(self, at: tuple[int, ...], within: tuple[set[int], ...]) -> Iterator[tuple[int, ...]]:
+        ways: list[tuple[tuple[int, ...], frozenset[str]]] = [((), self._members)]
+        for position, allowed in zip(at, within, strict=True):
+            ways = [
+                ((*before, after), common)
+                for before, read in ways
+                for after in self._follow[position].keys() & allowed
+                if (common := read & self._matched(after))
+            ]
+        for following, _ in ways:
+            yield following
+
+    def _matched(self, position: int) -> frozenset[str]:
+        if position not in self._matches:
+            self._matches[position] = frozenset(filter(self._tests[position], self._members))
+        return self._matches[position]
+
+
+_CLASSES: dict[Any, Callable[[str], bool]] = {
+    op.CATEGORY_DIGIT: str.isdecimal,
+    op.CATEGORY_NOT_DIGIT: lambda character: not character.isdecimal(),
+    op.CATEGORY_SPACE: str.isspace,
+    op.CATEGORY_NOT_SPACE: lambda character: not character.isspace(),
+    op.CATEGORY_WORD: lambda character: character.isalnum() or character == "_",
+    op.CATEGORY_NOT_WORD: lambda character: not (character.isalnum() or character == "_"),
+}
+
+
+def _named(parsed: Iterable[Any]) -> Iterator[int]:
+    """The characters that an expression names, and the ends of its ranges."""
+    for kind, given in parsed:
+        if kind in (op.LITERAL, op.NOT_LITERAL):
+            yield given
+        elif kind is op.RANGE:
+            yield from given
+        elif kind is op.IN:
+            yield from _named(given)
+        elif kind is op.BRANCH:
+            for each in given[1]:
+                yield from _named(each)
+        elif kind is op.SUBPATTERN:
+            yield from _named(given[3])
+        elif kind is op.ATOMIC_GROUP:
+            yield from _named(given)
+        elif kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            yield from _named(given[2])
+        elif kind in (op.ASSERT, op.ASSERT_NOT):
+            yield from _named(given[1])
+
+
+def _times(ways: Counter[int], times: int) -> Counter[int]:
+    return Counter({position: min(2, times * count) for position, count in ways.items() if times})
