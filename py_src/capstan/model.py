@@ -15,7 +15,7 @@ from .device.rows import RowDecoder, SingleRow
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
 from .generation.prefix_cache import PrefixCache, checked_limit
-from .guidance import Encoder, Grammars, TokenBytes, vocabulary
+from .guidance import Encoder, Grammars, SpecialTokens, TokenBytes, special_tokens, vocabulary
 from .host import Host, current_host
 from .host.leaving import Leaving, when_dropped
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
@@ -207,6 +207,11 @@ class Model:
         if self._token_bytes is None:
             self._token_bytes = TokenBytes(self._vocabulary(), self.config.eos_token_ids)
         return self._token_bytes
+
+    def special_tokens(self) -> SpecialTokens:
+        """The special tokens that a grammar may name. Raises GuidanceError."""
+        ends = self.config.eos_token_ids
+        return special_tokens(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
 
     def _vocabulary(self) -> list[str]:
         ends = self.config.eos_token_ids

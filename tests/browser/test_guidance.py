@@ -26,6 +26,7 @@ CASES: list[tuple[str, str, bool, dict[str, Any]]] = [
     ("regex", "(yes|no), [0-9]{2} é this text has to come", True, {"do_sample": False, "max_length": 100}),
     ("regex", r"\d{3}-[a-z]{2,4}", False, {**HOT, "repetition_penalty": 1.5, "min_length": 40}),
     ("ebnf", DEEP, False, {"do_sample": False, "max_length": 24, "logit_bias": {10: 50.0}}),
+    ("lark_grammar", 'start: "a" <pad> t{2} </s>\nt: /[a-z]{3}/ (<s> | <[2]>)', False, HOT),
 ]
 
 

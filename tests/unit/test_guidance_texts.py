@@ -75,7 +75,7 @@ REFUSED = [
     ("lark_grammar", "start: /(a/", "line 1, column 8: regex '(a', column 1"),
     ("lark_grammar", 'x: "a"', "there is no rule start"),
     ("lark_grammar", 'start: A\nA: "b" & "c"', "line 2, column 8: '&' is not supported"),
-    ("lark_grammar", "start: <|end|>", "line 1, column 8: a special token is not supported"),
+    ("lark_grammar", "start: <|end|>", "line 1, column 8: there is no special token '<|end|>'; there are 'none'"),
     ("lark_grammar", 'start: %json {"type": "foo"}', "line 1, column 14: json_schema #/type"),
     ("lark_grammar", '%llguidance {"no_forcing": true}\nstart: "a"', "line 1, column 1: %llguidance has options"),
     ("lark_grammar", 'start: %regex {"a": 1}', "line 1, column 8: %regex {'a': 1} is not supported"),
@@ -130,8 +130,11 @@ def test_tokens_are_told_in_the_alphabet_of_bytes() -> None:
     fallback = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
     made = tokenizer({"type": "BPE", "vocab": pieces}, fallback, special, thought)
     # GPT-2 writes a blank as Ġ, a line feed as Ċ, and the two bytes of é as Ã and ©.
-    assert vocabulary(made, 6, []) == ["a", "ĠÃ©", "Ċ", "", "Ã©Ġ", ""]
+    assert vocabulary(made, 6, []) == ["a", "ĠÃ©", "Ċ", "ÿ3ÿ", "Ã©Ġ", ""]
     assert vocabulary(made, 4, [3])[3] == "</s>"
+    # No other token can spell what stands for a special one.
+    assert vocabulary(tokenizer({"type": "BPE", "vocab": {"ÿ3ÿ": 0, "<0xFF>": 1}}, fallback), 2, [])[1] == ""
+    assert vocabulary(tokenizer({"type": "BPE", "vocab": {"aÿ": 0, "ÿ": 1}}, {"type": "ByteLevel"}), 2, []) == ["", ""]
     unigram = {"type": "Unigram", "vocab": [["<unk>", 0.0], ["▁x", -1.5]]}
     assert vocabulary(tokenizer(unigram, {"type": "Metaspace"}), 2, []) == ["<unk>", "Ġx"]
     assert vocabulary(tokenizer({"type": "BPE", "vocab": {"Ġa": 0}}, {"type": "ByteLevel"}), 1, []) == ["Ġa"]

@@ -127,8 +127,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pipeline",
     ),
     "guidance": (
-        "grammar matcher merging schema_keywords vocabulary",
-        "byte_graph json_numbers json_text regex",
+        "grammar matcher merging schema_keywords",
+        "byte_graph json_numbers json_text regex vocabulary",
         "automaton json_schema scanner",
         "ebnf lark",
         "guidance",

@@ -126,7 +126,9 @@ class GeneratorParams:
         """
         if self.processors.given and (type or data):
             raise OptionError("guidance and a logits processor were both given; give one of them")
-        self.guidance = None if type == data == "" else Guidance(type, data, enable_ff_tokens)
+        self.guidance = None
+        if type != "" or data != "":
+            self.guidance = Guidance(type, data, enable_ff_tokens, lambda: self._model.special_tokens())
 
     def set_speculation(self, options: Speculation | None) -> None:
         """Draft tokens and verify several in one step: the same tokens come, sooner where drafts are right. None turns

@@ -6,7 +6,7 @@ from .automaton import Automaton, NoAutomatonError, Position, automaton_of
 from .constraint import Constraint, Encoder
 from .guidance import KINDS, Guidance
 from .matcher import Grammars, Matcher
-from .vocabulary import TokenBytes, vocabulary
+from .vocabulary import SpecialTokens, TokenBytes, special_tokens, vocabulary
 
 __all__ = [
     "KINDS",
@@ -18,7 +18,9 @@ __all__ = [
     "Matcher",
     "NoAutomatonError",
     "Position",
+    "SpecialTokens",
     "TokenBytes",
     "automaton_of",
+    "special_tokens",
     "vocabulary",
 ]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any
 
-from .grammar import Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text, byte_runs
+from .grammar import Chars, Choice, Grammar, Node, Repeat, Rule, Series, Special, Text, byte_runs
 
 __all__ = ["ByteGraph", "NoAutomatonError"]
 
@@ -94,6 +94,8 @@ class ByteGraph:
         match node:
             case Text(text):
                 return self._run(tuple((byte, byte) for byte in text.encode()), behind)
+            case Special():
+                return self._run(tuple((byte, byte) for byte in node.data), behind)
             case Chars(ranges):
                 state = self._state()
                 for first, last in ranges:
@@ -164,6 +166,8 @@ class ByteGraph:
             match node:
                 case Text(text):
                     found = len(text.encode())
+                case Special():
+                    found = len(node.data)
                 case Chars(ranges):
                     found = 1 if ranges and ranges[-1][1] < 128 else _WORTH_A_CALL
                 case Series(items) | Choice(items):

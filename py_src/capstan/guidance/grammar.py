@@ -20,6 +20,7 @@ __all__ = [
     "Repeat",
     "Rule",
     "Series",
+    "Special",
     "Text",
     "byte_runs",
     "chars",
@@ -101,6 +102,23 @@ class Chars:
 
 
 @dataclass(frozen=True)
+class Special:
+    """A special token of the vocabulary, by its id."""
+
+    token: int
+    empty = False
+
+    @property
+    def data(self) -> bytes:
+        """What it is to automata: its id between bytes that no UTF-8 text has, and no other token."""
+        return b"\xff%d\xff" % self.token
+
+    @property
+    def states(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True)
 class Series:
     """One after the other."""
 
@@ -155,7 +173,7 @@ class Rule:
     empty = False
 
 
-Node = Text | Chars | Series | Choice | Repeat | Rule
+Node = Text | Chars | Special | Series | Choice | Repeat | Rule
 
 
 def chars(*items: str | tuple[str, str]) -> Chars:
@@ -251,6 +269,8 @@ def _written(node: Node) -> str:
             return '"' + "".join(_escaped(ord(character)) for character in text) + '"'
         case Chars(ranges):
             return _set(ranges)
+        case Special():
+            return " ".join(f"[{2 * _escaped(byte)}]" for byte in node.data)
         case Rule(name):
             return name
         case Series(items):

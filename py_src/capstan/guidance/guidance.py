@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import GuidanceError, OptionError
@@ -11,6 +12,7 @@ from .grammar import Grammar, NodeError
 from .json_schema import json_schema_grammar
 from .lark import lark_grammar
 from .regex import parse_regex
+from .vocabulary import SpecialTokens
 
 __all__ = ["KINDS", "Guidance"]
 
@@ -25,6 +27,8 @@ class Guidance:
     data: str
     enable_ff_tokens: bool = False
     """Whether text that must come next is appended without a model step for each of its tokens."""
+    special: Callable[[], SpecialTokens] = field(default=SpecialTokens, repr=False, compare=False)
+    """The special tokens that a grammar may name."""
     grammar: Grammar = field(init=False, repr=False, compare=False)
     """The grammar as rules."""
     text: str = field(init=False, repr=False, compare=False)
@@ -67,6 +71,6 @@ class Guidance:
                 grammar.add("root", parse_regex(self.data))
                 return grammar
             case "lark_grammar":
-                return lark_grammar(self.data)
+                return lark_grammar(self.data, self.special)
             case _:
                 return parse_ebnf(self.data)

@@ -15,6 +15,7 @@ from .grammar import (
     Repeat,
     Rule,
     Series,
+    Special,
     Text,
     chars,
     complement,
@@ -158,7 +159,7 @@ def quoted(node: Node) -> Node:
             return Choice(tuple(quoted(item) for item in items))
         case Repeat(item, least, most):
             return Repeat(quoted(item), least, most)
-        case Rule():
+        case Rule() | Special():
             return node
 
 

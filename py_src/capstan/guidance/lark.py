@@ -2,21 +2,25 @@
 
 A terminal is a rule like others here, not a word that a lexer cuts out first: what the grammar allows in any reading is
 allowed. `%ignore`d text may stand behind each terminal and each text of a rule. Named besides: `%json { schema }`,
-`%regex { "substring_chunks": [...] }`, `%import common.NAME`. Refused: lookaround, templates, `%declare`, `&` and `~`
-of terminals, special tokens.
+`%regex { "substring_chunks": [...] }`, `%import common.NAME`; in rules, special tokens of the model as `<|name|>` and
+by their ids as `<[5]>`, `<[5-7,9]>`. One that ends outputs stands last. Refused: lookaround, templates, `%declare`, `&`
+and `~` of terminals.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import GuidanceError
 from ..model_files.json_text import clipped
-from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text, chars
+from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Special, Text, chars
 from .json_schema import json_schema_grammar
 from .regex import counted, parse_regex
 from .scanner import Scanner
+from .vocabulary import SpecialTokens
 
 __all__ = ["lark_grammar"]
 
@@ -25,6 +29,8 @@ _TERMINAL = r"(_?[A-Z][A-Z0-9_]*)"
 _HEAD = rf"(?:{_RULE}|{_TERMINAL})(\.-?\d+)?\s*:"
 _BLANKS = r"(?:[ \t\r\f]|//[^\n]*|\\\n)*"
 _LINES = r"(?:\s|//[^\n]*)*"
+_IDS = r"\d{1,9}(?:-\d{1,9})?"
+_SPECIAL = rf"<(?:\[({_IDS}(?:,{_IDS})*)\]|[^<>\s]+)>"
 _NEXT_BRANCH = _LINES + r"\|"
 
 COMMON = {
@@ -52,14 +58,17 @@ COMMON = {
 """The terminals that `%import common.NAME` defines."""
 
 
-def lark_grammar(text: str) -> Grammar:
-    """The grammar of a text. Raises GuidanceError with line and column."""
-    return _Reader(text).read()
+def lark_grammar(text: str, special: Callable[[], SpecialTokens] = SpecialTokens) -> Grammar:
+    """The grammar of a text, with the special tokens that it may name. Raises GuidanceError with line and column."""
+    return _Reader(text, special).read()
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, special: Callable[[], SpecialTokens]) -> None:
         self._scan = Scanner("lark_grammar", text, _BLANKS)
+        self._special = special
+        self._ends: dict[int, int] = {}
+        """The first places of the special tokens that end outputs."""
         self._grammar = Grammar()
         self._named: list[tuple[str, int]] = []
         """The names in use, with their places."""
@@ -92,6 +101,10 @@ class _Reader:
         if self._ignore is not None:
             grammar.set(self._ignore, Repeat(Choice(tuple(self._ignored)), 0, None))
         grammar.set(root, Rule(ours("start")))
+        if self._ends:
+            self._require_last()
+            for name, node in [*grammar.rules.items()]:
+                grammar.set(Rule(name), self._without_ends(node))
         return grammar
 
     def _lines(self) -> None:
@@ -160,8 +173,9 @@ class _Reader:
             return self._spaced(self._json())
         if scan.take("%regex"):
             return self._spaced(self._substring(at))
-        if scan.looks("<"):
-            scan.refuse("a special token is not supported: output is text", "write what stands for it in text", at)
+        special = scan.take(_SPECIAL)
+        if special:
+            return self._special_tokens(special, at)
         if scan.looks("[~&%]"):
             scan.refuse(f"{scan.text[at]!r} is not supported here", "write the texts that are allowed", at)
         found = scan.take(rf"{_RULE}|{_TERMINAL}")
@@ -177,6 +191,65 @@ class _Reader:
         name = found[1] or found[2]
         self._named.append((name, at))
         return self._spaced(Rule(ours(name))) if found[2] else Rule(ours(name))
+
+    def _special_tokens(self, named: re.Match[str], at: int) -> Node:
+        """One special token by its text, or several by their ids."""
+        scan, known = self._scan, self._special()
+        if self._in_terminal:
+            scan.refuse(f"{named[0]} in a terminal", "name special tokens in rules", at)
+        found: list[int] = []
+        for part in (named[1] or "").split(",") if named[1] else ():
+            first, _, last = part.partition("-")
+            ids = range(int(first), int(last or first) + 1)
+            among = [token for token in known.ids.values() if token in ids]
+            if not ids or len(among) < len(ids):
+                scan.refuse(f"{part} has other tokens than special ones", "write text as text", at)
+            found += among
+        if not named[1] and named[0] not in known.ids:
+            there = ", ".join(sorted(known.ids)) or "none"
+            scan.refuse(f"there is no special token {clipped(named[0])}", f"there are {clipped(there)}", at)
+        found = found or [known.ids[named[0]]]
+        for token in found:
+            if token in known.ends:
+                self._ends.setdefault(token, at)
+        nodes = [Special(token) if token in self._ends else self._spaced(Special(token)) for token in found]
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+    def _require_last(self) -> None:
+        """Refuse a special token that ends outputs where something comes behind it."""
+        waiting: list[tuple[Node, bool]] = [(Rule("root"), True)]
+        seen: set[tuple[str, bool]] = set()
+        while waiting:
+            node, last = waiting.pop()
+            match node:
+                case Special(token) if token in self._ends and not last:
+                    remedy = "put it last"
+                    self._scan.refuse(
+                        "a special token that ends outputs, with more behind it", remedy, self._ends[token]
+                    )
+                case Series(items):
+                    waiting += [(item, last and number == len(items)) for number, item in enumerate(items, 1)]
+                case Choice(items):
+                    waiting += [(item, last) for item in items]
+                case Repeat(item, _, most):
+                    waiting.append((item, last and most == 1))
+                case Rule(name) if (name, last) not in seen:
+                    seen.add((name, last))
+                    waiting.append((self._grammar.rules[name], last))
+
+    def _without_ends(self, node: Node) -> Node:
+        """A node whose output ends where a special token ends it: that one is no text."""
+        match node:
+            case Special(token):
+                return Text("") if token in self._ends else node
+            case Series(items):
+                return Series(tuple(map(self._without_ends, items)))
+            case Choice(items):
+                return Choice(tuple(map(self._without_ends, items)))
+            case Repeat(item, least, most):
+                return Repeat(self._without_ends(item), least, most)
+            case _:
+                return node
 
     def _spaced(self, node: Node) -> Node:
         """With what is ignored behind it, in a rule."""

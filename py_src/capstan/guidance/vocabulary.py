@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NoReturn
 
 from ..errors import GuidanceError
 from ..model_files.config import parse_object
+from .grammar import Special
 
-__all__ = ["TokenBytes", "vocabulary"]
+__all__ = ["SpecialTokens", "TokenBytes", "special_tokens", "vocabulary"]
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -21,6 +23,7 @@ _ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i
 _ALPHABET_SET = set(_ALPHABET.values())
 _TO_BYTE = {ord(character): byte for byte, character in _ALPHABET.items()}
 _STOP = 1 << 31
+_MARK = _ALPHABET[0xFF]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BLANK = "\u2581"
@@ -54,8 +57,8 @@ class TokenBytes:
 
 
 def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
-    """`size` tokens by id; "" for ids without a token and for special tokens, which no output contains. The ids in
-    `stop` end an output and may have any text.
+    """`size` tokens by id; "" for ids without a token and for those with a byte that no text has. A special token is
+    what a grammar calls it, Special.data. The ids in `stop` end an output and may have any text.
 
     Raises GuidanceError for a tokenizer whose tokens are no bytes of text.
     """
@@ -64,12 +67,31 @@ def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[st
     tokens = [""] * size
     for token, id_ in _entries(content):
         if 0 <= id_ < size:
-            tokens[id_] = write(token)
+            written = write(token)
+            tokens[id_] = "" if _MARK in written else written
     for added in content.get("added_tokens") or ():
         if 0 <= added["id"] < size:
             plain = not added.get("special") or added["id"] in stop
-            tokens[added["id"]] = _in_alphabet(added["content"].encode()) if plain else ""
+            tokens[added["id"]] = _in_alphabet(added["content"].encode() if plain else Special(added["id"]).data)
     return tokens
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The special tokens of a vocabulary, as grammars name them."""
+
+    ids: Mapping[str, int] = field(default_factory=dict)
+    """By their texts."""
+    ends: Collection[int] = ()
+    """Those that end an output."""
+
+
+def special_tokens(tokenizer_json: str, size: int, stop: Collection[int]) -> SpecialTokens:
+    """See SpecialTokens; ids are below `size`."""
+    added = parse_object(tokenizer_json, "tokenizer.json").get("added_tokens") or ()
+    return SpecialTokens(
+        {each["content"]: each["id"] for each in added if each.get("special") and each["id"] < size}, stop
+    )
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
