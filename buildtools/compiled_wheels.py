@@ -1,7 +1,7 @@
 """Runs in Pyodide, not here (buildtools/snapshot.mjs): wheels with the bytecode of their modules.
 
-Importing from those leaves no compiler's garbage in the memory that becomes the snapshot: a quarter of its size. What a
-page imports later takes half the time without sources to compile.
+Importing from those leaves no compiler's garbage in the memory that becomes the snapshot: a quarter of its size. A
+module that a page imports later takes half the time without sources to compile.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def site_packages() -> Path:
 
 
 def distribution(name: str) -> Path:
-    """What describes an installed Python package."""
+    """The dist-info folder of an installed Python package."""
     (found,) = site_packages().glob(f"{name}-*.dist-info")
     return found
 

@@ -217,7 +217,7 @@ Today Date: {{ date_string }}
 {% endif %}
 """,
 ]
-"""Whole templates, in the forms that families of models have."""
+"""Whole templates, in the forms of model families."""
 
 
 DOUBLED = "{% set ns = namespace(a={start}) %}{% for i in range(40) %}{% set ns.a = {more} %}{% endfor %}{end}"
@@ -305,7 +305,7 @@ def oracle(template: str, variables: dict[str, Any]) -> str:
 
 
 def told(work: Callable[..., str], *given: Any) -> str:
-    """What a call returns, or its error."""
+    """A call's result, or its error."""
     try:
         return work(*given)
     except Exception as error:

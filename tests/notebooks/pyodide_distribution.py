@@ -56,8 +56,8 @@ def lay_beside(folder: Path) -> None:
 
 def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = PYODIDE) -> Path:
     """A folder with Pyodide, the project's or that of another folder, these of its packages and what they depend on; in
-    the lock file they have the digests of PyPI's wheels, as Pyodide's server has builds of its own. What Capstan
-    depends on is there as pure Python."""
+    the lock file they have the digests of PyPI's wheels, as Pyodide's server has builds of its own. Capstan's
+    dependencies are there as pure Python."""
     folder.mkdir(parents=True)
     for name in PYODIDE_FILES:
         shutil.copy(pyodide / name, folder)

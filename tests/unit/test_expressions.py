@@ -46,7 +46,7 @@ QUICK = [
     r"[^\]|\[]+x",
     "[]a]+x",
 ]
-"""Of GPT-2, Llama 3, Qwen, GPT-4o, DeepSeek, Bloom and others, and forms that look like slow ones."""
+"""GPT-2's, Llama 3's, Qwen's, GPT-4o's, DeepSeek's, Bloom's and others, and forms that look like slow ones."""
 SLOW = [
     "(a+)+$",
     "(a|a)*b",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from functools import partial
 
 from capstan.generation.stream import StoppingStream, TextStream
 
@@ -14,6 +15,10 @@ SPECIAL = 300
 def bytes_to_text(ids: Sequence[int]) -> str:
     """A byte-level decoder: an id is a byte, special tokens have no text."""
     return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
+
+
+def joined(tokens: Sequence[bytes], ids: Sequence[int]) -> str:
+    return b"".join(tokens[token] for token in ids).decode("utf-8", "replace")
 
 
 def words_to_text(ids: Sequence[int]) -> str:
@@ -75,7 +80,7 @@ def test_each_token_gives_all_characters_that_it_completes() -> None:
                 tokens.append(data[:size])
                 data = data[size:]
             decoder = getincrementaldecoder("utf-8")()
-            stream = TextStream(lambda ids, tokens=tokens: b"".join(tokens[i] for i in ids).decode("utf-8", "replace"))
+            stream = TextStream(partial(joined, tokens))
             assert [stream.push(i) for i in range(len(tokens))] == [decoder.decode(token) for token in tokens]
             assert stream.flush() == ""
 

@@ -110,7 +110,7 @@ class Special:
 
     @property
     def data(self) -> bytes:
-        """What it is to automata: its id between bytes that no UTF-8 text has, and no other token."""
+        """The bytes that automata read for it: its id between two bytes 0xFF, absent from text and other tokens."""
         return b"\xff%d\xff" % self.token
 
     @property

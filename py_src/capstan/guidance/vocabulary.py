@@ -57,8 +57,8 @@ class TokenBytes:
 
 
 def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
-    """`size` tokens by id; "" for ids without a token and for those with a byte that no text has. A special token is
-    what a grammar calls it, Special.data. The ids in `stop` end an output and may have any text.
+    """`size` tokens by id; "" for ids without a token, and for tokens with a byte that is in no UTF-8 text. A special
+    token is written as Special.data. The ids in `stop` end an output and may have any text.
 
     Raises GuidanceError for a tokenizer whose tokens are no bytes of text.
     """

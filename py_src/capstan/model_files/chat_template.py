@@ -2,7 +2,7 @@
 
 A template is the model's, not the user's: one that goes on for ever would take the worker along. So everything that it
 makes or reads is charged: what is repeated by its length in the template, results of operators, calls and filters by
-size. What would multiply a size (`"x" * n`, widths, `replace`) is looked at before it is done.
+size. An operation that multiplies a size (`"x" * n`, widths, `replace`) is checked before it runs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _MEMBERS = sorted({*map(chr, range(128)), *_EACH_CATEGORY})
 
 
 class UnreadError(Exception):
-    """An expression that Python cannot read, or that has too many positions to look at."""
+    """An expression with another syntax than Python's, or with too many positions."""
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +55,7 @@ def danger(expression: str) -> str | None:
 
 @dataclass
 class _Part:
-    """What part of an expression begins and ends with, by position, with the number of ways."""
+    """The positions that part of an expression begins and ends with, and in how many ways."""
 
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
@@ -73,7 +73,7 @@ class _Walks:
         self._tests: list[Callable[[str], bool]] = []
         """Whether each position matches a character."""
         self._matches: dict[int, frozenset[str]] = {}
-        """The members that positions match, as far as it was asked for."""
+        """The members that each position matches, computed on demand."""
         self._follow: list[Counter[int]] = []
         self._visits = 0
         self._looked_at: list[_Part] = []
@@ -113,7 +113,7 @@ class _Walks:
             written.append(token)
         return "".join(written)
 
-    # What an expression is made of.
+    # Parts of an expression.
 
     def _series(self, items: list[Any]) -> _Part:
         whole = _Part(empty=1, always=True)
@@ -206,7 +206,7 @@ class _Walks:
         return self._one(given, True)
 
     def _one(self, code: int, positive: bool) -> Callable[[str], bool]:
-        """A character, or a property that it stands for."""
+        """A test for a character, or for the property that a private one stands for; `positive` or negated."""
         if 0 <= code - _PRIVATE < len(self._properties):
             sign, name = self._properties[code - _PRIVATE][0], self._properties[code - _PRIVATE][1:]
             if not re.fullmatch(r"[CLMNPSZ][a-z]?", name):
@@ -258,7 +258,7 @@ class _Walks:
         return found
 
     def _reached(self, begin: tuple[int, ...], *within: set[int]) -> set[tuple[int, ...]]:
-        """What walks side by side reach, reading the same, each within its positions."""
+        """The positions that walks side by side reach while they read the same text, each within its positions."""
         found: set[tuple[int, ...]] = set()
         waiting = [begin]
         while waiting:
