@@ -27,6 +27,7 @@ from .host.tracing import Trace, trace
 from .model import Model
 from .model_files.hub import HubRepository
 from .model_files.planning import open_device, plan
+from .signatures import check_arguments
 from .stages.search import SearchOptions
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
@@ -70,3 +71,6 @@ __all__ = [
     "trace",
 ]
 __all__ += errors.__all__
+
+for public in (sys.modules[__name__], memory, measure, notebook):
+    check_arguments(public, themselves=(HubRepository, SearchOptions, Speculation))

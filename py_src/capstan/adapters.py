@@ -121,8 +121,6 @@ class Adapters:
         return found
 
     def _require_free(self, name: str) -> None:
-        if not isinstance(name, str):
-            raise OptionError(f"an adapter's name is {name!r}; it must be a str")
         if name in self._loaded:
             raise OptionError(f"adapter {name!r} is already loaded; unload it, or take another name")
 

@@ -8,6 +8,7 @@
     ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
     │   └── UncomputedError           a graph node that onnxruntime-web does not compute on this device
     ├── OptionError               an unknown option or a value out of range       (also a ValueError)
+    │   ├── ArgumentTypeError         an argument of a public function is of a wrong type   (also a TypeError)
     │   └── GuidanceError             a grammar for constrained decoding that cannot be used; the message has the place
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
     ├── LogitsError               no token can be picked: every logit is NaN or minus infinity
@@ -32,6 +33,7 @@ A message says three things: the value that was found, the limit it broke, and t
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentTypeError",
     "AsyncRequiredError",
     "BindingError",
     "BufferMismatchError",
@@ -101,6 +103,10 @@ class UncomputedError(UnsupportedModelError):
 
 class OptionError(CapstanError, ValueError):
     """An option is unknown or its value out of range; the message gives the value and the range."""
+
+
+class ArgumentTypeError(OptionError, TypeError):
+    """An argument is of a wrong type; the message gives its name, its value and type, and what to give instead."""
 
 
 class GuidanceError(OptionError):

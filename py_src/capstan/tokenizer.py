@@ -136,8 +136,6 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; [] for an empty one."""
-        if not isinstance(text, str):
-            raise OptionError(f"text: expected a string, got {type(text).__name__}")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise OptionError("text: it has half of a pair of surrogates, which no text has; replace it")
         with tokenizer_errors("the text cannot be encoded"):

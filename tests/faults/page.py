@@ -26,7 +26,7 @@ from .report import Outcome, fault_of
 __all__ = ["attack_folders", "attack_in_python", "attack_page", "attack_requests"]
 
 HERE = Path(__file__).parent
-MODULES = ("__init__.py", "mutations.py", "report.py", "targets.py")
+MODULES = ("__init__.py", "arguments.py", "mutations.py", "report.py", "targets.py")
 SCRIPT = """
 import base64, json, sys, warnings
 from pathlib import Path

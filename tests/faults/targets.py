@@ -22,6 +22,7 @@ from capstan.stages.search import SearchOptions
 from capstan.weights.manifest import parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord
 
+from .arguments import not_refused
 from .mutations import mutated_bytes, mutated_graph, mutated_json, mutated_name
 
 __all__ = ["Target", "targets"]
@@ -85,6 +86,10 @@ def targets(files: Mapping[str, bytes]) -> list[Target]:
     async def tokenizer_config(data: bytes) -> None:
         use(Tokenizer.from_files(current_host().tokenizer_backend, files["tokenizer.json"], data))
 
+    async def arguments(data: bytes) -> None:
+        _, taken = await not_refused(Random(data))
+        assert not taken, taken[0]
+
     async def names(data: bytes) -> None:
         require_below(data.decode(errors="surrogatepass"))
 
@@ -102,6 +107,7 @@ def targets(files: Mapping[str, bytes]) -> list[Target]:
         Target("journal", journal.encode(), mutated_bytes, records),
         Target("tokenizer", files["tokenizer.json"], mutated_json, tokenizer),
         Target("template", files["tokenizer_config.json"], mutated_json, tokenizer_config),
+        Target("arguments", b"1", mutated_bytes, arguments),
         Target("names", b"model.onnx", mutated_name, names),
     ]
 

@@ -377,7 +377,9 @@ class PaperConfig:
 
 
 class PaperModel:
-    """As much of capstan.Model as a Generator uses."""
+    """As much of capstan.Model as a Generator uses; it passes for one."""
+
+    __class__ = Model  # type: ignore[assignment]  # what `isinstance` asks, too
 
     def __init__(self, host: PaperHost | None = None, **decoder: Any) -> None:
         self.host = host or PaperHost()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capstan import PromptError
+from capstan import PromptError, Tokenizer
 from capstan.generation.conversation import Conversation
 from tests.unit.paper_model import PaperDecoder, PaperModel, made, run_of
 
@@ -26,6 +26,8 @@ def assistant(text: str) -> Message:
 class Letters:
     """A tokenizer whose ids are the code points of characters, less 32. Text is encoded as capitals, so that the ids of
     an answer differ from those of its text, and '--' by one id. Its template ends a message with '|'."""
+
+    __class__ = Tokenizer  # type: ignore[assignment]  # what `isinstance` asks
 
     def __init__(self, forget: bool = False) -> None:
         self.forget = forget

@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times", "host.spans"),
+    (
+        *("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times"),
+        *("host.spans", "signatures"),
+    ),
     (
         *("graph", "guidance", "host.retrying", "host.storage", "memory", "stages"),
         *("generation.speculation", "model_files.config", "model_files.hub", "model_files.model_types"),

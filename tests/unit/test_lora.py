@@ -260,7 +260,7 @@ def test_use_that_makes_no_sense_is_refused(model: Model, adapters: Adapters) ->
     other = Model(str(LORA))
     with Generator(other) as generator, pytest.raises(OptionError, match="another model"):
         generator.set_active_adapter(adapters, "first")
-    with Generator(model) as generator, pytest.raises(OptionError, match=r"capstan\.Adapters"):
+    with Generator(model) as generator, pytest.raises(OptionError, match="give an Adapters"):
         generator.set_active_adapter("first", "first")  # type: ignore[arg-type]
     params = GeneratorParams(model)
     params.set_search_options(num_beams=2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.errors import BufferMismatchError, ClosedError, MemoryTypeError
+from capstan.errors import ArgumentTypeError, BufferMismatchError, ClosedError, MemoryTypeError
 from capstan.memory import (
     AlignmentRequirements,
     DeviceBuffer,
@@ -262,5 +262,5 @@ def test_pools_are_checked_against_one_another() -> None:
 
 
 def test_what_is_no_buffer_is_refused() -> None:
-    with pytest.raises(BufferMismatchError, match="'mask': expected a DeviceBuffer or a span of one, got bytes; "):
+    with pytest.raises(ArgumentTypeError, match="'mask': b.*each value is a DeviceBuffer or a DeviceSpan"):
         pools(io={"mask": bytes(64)})  # type: ignore[dict-item]

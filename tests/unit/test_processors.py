@@ -182,7 +182,7 @@ def test_a_grammar_and_a_processor_are_refused() -> None:
     ("given", "options", "message"),
     [
         ({"logits_processor": nothing, "shortlist_processor": nothing}, {}, "were both given; give one of them"),
-        ({"logits_processor": 5}, {}, "logits_processor is 5; it must be a function"),
+        ({"logits_processor": 5}, {}, "logits_processor is 5, of type int; give a function"),
         ({"shortlist_processor": nothing, "shortlist": 0}, {}, "shortlist is 0; it must be from 1 to 100"),
         ({"shortlist_processor": nothing, "shortlist": 101}, {}, "shortlist is 101; it must be from 1 to 100"),
         ({"shortlist": 5}, {}, "shortlist is 5 and there is no shortlist_processor"),
@@ -257,5 +257,5 @@ def test_a_processor_that_nobody_defined_is_refused_with_those_that_there_are() 
     for name in ("nowhere", 3, ["there"]):
         with pytest.raises(OptionError, match=r"those that were defined are: .*there.*llm\.python\(code\)"):
             named_processor(name)
-    with pytest.raises(OptionError, match="it must be a function"):
+    with pytest.raises(OptionError, match="of type str; give a function"):
         capstan.logits_processor("there")  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import pytest
 import capstan
 
 PUBLIC = """
-Adapters AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
-DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
+Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
+DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
 LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
 SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
 Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError Verification

@@ -174,7 +174,6 @@ def test_prompts_behind_one_another_and_arrays_are_rows_too() -> None:
         ([[1, 2], [3, 100]], "token 1 is 100; ids go from 0 to 99"),
         ([[1, 2], [3, 1.5]], "token 1 is 1.5; ids are integers"),
         ([[1, 2], "34"], "token 0 is"),
-        ("text", "append its ids"),
         ([[7] * 65, [7] * 65], "the sequence would have 65 tokens, max_length is 64"),
         (range(2 * 10**12), "the sequence would have 1000000000000 tokens, max_length is 64"),
         ([itertools.repeat(7), itertools.repeat(7)], "the sequence would have more than 64 tokens"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capstan._js.tokenizer import PageBackend
-from capstan.errors import ConfigError, OptionError
+from capstan.errors import ArgumentTypeError, ConfigError, OptionError
 from capstan.local.tokenizer import LocalBackend
 from capstan.tokenizer import Tokenizer
 from tests import oracle
@@ -200,7 +200,7 @@ def test_chat_template_errors_say_what_is_wrong(make: Make) -> None:
         tokenizer.apply_chat_template(MESSAGES, template_str="{{ raise_exception('no tools here') }}")
     with pytest.raises(OptionError, match=r"line 1, column 2: not JSON"):
         tokenizer.apply_chat_template("[oops")
-    with pytest.raises(OptionError, match=r"expected a list of objects"):
+    with pytest.raises(ArgumentTypeError, match=r"messages is \['hi'\], of type list; .*each item is a dict"):
         tokenizer.apply_chat_template(["hi"])  # type: ignore[list-item]
 
 
@@ -250,7 +250,7 @@ def test_a_batch_is_padded_behind_its_shorter_rows_and_decoded_row_by_row(make: 
 
 
 def test_encode_wants_a_string(make: Make) -> None:
-    with pytest.raises(OptionError, match=r"expected a string, got bytes"):
+    with pytest.raises(ArgumentTypeError, match=r"text is b'x', of type bytes; give a text"):
         tokenizer_of(FIXTURES[0], make).encode(b"x")  # type: ignore[arg-type]
 
 

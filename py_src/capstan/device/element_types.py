@@ -60,7 +60,7 @@ def dtype_of(given: Any) -> str:
         found = [name for name, kind in ELEMENT_TYPES.items() if kind.tensor == given]
     elif isinstance(given, int):
         found = [ONNX_NAMES[given]] if given in ONNX_NAMES else []
-    elif given in PYTHON_TYPES:
+    elif isinstance(given, type) and given in PYTHON_TYPES:
         found = [PYTHON_TYPES[given]]
     else:
         name = getattr(given, "name", None) or getattr(given, "__name__", None)

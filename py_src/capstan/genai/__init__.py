@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 
+from ..signatures import check_arguments
 from .adapters import Adapters
 from .config import Config
 from .engine import Engine, EngineEventBuffer
@@ -102,3 +103,5 @@ __all__ = [
     "set_log_options",
     "unregister_execution_provider_library",
 ]
+
+check_arguments(sys.modules[__name__])

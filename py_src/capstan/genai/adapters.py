@@ -15,18 +15,12 @@ class Adapters:
     """
 
     def __init__(self, model: Model, /) -> None:
-        if not isinstance(model, Model):
-            raise TypeError(f"Adapters: a Model is expected, not {type(model).__name__}")
         self.capstan = CapstanAdapters(model.capstan)
 
     def load(self, path: str, name: str, /) -> None:
         """Load a file under a name: a path, or in a page a URL below the model's folder."""
-        if not isinstance(path, str) or not isinstance(name, str):
-            raise TypeError(f"Adapters.load: a path and a name as str are expected, not {path!r} and {name!r}")
         self.capstan.load(path, name)
 
     def unload(self, name: str, /) -> None:
         """Free an adapter that no generator uses. OptionError while one has it, and for an unknown name."""
-        if not isinstance(name, str):
-            raise TypeError(f"Adapters.unload: a name as str is expected, not {name!r}")
         self.capstan.unload(name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from ..fallback import fall_back
 from ..model_files.folder import laid_over
 from ..model_files.json_text import NotJsonError, read_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["Config"]
 
@@ -25,8 +28,6 @@ class Config:
     """
 
     def __init__(self, path: str, /) -> None:
-        if not isinstance(path, str):
-            raise TypeError(f"Config: the folder's path is expected as a str, not {type(path).__name__}")
         self._path = path
         self._overlay: dict[str, Any] = {}
         self._providers: list[str] | None = None
@@ -57,7 +58,7 @@ class Config:
 
     def append_provider(self, name: str, /) -> None:
         """Add an execution provider, 'webgpu' or 'cpu'; others are refused when the model is loaded."""
-        self._providers = [*(self._providers or []), str(name)]
+        self._providers = [*(self._providers or []), name]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
         """Set an option of a provider, and add the provider if need be; options from the file stay. WebGPU has two:
@@ -66,7 +67,7 @@ class Config:
         that Capstan does not know, as of those in the file."""
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
-        self._options.setdefault(provider, {})[str(name)] = str(value)
+        self._options.setdefault(provider, {})[name] = value
 
     def set_decoder_provider_options_hardware_device_type(self, provider: str, value: str, /) -> None:
         """A page cannot choose among devices: a step down, with a warning."""
@@ -89,10 +90,8 @@ class Config:
     def clear_decoder_provider_options_hardware_vendor_id(self, provider: str, /) -> None:
         """Nothing is chosen here; see set_decoder_provider_options_hardware_device_type."""
 
-    def add_model_data(self, name: str, data: Any, /) -> None:
+    def add_model_data(self, name: str, data: Buffer, /) -> None:
         """Take the graph's file from memory: `name` is the decoder's filename in the configuration."""
-        if isinstance(data, str):
-            raise OptionError(f"add_model_data({name!r}): bytes or a buffer are expected, not a str")
         self._data[name] = bytes(memoryview(data))
 
     def remove_model_data(self, name: str, /) -> None:

@@ -25,11 +25,12 @@ class EngineEventBuffer:
         raise TypeError("EngineEventBuffer: No constructor defined!")
 
     @classmethod
-    def _of(cls, capacity: int) -> EngineEventBuffer:
+    def _of(cls, engine: Engine, capacity: int) -> EngineEventBuffer:
         made = cls.__new__(cls)
-        made._capacity, made._events = capacity, []
+        made._engine, made._capacity, made._events = weakref.ref(engine), capacity, []
         return made
 
+    _engine: weakref.ref[Engine]
     _capacity: int
     _events: list[EngineEvent]
 
@@ -48,8 +49,6 @@ class Engine:
     a generator of its own. A request that is dropped leaves the engine."""
 
     def __init__(self, model: Model, /) -> None:
-        if not isinstance(model, Model):
-            raise TypeError(f"Engine: a Model is expected, not {type(model).__name__}")
         self._model = model
         self._requests: list[weakref.ref[Request]] = []
         self._pools: weakref.WeakValueDictionary[str, RowPool] = weakref.WeakValueDictionary()
@@ -75,7 +74,7 @@ class Engine:
 
     def create_event_buffer(self, capacity: int) -> EngineEventBuffer:
         """Room for the events of a run."""
-        return EngineEventBuffer._of(count("capacity", capacity))
+        return EngineEventBuffer._of(self, count("capacity", capacity))
 
     def get_capabilities(self) -> EngineCapabilities:
         """How much the engine takes."""
@@ -94,9 +93,10 @@ class Engine:
         return 0
 
     def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:
-        """Generate the next token of each request with a turn under way, as many as the buffer holds events."""
-        if not isinstance(buffer, EngineEventBuffer):
-            raise TypeError(f"run: an EngineEventBuffer is expected, not {type(buffer).__name__}")
+        """Generate the next token of each request with a turn under way, as many as the buffer holds events.
+        OptionError for the buffer of another engine."""
+        if buffer._engine() is not self:
+            raise OptionError("run: the buffer belongs to another engine; create_event_buffer of this one makes one")
         active = list(self._active())
         buffer._events.clear()
         if not active:

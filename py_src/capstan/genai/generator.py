@@ -28,9 +28,6 @@ class Generator:
     """
 
     def __init__(self, model: Model, params: GeneratorParams, /) -> None:
-        if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
-            kinds = f"{type(model).__name__} and {type(params).__name__}"
-            raise TypeError(f"Generator: a Model and a GeneratorParams are expected, not {kinds}")
         chosen = params.of_capstan()
         self.capstan = CapstanGenerator(model.capstan, chosen)
         self._rows = chosen.rows
@@ -93,8 +90,6 @@ class Generator:
 
     def rewind_to(self, length: int, /) -> None:
         """Cut the sequence to `length` tokens."""
-        if isinstance(length, bool) or not hasattr(length, "__index__"):
-            raise TypeError(f"rewind_to: a number of tokens is expected, not {length!r}")
         before = self.capstan.get_sequence(0) if self._rows == 1 else [0] * self.capstan.token_count()
         if length == len(before):
             return
@@ -152,8 +147,6 @@ class Generator:
     def set_active_adapter(self, adapters: Adapters, name: str, /) -> None:
         """Run the model with an adapter from here on; a further one is laid over it. OptionError for an unknown name,
         or adapters of another Adapters than the first one."""
-        if not isinstance(adapters, Adapters) or not isinstance(name, str):
-            raise TypeError(f"set_active_adapter: Adapters and a name as str are expected, not {adapters!r}, {name!r}")
         self.capstan.set_active_adapter(adapters.capstan, name)
         self._last.adapted = True
 

@@ -22,8 +22,6 @@ class Model:
     def __init__(self, source: Config | str, /) -> None:
         if isinstance(source, str):
             source = Config(source)
-        if not isinstance(source, Config):
-            raise TypeError(f"Model: a Config or the folder's path as a str is expected, not {type(source).__name__}")
         self.capstan = capstan_model.Model(source._path, **source.choice())
 
     @property

@@ -64,8 +64,6 @@ class GeneratorParams:
     """
 
     def __init__(self, model: Model, /) -> None:
-        if not isinstance(model, Model):
-            raise TypeError(f"GeneratorParams: a Model is expected, not {type(model).__name__}")
         self._model = model
         self._given: dict[str, Any] = {}
         search, configured = model.capstan.search, model.capstan.config.search

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
-from ..errors import ClosedError, OptionError, PromptError
+from ..errors import ArgumentTypeError, ClosedError, OptionError, PromptError
 from ..generation.generator import Generator as CapstanGenerator
 from ..generation.generator_params import GeneratorParams as CapstanParams
 from ..generation.row_pool import PooledSequence
@@ -48,9 +48,10 @@ class RequestOptions:
         self.max_session_tokens = count("max_session_tokens", tokens)
 
 
-def count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
-        raise TypeError(f"{name}: a number from 0 is expected, not {value!r}")
+def count(name: str, value: int) -> int:
+    """A number that native code takes without a sign. ArgumentTypeError for a negative one, as there."""
+    if value < 0:
+        raise ArgumentTypeError(f"{name} is {value}; give a number from 0")
     return int(value)
 
 
@@ -58,8 +59,6 @@ class TurnOptions:
     """How one turn of a request generates; what is not set is as the model's configuration says."""
 
     def __init__(self, request: Request, /) -> None:
-        if not hasattr(request, "begin_turn"):
-            raise TypeError(f"TurnOptions: a Request is expected, not {type(request).__name__}")
         self._request = weakref.ref(request)
         self.reset()
 
@@ -112,8 +111,6 @@ class TurnOptions:
 
     def set_stop_strings(self, texts: Sequence[str], /) -> None:
         """Texts of which any ends the turn; [] is none. OptionError for an empty text."""
-        if isinstance(texts, str):
-            raise TypeError("set_stop_strings: a sequence of texts is expected, not one text")
         for place, text in enumerate(texts):
             if not text:
                 raise OptionError(f"stop string {place} is empty; leave it out")

@@ -8,7 +8,8 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ..errors import BindingError, PromptError
+from ..errors import ArgumentTypeError, BindingError, PromptError
+from ..model_files.json_text import clipped
 
 try:
     import numpy
@@ -69,7 +70,8 @@ def token_rows(tokens: Any) -> list[list[int]]:
     different length.
     """
     if tokens is None or isinstance(tokens, bytes | bytearray | str):
-        raise TypeError(f"token ids are expected, not {type(tokens).__name__}; encode text with the tokenizer")
+        kind = type(tokens).__name__
+        raise ArgumentTypeError(f"tokens is {clipped(tokens)}, of type {kind}; give ids, as the tokenizer encodes text")
     items = listed(tokens)
     if not isinstance(items, list):
         items = [items]
@@ -97,8 +99,10 @@ def flat_numbers(values: Any) -> list[float]:
         if isinstance(item, list):
             for inner in item:
                 yield from walk(inner)
-        else:
+        elif isinstance(item, int | float):
             yield float(item)
+        else:
+            raise ArgumentTypeError(f"one of the numbers is {clipped(item)}, of type {type(item).__name__}")
 
     return list(walk(listed(values)))
 
@@ -109,7 +113,7 @@ class Tensor:
 
     def __init__(self, values: Any, /) -> None:
         if isinstance(values, list | tuple | str | bytes):
-            raise TypeError(f"Tensor: an ndarray is expected, not {type(values).__name__}")
+            raise ArgumentTypeError(f"Tensor: {clipped(values)} is of type {type(values).__name__}; give an ndarray")
         if numpy is not None:
             values = numpy.array(values, order="C", copy=True)
             dtype, shape = str(values.dtype), list(values.shape)

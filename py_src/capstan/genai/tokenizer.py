@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
-from ..errors import ConfigError, OptionError
+from ..errors import ArgumentTypeError, ConfigError, OptionError
 from ..model_files.opening import read_configuration
 from ..tokenizer import conversation
 from .config import Config
@@ -31,8 +31,6 @@ class Tokenizer:
             return
         if isinstance(source, str):
             source = Config(source)
-        if not isinstance(source, Config):
-            raise TypeError(f"Tokenizer: a Model, a Config or a path is expected, not {type(source).__name__}")
         read = read_configuration(source._path, overlay=source.choice()["overlay"])
         self._config = read.config
         self._tokenizer = capstan_tokenizer.Tokenizer(read)
@@ -42,14 +40,12 @@ class Tokenizer:
         self._tokenizer.update_options(**options)
 
     def encode(self, text: str, /) -> Any:
-        """Token ids of a text, int32 [tokens]. TypeError unless it is a text that UTF-8 can hold."""
+        """Token ids of a text, int32 [tokens]. ArgumentTypeError unless it is a text that UTF-8 can hold."""
         ids = self._tokenizer.encode(checked_text(text))
         return as_array(ids, "int32", [len(ids)])
 
     def encode_batch(self, texts: Sequence[str], /) -> Tensor:
         """Token ids of several texts, int32 [texts, tokens], shorter ones padded behind with `pad_token_id`."""
-        if isinstance(texts, str):
-            raise TypeError("encode_batch: a sequence of texts is expected, not one text")
         rows = [self._tokenizer.encode(checked_text(text)) for text in texts]
         if not rows:
             raise OptionError("encode_batch: there are no texts; give at least one")
@@ -63,8 +59,6 @@ class Tokenizer:
 
     def decode_batch(self, tokens: Tensor, /) -> list[str]:
         """The texts of a Tensor's rows."""
-        if not isinstance(tokens, Tensor):
-            raise TypeError(f"decode_batch: a Tensor is expected, not {type(tokens).__name__}")
         if len(tokens.shape()) != 2:
             raise OptionError(f"decode_batch: the Tensor has {len(tokens.shape())} dimensions; it must have 2")
         return [self._tokenizer.decode(row) for row in token_rows(tokens)]
@@ -119,9 +113,6 @@ class Tokenizer:
     ) -> str:
         """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none. As in the
         native package, a template that seems not to know of tools with a `function` is given that alone."""
-        for name, value in (("messages", messages), ("template_str", template_str), ("tools", tools)):
-            if not isinstance(value, str) and not (value is None and name != "messages"):
-                raise TypeError(f"apply_chat_template: {name} is expected as a str, not {type(value).__name__}")
         given: Any = tools or None
         if tools and not KNOWS_FUNCTIONS.search(template_str or self._tokenizer.chat_template or ""):
             given = [function_of(tool) for tool in conversation("tools", tools)]
@@ -161,13 +152,13 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: function.get(name, default) for name, default in fields.items()}
 
 
-def checked_text(text: Any) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"a text is expected, not {type(text).__name__}")
+def checked_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TypeError(f"the text has no UTF-8 form: character {error.start} is half of a surrogate pair") from error
+        raise ArgumentTypeError(
+            f"the text has no UTF-8 form: character {error.start} is half of a surrogate pair; replace it"
+        ) from error
     return text
 
 

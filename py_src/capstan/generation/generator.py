@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +26,8 @@ from .speculation import SpeculationStats
 from .timing import Timing
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from ..model import Model
 
 __all__ = ["Generator"]
@@ -98,7 +99,7 @@ class Generator:
         (`tokenizer.encode_batch(texts, pad_token_id)`), which the model is not run on, as in onnxruntime-genai. Several
         rows take tokens once, and again after `rewind_to(0)`.
 
-        Raises PromptError for no tokens, text, an id outside the vocabulary, more than max_length allows, or rows of
+        Raises PromptError for no tokens, an id outside the vocabulary, more than max_length allows, or rows of
         another number or of different lengths.
         """
         loop = self._loop
@@ -141,8 +142,6 @@ class Generator:
         """
         loop = self._loop
         loop.require_open()
-        if not isinstance(adapters, Adapters):
-            raise OptionError(f"adapters is {adapters!r}; it must be a capstan.Adapters")
         if adapters.model is not self._model:
             raise OptionError(
                 f"adapter {name!r} was loaded for another model, {adapters.model.folder}; make an Adapters of this one"
@@ -307,7 +306,7 @@ class Generator:
             known |= {token: logits[token] - norm for token in rest}
         return known
 
-    async def set_logits_async(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+    async def set_logits_async(self, values: Buffer) -> None:
         """Replace the logits the next token is picked from: float32 [vocab], of several rows [rows, vocab]. OptionError
         for another size or type."""
         view = memoryview(values)
@@ -317,7 +316,7 @@ class Generator:
         async with self._turn:
             await self._loop.surviving(partial(self._loop.set_logits, view.cast("B").cast("f")))
 
-    def set_logits(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+    def set_logits(self, values: Buffer) -> None:
         """`set_logits_async`, blocking."""
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 

@@ -59,7 +59,7 @@ class GeneratorParams:
         self.processors.check(self._vocab, run_ahead, self.search.num_beams)
         self.speculation: Speculation | None = None
         self.run_ahead = run_ahead
-        if isinstance(recoveries, bool) or not isinstance(recoveries, int) or recoveries < 0:
+        if recoveries < 0:
             raise OptionError(
                 f"recoveries is {recoveries!r}; it is how many losses of its device a generator survives: an integer "
                 "from 0, which raises DeviceLostError at the first"

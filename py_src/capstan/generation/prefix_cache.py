@@ -226,9 +226,9 @@ def common(one: array[int], other: array[int]) -> int:
     return low
 
 
-def checked_limit(limit: object) -> int:
-    """A number of bytes. OptionError for anything else."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+def checked_limit(limit: int) -> int:
+    """A number of bytes. OptionError for a negative one."""
+    if limit < 0:
         raise OptionError(
             f"prefix_cache is {limit!r}; it is the most bytes of device memory that rows of closed generators may "
             "take, an integer from 0 (off)"

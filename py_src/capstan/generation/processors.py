@@ -37,9 +37,6 @@ class Processors:
         integer("shortlist", self.count, 1, vocab)
         if self.logits is None and self.shortlist is None:
             return
-        for name, given in {"logits_processor": self.logits, "shortlist_processor": self.shortlist}.items():
-            if given is not None and not callable(given):
-                raise OptionError(f"{name} is {given!r}; it must be a function")
         if run_ahead not in (None, 1):
             raise OptionError(
                 f"run_ahead is {run_ahead} and a processor was given, which is asked before each pick; "

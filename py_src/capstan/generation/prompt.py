@@ -34,10 +34,8 @@ def checked_prompts(
     padding, and takes its tokens with or without the outer list.
 
     Raises PromptError for rows of another number or of different lengths, for no tokens or a row of nothing but
-    padding, for text, for what is no id of the vocabulary, and for more than max_length allows.
+    padding, for what is no id of the vocabulary, and for more than max_length allows.
     """
-    if isinstance(tokens, str):
-        raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
     source = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     vocab_size, context_length = config.vocab_size, config.context_length
     room = max_length - present

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -135,6 +135,7 @@ class LocalHost:
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"a model's path is {path!r}, but must be a directory's")
         folder = os.fspath(path)
+        require_possible(folder)
         return folder if folder.endswith("/") else folder + "/"
 
     async def backing(self, folder: str) -> Backing | None:
@@ -205,6 +206,15 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
+
+
+def require_possible(folder: str) -> None:
+    """OptionError for a path that no directory can have. One that is not there is told of when its files are read."""
+    try:
+        with suppress(OSError):
+            Path(folder).stat()
+    except ValueError as error:
+        raise OptionError(f"a model's path is {folder!r}, which no directory has ({error})") from error
 
 
 def files_below(folder: Path) -> list[str]:

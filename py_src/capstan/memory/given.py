@@ -59,11 +59,6 @@ def check_given(
     spans: dict[str, DeviceSpan] = {}
     for item in items:
         given = buffers[item.name]
-        if not isinstance(given, DeviceBuffer | DeviceSpan):
-            raise BufferMismatchError(
-                f"the buffer for {item.name!r}: expected a DeviceBuffer or a span of one, got {type(given).__name__}; "
-                "device.allocate makes them"
-            )
         span = given if isinstance(given, DeviceSpan) else given.span()
         _check(item, span, memory, alignment)
         for other, taken in spans.items():

@@ -13,6 +13,7 @@ from ..errors import ConfigError, OptionError
 from ..fallback import fall_back
 from ..host import Host
 from .config import GenaiConfig, parse_genai_config, parse_object, with_session_options
+from .json_text import clipped
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
 
 __all__ = ["FoundModel", "find_model", "laid_over", "no_progress"]
@@ -60,7 +61,10 @@ async def find_model(
         raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
     text: str | bytes = data
     if overlay:
-        text = json.dumps(laid_over(parse_object(data, folder + GENAI_CONFIG), overlay))
+        try:
+            text = json.dumps(laid_over(parse_object(data, folder + GENAI_CONFIG), overlay))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"overlay: {clipped(overlay)} cannot be written as JSON ({error})") from error
     return FoundModel(parse_genai_config(text, folder + GENAI_CONFIG))
 
 

@@ -87,9 +87,9 @@ def source_of(
     if capture is not None and capture not in CAPTURES:
         raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}, or None")
     unknown = [name for name in passes or () if name not in PASSES]
-    if isinstance(passes, str) or unknown:
+    if unknown:
         raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
-    if not (prefill_ms is None or (isinstance(prefill_ms, int | float) and prefill_ms > 0)):
+    if prefill_ms is not None and not prefill_ms > 0:
         wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
         raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     ordered = None if passes is None else tuple(name for name in PASSES if name in passes)

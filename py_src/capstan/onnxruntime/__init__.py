@@ -9,7 +9,10 @@ onnxruntime that waits has a twin that ends in `_async`; see docs/design.md.
 
 from __future__ import annotations
 
+import sys
+
 from ..memory import MemoryInfo, MemoryType
+from ..signatures import check_arguments
 from .captured import CapturedRun
 from .io_binding import IOBinding
 from .ort_value import OrtValue
@@ -30,3 +33,5 @@ __all__ = [
     "SessionRequirements",
     "get_available_providers",
 ]
+
+check_arguments(sys.modules[__name__])

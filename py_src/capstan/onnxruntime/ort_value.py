@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from ..device.element_types import ELEMENT_TYPES, byte_count, dtype_of
@@ -310,7 +311,7 @@ def on_host(device_type: str, device_id: int) -> bool:
 
 def sizes(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape whose dimensions are all known."""
-    dims = tuple(shape)
-    if not all(isinstance(size, int) and size >= 0 for size in dims):
+    dims = tuple(map(index, shape))
+    if any(size < 0 for size in dims):
         raise BindingError(f"shape is {list(dims)}; every dimension must be a whole number, 0 or more")
     return dims

@@ -60,20 +60,20 @@ def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mappin
 
     A provider is a name or a pair (name, options). Raises OptionError for unknown options: none is ignored.
     """
-    if isinstance(providers, str):
-        raise OptionError(f"providers is {providers!r}; give a list, as in [{providers!r}]")
     given = list(providers or ())
     if provider_options is not None and len(provider_options) != len(given):
         raise OptionError(f"{len(provider_options)} provider_options for {len(given)} providers; give one for each")
     found: list[str] = []
     capture = False
     for i, item in enumerate(given):
-        name, options = item if isinstance(item, tuple) else (item, {})
+        name, options = item if isinstance(item, tuple) and len(item) == 2 else (item, {})
+        if not isinstance(options, Mapping):
+            raise OptionError(f"the options of provider {name!r} are {options!r}; give a dict of them")
         options = {**options, **(provider_options[i] if provider_options else {})}
         provider = NAMES.get(name.lower()) if isinstance(name, str) else None
         if provider is None:
             raise OptionError(f"provider {name!r} does not exist here; there are {WEBGPU!r} and {CPU!r}")
-        unknown = sorted(key for key in options if key not in OPTIONS[provider])
+        unknown = [key for key in options if key not in OPTIONS[provider]]
         if unknown:
             has = ", and ".join(KNOWN[name] for name in OPTIONS[provider])
             raise OptionError(f"{provider} has no option {unknown[0]!r}; it has {has}")

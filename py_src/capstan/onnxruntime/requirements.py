@@ -117,7 +117,7 @@ def input_dims(inputs: Mapping[str, TensorSpec], shapes: Shapes) -> dict[str, Di
                 f"input {name!r} has free dimensions {free} in {list(spec.dims)}; give its shape: "
                 f"query_memory_requirements({{{name!r}: [...]}})"
             )
-        if not all(isinstance(size, int) and size >= 0 for size in dims):
+        if any(size < 0 for size in dims):
             raise BindingError(f"input {name!r} has shape {list(dims)}; sizes are integers of at least 0")
         check_dims("input", spec, dims)
         found[name] = tuple(dims)

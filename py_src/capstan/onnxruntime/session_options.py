@@ -32,7 +32,7 @@ class SessionOptions:
         """Set a configuration entry. OptionError for one that means nothing here, or another value."""
         if key not in KNOWN:
             raise OptionError(f"there is no session configuration entry {key!r}; there is {known()}")
-        if not isinstance(value, str) or value not in KNOWN[key]:
+        if value not in KNOWN[key]:
             allowed = " or ".join(f'"{item}"' for item in KNOWN[key])
             raise OptionError(f"session configuration entry {key!r} is {value!r}; it must be {allowed}")
         self._entries[key] = value
@@ -53,12 +53,6 @@ def known() -> str:
     return ", ".join(map(repr, KNOWN))
 
 
-def keeps_weights(options: Any) -> bool:
-    """Whether a session's external data may be kept in the browser's storage. OptionError for what are no options."""
-    if options is None:
-        return True
-    if not isinstance(options, SessionOptions):
-        raise OptionError(
-            f"sess_options is {type(options).__name__}; give capstan.onnxruntime.SessionOptions(), or leave it out"
-        )
-    return options.keeps_weights
+def keeps_weights(options: SessionOptions | None) -> bool:
+    """Whether a session's external data may be kept in the browser's storage."""
+    return options is None or options.keeps_weights

@@ -64,9 +64,12 @@ def integer(name: str, value: object, low: int, high: int, *, floats: bool = Tru
     """The integer, if it is one and within the limits; with `floats` 5.0 is one. OptionError otherwise."""
     if floats and isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and value == value // 1:
         value = int(float(value))
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-    number = operator.index(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}") from None
     if not low <= number <= high:
         raise OptionError(f"{name} is {number}; it must be from {low} to {high}")
     return number
