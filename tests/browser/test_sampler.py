@@ -373,8 +373,12 @@ def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
     rows = [array("f", [source.gauss(0, 1) for _ in range(511)]) for _ in range(4)]
     for row in rows:
         row[3] = row[300] = 9.0
-    for base, uncounted in ((GREEDY, 0), (SAMPLED, 0), (BOTH, 0), (GREEDY, 3)):
-        option = SearchOptions(**{**vars(base), "eos_token_ids": (300, 3, 9999), "min_length": LENGTH + 4})
+    many = (*range(600, 1600), 300, 3, 9999)
+    for base, uncounted, ends in (
+        *((GREEDY, 0, (300, 3, 9999)), (SAMPLED, 0, (300, 3, 9999)), (BOTH, 0, many)),
+        *((GREEDY, 3, (300, 3, 9999)), (GREEDY, 0, many)),
+    ):
+        option = SearchOptions(**{**vars(base), "eos_token_ids": ends, "min_length": LENGTH + 4})
         states = [State(uncounted=uncounted)] * len(rows)
         result = sampler.run(rows, [option.replace(min_length=LENGTH + 4 + uncounted)], steps=8, states=states)[0]
         for index, row in enumerate(rows):

@@ -283,8 +283,8 @@ class TestRefusing:
         assert host.opened == []
 
     def test_too_many_ends_of_a_sequence_are_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
-        change(host, model={"eos_token_id": list(range(3, 20))})
-        with pytest.raises(OptionError, match="there are 17 eos_token_ids; at most 16"):
+        change(host, model={"eos_token_id": list(range(3, 1028)), "vocab_size": 5000})
+        with pytest.raises(OptionError, match="there are 1025 eos_token_ids; at most 1024"):
             load()
         assert host.opened == []
 

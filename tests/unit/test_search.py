@@ -13,7 +13,7 @@ import pytest
 from capstan import FallbackWarning
 from capstan.errors import OptionError
 from capstan.stages import temperature_scale
-from capstan.stages.program import MAX_END_TOKENS
+from capstan.stages.program import LEAST_END_TOKENS
 from capstan.stages.search import MAX_EOS_TOKENS, SearchOptions
 
 INF, NAN = math.inf, math.nan
@@ -70,7 +70,7 @@ INF, NAN = math.inf, math.nan
         ({"stop_token_ids": 7}, "stop_token_ids is 7; it must be a list of token ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids is -1; it must be from 0"),
         ({"stop_token_ids": [5.0]}, "stop_token_ids is 5.0; it must be an integer"),
-        ({"stop_token_ids": range(17)}, "there are 17 stop_token_ids; at most 16 are supported"),
+        ({"stop_token_ids": range(1025)}, "there are 1025 stop_token_ids; at most 1024 are supported"),
         ({"max_time": 0}, "max_time is 0.0; it must be greater than 0 seconds; None turns it off"),
         ({"max_time": NAN}, "max_time is nan"),
         ({"diversity_penalty": INF}, "diversity_penalty is inf"),
@@ -249,11 +249,19 @@ def test_numpy_numbers_are_numbers() -> None:
 
 def test_too_many_end_of_sequence_ids_are_refused() -> None:
     assert len(SearchOptions(eos_token_ids=tuple(range(MAX_EOS_TOKENS))).eos_token_ids) == MAX_EOS_TOKENS
-    with pytest.raises(OptionError, match="17 eos_token_ids"):
+    with pytest.raises(OptionError, match="1025 eos_token_ids"):
         SearchOptions(eos_token_ids=tuple(range(MAX_EOS_TOKENS + 1)))
 
 
 # sampler_program
+
+
+@pytest.mark.parametrize(("count", "room"), [(0, 32), (1, 32), (32, 32), (33, 64), (64, 64), (65, 128)])
+def test_the_parameters_have_room_for_all_end_ids(count: int, room: int) -> None:
+    ids = tuple(range(count))
+    options = SearchOptions(eos_token_ids=ids[: count // 2], stop_token_ids=ids[count // 2 :])
+    words = words_of(options)
+    assert (words["end_count"], words["ends"]) == (count, [*ids, *[0] * (room - count)])
 
 
 def words_of(options: SearchOptions, vocab: int = 1000) -> dict[str, int]:
@@ -265,7 +273,7 @@ def words_of(options: SearchOptions, vocab: int = 1000) -> dict[str, int]:
     words = array("I", program.words)
     assert ends == "ends"
     assert len(names) % 4 == 0
-    assert len(words) == len(names) + MAX_END_TOKENS
+    assert len(words) == len(names) + max(LEAST_END_TOKENS, 1 << (len(options.end_token_ids) - 1).bit_length())
     return dict(zip(names, words, strict=False)) | {"ends": list(words[len(names) :])}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from .stage import Stage
 
-__all__ = ["MAX_END_TOKENS", "Drafting", "SamplerProgram", "sampler_program"]
+__all__ = ["LEAST_END_TOKENS", "Drafting", "SamplerProgram", "sampler_program"]
 
-MAX_END_TOKENS = 32
-"""How many ids that end a sequence fit into the parameters."""
+LEAST_END_TOKENS = 32
+"""Room for ids that end a sequence, in every program; more of them get the next power of two."""
 
 # A uniform buffer's arrays have elements of 16 bytes.
 _VECTOR = 4
@@ -22,7 +22,8 @@ _IN_SEQUENCE = 1 << 31
 
 @dataclass(frozen=True)
 class SamplerProgram:
-    """Kernels are made from the text, which only the set of active stages changes, never the values of options.
+    """Kernels are made from the text, which the set of active stages and the room for end ids change, no other value of
+    an option.
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
     (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], what a stage
@@ -129,10 +130,11 @@ def sampler_program(
     words |= {"allowed_at": allowed_at, "own_at": own_at, "ids_at": ids_at}
     words |= {"drafts_at": drafts_at, "draft_behind": drafting.ngram_size, "chained": int(drafting.chained)}
     padding = -len(words) % _VECTOR
-    end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
+    room = max(LEAST_END_TOKENS, 1 << (len(ends) - 1).bit_length())
+    end_words = [*ends, *[0] * (room - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
     pads = "".join(f"  unused_{index}: u32,\n" for index in range(padding))
-    struct = f"struct Params {{\n{fields}{pads}  ends: array<vec4<u32>, {MAX_END_TOKENS // _VECTOR}>,\n}}\n"
+    struct = f"struct Params {{\n{fields}{pads}  ends: array<vec4<u32>, {room // _VECTOR}>,\n}}\n"
     return SamplerProgram(
         words=array("I", [*words.values(), *[0] * padding, *end_words]).tobytes(),
         passes=("constrain",) * bool(own) + ("ban",) * bans + _passes(options, words),

@@ -29,7 +29,8 @@ from .token_penalties import TokenPenalties
 
 __all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "STAGE_OPTIONS", "SearchOptions"]
 
-MAX_EOS_TOKENS = 16
+MAX_EOS_TOKENS = 1024
+"""With as many stop ids, 8 KiB of the sampler's parameters, where every device binds 64 KiB."""
 
 MAX_ROWS = 32
 """Most sequences of a batch, and most beams of a sequence, as in onnxruntime-genai."""

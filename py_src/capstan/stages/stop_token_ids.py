@@ -11,7 +11,7 @@ from .stage import StageOptions
 
 __all__ = ["MAX_STOP_TOKENS", "StopTokenIds"]
 
-MAX_STOP_TOKENS = 16
+MAX_STOP_TOKENS = 1024
 
 
 def _read(value: Any) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def _read(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StopTokenIds(StageOptions):
-    """`stop_token_ids` (at most 16): each ends the sequence as an end-of-sequence id does; the reason is 'stop'."""
+    """`stop_token_ids` (at most 1024): each ends the sequence as an end-of-sequence id does; the reason is 'stop'."""
 
     stop_token_ids: tuple[int, ...] = ()
 
