@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 import capstan
-from capstan import FallbackWarning, OptionError, PromptError, UncomputedError, UnsupportedModelError, graph
+from capstan import FallbackWarning, ModelFileError, OptionError, PromptError, UncomputedError, UnsupportedModelError, graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.uncomputed import uncomputed
@@ -296,3 +296,13 @@ def test_attributes_of_other_types_are_left_alone() -> None:
     node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     node.attribute.add(name="k_quant_type", type=AttributeProto.STRING, s=b"NONE")
     assert uncomputed(model, "webgpu") == []
+
+
+@pytest.mark.parametrize(
+    "name", [b"batch_size", b"input_ids", b"GroupQueryAttention", b"accuracy_level", b"model.onnx.data"]
+)
+def test_a_name_that_is_not_utf_8_is_refused_when_the_file_is_parsed(name: bytes) -> None:
+    data = (LLAMA / "model.onnx").read_bytes()
+    assert name in data
+    with pytest.raises(ModelFileError, match=r"the graph has the name b'.*\\xff.*', which is not UTF-8"):
+        graph.parse(data.replace(name, name[:-1] + b"\xff"))

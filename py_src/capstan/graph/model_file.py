@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from google.protobuf.message import DecodeError
 
 from ..errors import CapstanError, ModelFileError, UnsupportedModelError
-from .onnx_pb2 import ModelProto
+from .onnx_pb2 import GraphProto, ModelProto
 
 __all__ = ["PARTS", "contradictions", "parse", "refuse_pointer", "serialize"]
 
@@ -31,6 +32,7 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
         raise ModelFileError(
             f"{name}: {len(content)} bytes that are not an ONNX model ({error}); copy or export the file again"
         ) from error
+    require_texts(model.graph, name)
     if any(item.key == PARTS for tensor in model.graph.initializer for item in tensor.external_data):
         raise ModelFileError(f"{name}: external data with {PARTS!r}, which files do not have; export the model again")
     if not model.graph.node or not model.graph.output:
@@ -38,6 +40,33 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
         )
     return model
+
+
+def require_texts(graph: GraphProto, name: str) -> None:
+    """Raise ModelFileError for a name in the graph that is not UTF-8, which protobuf gives as bytes or refuses to
+    give."""
+    for text in names_of(graph):
+        if not isinstance(text, str):
+            raise ModelFileError(f"{name}: the graph has the name {text!r}, which is not UTF-8; export the model again")
+
+
+def names_of(graph: GraphProto) -> Iterator[object]:
+    """The names of values, dimensions, tensors, nodes and attributes, those of subgraphs among them."""
+    for value in chain(graph.input, graph.output, graph.value_info):
+        yield value.name
+        for dim in value.type.tensor_type.shape.dim:
+            yield dim.dim_param
+    for tensor in graph.initializer:
+        yield tensor.name
+        for item in tensor.external_data:
+            yield from (item.key, item.value)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain)
+        yield from chain(node.input, node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            if attribute.HasField("g"):
+                yield from names_of(attribute.g)
 
 
 @contextmanager
