@@ -37,8 +37,9 @@ class Model:
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
     HubRepository, or a directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32',
     'fp16', 'q4', 'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu',
-    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm), on CPython 'reference', or 'cpu' for either's. `capture`
-    is how decode steps run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not
+    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm), on CPython 'reference', 'cpu' for either's, or
+    'configured': what the providers in genai_config.json say, as in onnxruntime-genai ('cpu' without any). `capture` is
+    how decode steps run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not
     possible the next one down is used, and the generator's `capture_note` says why. None is for what the configuration
     says: with "enableGraphCapture": "0" 'off', with "1" 'tape' and a FallbackWarning where nothing can be captured;
     'tape' where it says nothing. `passes` names what is done to the recorded step, out of `capstan.tape.PASSES`; None

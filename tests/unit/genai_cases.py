@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +26,7 @@ TEMPLATE = (
 TOOLS = '[{"type": "function", "function": {"parameters": {"b": 1, "a": "<"}, "name": "f"}}]'
 HI = '[{"role": "user", "content": "hi"}]'
 PROMPT = [299, 310, 10, 80, 281]
+MANY_ENDS = json.dumps({"model": {"eos_token_id": [*range(440, 470), 472]}})
 ENDS = '{"model": {"eos_token_id": 472}}'
 """An overlay that ends the greedy answer to PROMPT at its sixth token."""
 
@@ -373,6 +375,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "Config.overlay penalty": lambda og: overlaid(og, '{"search": {"repetition_penalty": 1.5}}'),
     "Config.overlay buffer": lambda og: overlaid(og, '{"search": {"past_present_share_buffer": false}}'),
     "Config.overlay top_p": lambda og: overlaid(og, '{"search": {"top_p": 0.0, "temperature": 0.0}}'),
+    "Config.overlay many eos": lambda og: generate(generator(og, overlay=MANY_ENDS)),
     "Config.overlay eos": lambda og: generate(generator(og, overlay=ENDS)),
     "Config.overlay null": lambda og: overlaid(og, "null"),
     "Config.overlay other": lambda og: overlaid(og, '{"other": 1}'),
@@ -622,6 +625,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "FinishReason": lambda og: [
         (name, int(member), member.name, str(member)) for name, member in members(og.FinishReason)
     ],
+    "Engine, another's buffer": lambda og: og.Engine(loaded(og)).run(og.Engine(loaded(og)).create_event_buffer(1)),
     "EngineErrorCode": lambda og: [(name, int(member), str(member)) for name, member in members(og.EngineErrorCode)],
     "EngineEventFlags": lambda og: [(name, int(member), member.value) for name, member in members(og.EngineEventFlags)],
     "EngineEventFlags or": lambda og: int(og.EngineEventFlags.TOKEN | og.EngineEventFlags.FAILED),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from capstan.device.base import TapeOptions
 from capstan.genai import tensors
 from capstan.local.host import LocalHost
 from tests.unit.genai_cases import (
+    ENDS,
     FOLDER,
     PROMPT,
     SAME,
@@ -156,8 +158,6 @@ def test_what_a_page_does_not_have_is_warned_of() -> None:
         lambda: config.set_decoder_provider_options_hardware_device_type("webgpu", "NPU"),
         lambda: config.set_decoder_provider_options_hardware_device_id("webgpu", 1),
         lambda: config.set_decoder_provider_options_hardware_vendor_id("webgpu", 1),
-        lambda: genai.set_log_options(enabled=True),
-        lambda: genai.set_log_callback(print),
         lambda: genai.enable_telemetry_events(),
         lambda: speculative(genai, ngram_size=3, min_adaptive_k=2),
     ):
@@ -251,6 +251,80 @@ def test_requests_take_turns_in_a_buffer_that_is_too_small_for_all() -> None:
     assert served == [0, 1, 2, 0, 1, 2]
     for request in requests:
         request.close()
+
+
+def folder_with(place: Path, providers: list[dict[str, Any]]) -> str:
+    """A folder whose configuration has these providers."""
+    for file in Path(FOLDER).iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    config = json.loads((place / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"]["provider_options"] = providers
+    (place / "genai_config.json").write_text(json.dumps(config))
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["cpu"], ["CPU"], ["CPUExecutionProvider"], ["webgpu"], ["cpu", "WebGPU"], ["foo"]]
+)
+def test_a_path_is_loaded_onto_the_device_that_its_providers_say(names: list[str], tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, [{name: {}} for name in names])
+    expected, found = (outcome(og, lambda og: og.Model(folder).device_type) for og in (native, genai))
+    assert found == expected
+    config = genai.Config(folder)
+    config.clear_providers()
+    assert genai.Model(config).device_type == "CPU"
+
+
+def test_a_provider_that_a_page_lacks_is_told(tmp_path: Path) -> None:
+    with pytest.warns(FallbackWarning, match="provider_options cuda of .*: a page has 'webgpu' and 'cpu'"):
+        assert genai.Model(folder_with(tmp_path, [{"cuda": {}}])).device_type == "CPU"
+
+
+def test_a_model_that_names_webgpu_is_asked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    opened = LocalHost.open_model
+
+    async def open_model(self: LocalHost, folder: str, config: Any, device: str, *rest: Any) -> Any:
+        asked.append(device)
+        return await opened(self, folder, config, "reference", *rest)
+
+    monkeypatch.setattr(LocalHost, "open_model", open_model)
+    genai.Model(FOLDER)
+    config = genai.Config(FOLDER)
+    config.append_provider("cpu")
+    genai.Model(config)
+    assert asked == ["webgpu", "cpu"]
+
+
+def logged(og: Any, file: Path, **options: Any) -> tuple[list[str], str]:
+    """The lines of a generation that a function got, and those of another one in a file."""
+    lines: list[str] = []
+    shown = ("generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length")
+    try:
+        og.set_log_options(enabled=True, **dict.fromkeys(shown, True))
+        og.set_log_callback(lines.append)
+        generate(generator(og, **options), 40)
+        og.set_log_options(ansi_tags=False, filename=str(file))
+        generate(generator(og, **options), 40)
+    finally:
+        og.set_log_callback(None)
+        og.set_log_options(enabled=False, ansi_tags=True, **dict.fromkeys(shown, False))
+    return lines, file.read_text()
+
+
+@pytest.mark.parametrize("options", [{"max_length": 9}, {"overlay": ENDS}, {"max_length": 7, "temperature": 0.75}])
+def test_the_log_is_the_native_packages(options: dict[str, Any], tmp_path: Path) -> None:
+    expected, found = (logged(og, tmp_path / og.__name__, **options) for og in (native, genai))
+    assert found == expected
+    assert len(found[0]) > 8
+
+
+def test_lines_of_tensors_are_a_step_down_and_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.warns(FallbackWarning, match="log option model_logits"):
+        genai.set_log_options(model_logits=True)
+    genai.set_log_options(model_logits=False)
+    with pytest.raises(CapstanError, match="filename is .*cannot be written"):
+        genai.set_log_options(filename=str(tmp_path))
 
 
 def test_tensors_tell_their_type_and_bytes() -> None:

@@ -103,7 +103,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "drafts step_recorder",
     ),
     "genai": (
-        "config events runtime speculative tensors",
+        "config events log runtime speculative tensors",
         "last_run model",
         "adapters params refused request tokenizer",
         "engine generator",

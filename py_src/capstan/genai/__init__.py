@@ -32,6 +32,7 @@ from .events import (
     TurnUsage,
 )
 from .generator import Generator
+from .log import set_log_callback, set_log_options
 from .model import Model
 from .params import GeneratorParams
 from .refused import Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
@@ -47,8 +48,6 @@ from .runtime import (
     is_webgpu_available,
     register_execution_provider_library,
     set_current_gpu_device_id,
-    set_log_callback,
-    set_log_options,
     unregister_execution_provider_library,
 )
 from .tensors import NamedTensors, Tensor

@@ -23,8 +23,8 @@ PROVIDERS = {
 class Config:
     """The configuration of the model folder at `path`, for `Model(config)`.
 
-    Without a change of the providers a model is loaded onto the device that `capstan.Model` takes by itself. After
-    `clear_providers` it is the CPU, as in the native package, and after `append_provider('webgpu')` the GPU.
+    As in the native package, a model is loaded onto the device of the providers in the file, the CPU if there are none.
+    After `clear_providers` it is the CPU, and after `append_provider('webgpu')` the GPU.
     """
 
     def __init__(self, path: str, /) -> None:
@@ -101,7 +101,7 @@ class Config:
 
     def choice(self) -> dict[str, Any]:
         """Arguments for `capstan.Model` besides the path. OptionError for a provider that pages lack."""
-        chosen = "auto"
+        chosen = "configured"
         if self._providers is not None:
             kinds = [PROVIDERS.get(name.lower()) for name in self._providers]
             for name, kind in zip(self._providers, kinds, strict=True):

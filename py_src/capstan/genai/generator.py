@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator as CapstanGenerator
 from .adapters import Adapters
 from .last_run import LastRun
+from .log import fields, log
 from .model import Model
 from .params import GeneratorParams
 from .speculative import speculation_stats
@@ -41,6 +43,10 @@ class Generator:
         whole = bool(params.get_search_options()["past_present_share_buffer"])
         self._last = LastRun(model.capstan, self.capstan, chosen, whole)
         self._terminated = False
+        search = chosen.search
+        self._told = {"do_sample": int(search.do_sample), "top_k": search.top_k}
+        self._told |= {"top_p": f"{search.top_p:g}", "temperature": f"{search.temperature:g}"}
+        self._ends, self._ended = search.eos_token_ids, set[int]()
 
     def is_done(self) -> bool:
         """Whether the last generated token ended the sequence."""
@@ -53,6 +59,9 @@ class Generator:
         self._next = [row[-1] for row in rows for _ in range(self._rows // len(rows))]
         self._last.begin(rows)
         self._back, self._done = None, False
+        self._ended.clear()
+        for tokens_of_rows in zip(*rows, strict=True):
+            self._log_tokens(tokens_of_rows)
 
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
@@ -70,10 +79,26 @@ class Generator:
                 f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
                 f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
             )
+        log("generate_next_token", fields(**self._told, sequence_length=self.capstan.token_count()))
         self.capstan.generate_next_token()
         self._last.go_on()
         self._next = self._last.picked = self.capstan.get_next_tokens()
         self._done = self.capstan.is_done()
+        self._log_step()
+
+    def _log_step(self) -> None:
+        """What a generated token ended."""
+        for row, token in enumerate(self._next):
+            if token in self._ends and row not in self._ended:
+                self._ended.add(row)
+                log("hit_eos", f"EOS seen on batch {row}")
+        if self.capstan.finish_reason != "eos":
+            self._log_tokens(self._next)
+        if self.capstan.finish_reason == "length":
+            log("hit_max_length", "greedy cpu hit")
+
+    def _log_tokens(self, tokens: Iterable[int]) -> None:
+        log("append_next_tokens", "".join(f"{token} " for token in tokens))
 
     def get_next_tokens(self) -> Any:
         """The tokens that were generated last, int32 [rows]."""

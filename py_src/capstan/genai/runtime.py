@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..host import current_host
@@ -20,16 +17,8 @@ __all__ = [
     "is_webgpu_available",
     "register_execution_provider_library",
     "set_current_gpu_device_id",
-    "set_log_callback",
-    "set_log_options",
     "unregister_execution_provider_library",
 ]
-
-SWITCHES = (
-    *("enabled", "ansi_tags", "warning", "generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length"),
-    *("model_input_values", "model_output_shapes", "model_output_values", "model_logits", "ort_lib", "value_stats"),
-)
-"""Log options that are on or off; `filename` is a text."""
 
 
 def is_webgpu_available() -> bool:
@@ -87,24 +76,3 @@ def enable_telemetry_events() -> None:
 
 def disable_telemetry_events() -> None:
     """Nothing is sent anyway."""
-
-
-def set_log_options(**options: Any) -> None:
-    """Switches of the native package's log, which Capstan does not write: turning one on is a step down, with a
-    warning. OptionError for an unknown name or a value of another type."""
-    for name, value in options.items():
-        if name not in SWITCHES and name != "filename":
-            raise OptionError(f"{name!r} is not a log option; the options are {', '.join(SWITCHES)}, filename")
-        if not isinstance(value, str if name == "filename" else bool):
-            raise OptionError(f"{name} is {value!r}; it must be {'a text' if name == 'filename' else 'True or False'}")
-        if value:
-            fall_back(f"log option {name}", "Capstan writes no log", "errors and warnings say what there is to say")
-
-
-def set_log_callback(callback: Callable[..., Any] | None, /) -> None:
-    """A step down with a warning, as Capstan has no log. TypeError if the callback is not callable."""
-    if callback is None:
-        return
-    if not callable(callback):
-        raise TypeError(f"set_log_callback: a function or None is expected, not {type(callback).__name__}")
-    fall_back("a log callback", "Capstan writes no log", "it is never called")

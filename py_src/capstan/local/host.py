@@ -209,7 +209,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def require_possible(folder: str) -> None:
-    """OptionError for a path that no directory can have. One that is not there is told of when its files are read."""
+    """Raise OptionError for a path that is none. A directory that is missing is told of when its files are read."""
     try:
         with suppress(OSError):
             Path(folder).stat()

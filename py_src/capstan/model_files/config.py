@@ -113,6 +113,8 @@ class DecoderConfig:
     `session.` before it."""
     capture: GraphCapture | None = None
     """From enableGraphCapture; None if the file does not say."""
+    providers: tuple[str, ...] | None = None
+    """The names of execution providers, in order; None for a repository, which names none."""
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
@@ -233,6 +235,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     if not eos and pad is None and model.value.get("pad_token_id") is not None:
         raise model.error("eos_token_id", f"a token id from 0 to {vocab_size - 1}, or an array of them")
     inputs, outputs = decoder.section("inputs", optional=True), decoder.section("outputs", optional=True)
+    session_options = decoder.section("session_options", optional=True)
     heads, kv_heads = decoder.positive("num_attention_heads"), decoder.positive("num_key_value_heads")
     if heads % kv_heads:
         raise decoder.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
@@ -267,10 +270,11 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
                 present_recurrent_names=outputs.pattern("present_recurrent_names", OutputNames.present_recurrent_names),
             ),
             long_rope_from=long_rope_from(decoder),
-            qdq_accuracy=qdq_accuracy(decoder.section("session_options", optional=True)),
-            disable_file_mapped_weights=disables_store(decoder.section("session_options", optional=True)),
-            capture=graph_capture(decoder.section("session_options", optional=True)),
-            unknown_options=unknown_options(decoder.section("session_options", optional=True)),
+            qdq_accuracy=qdq_accuracy(session_options),
+            disable_file_mapped_weights=disables_store(session_options),
+            capture=graph_capture(session_options),
+            providers=tuple(name for item in listed_providers(session_options) for name in item.value),
+            unknown_options=unknown_options(session_options),
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
         name=name,
@@ -318,14 +322,17 @@ def webgpu_options(session_options: Section) -> list[Section]:
 
 def provider_options(session_options: Section, providers: Collection[str]) -> list[Section]:
     """The sections of `provider_options` for some providers."""
+    listed = listed_providers(session_options)
+    return [item.section(name) for item in listed for name in item.value if name.lower() in providers]
+
+
+def listed_providers(session_options: Section) -> list[Section]:
+    """The elements of `provider_options`, each with providers by name."""
     value = session_options.value.get("provider_options", [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise session_options.error("provider_options", "an array of objects")
-    listed = [
-        Section(session_options.file, f"{session_options.path}.provider_options[{i}]", item)
-        for i, item in enumerate(value)
-    ]
-    return [item.section(name) for item in listed for name in item.value if name.lower() in providers]
+    path = f"{session_options.path}.provider_options"
+    return [Section(session_options.file, f"{path}[{i}]", item) for i, item in enumerate(value)]
 
 
 def unknown_options(session_options: Section) -> tuple[str, ...]:

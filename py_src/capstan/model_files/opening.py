@@ -23,6 +23,9 @@ from .load_times import during_load, phase
 __all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
 
 CAPTURES = ("tape", "ort", "off")
+CONFIGURED = "configured"
+PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
+"""Providers that the native package knows and a page lacks."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -72,6 +75,12 @@ class Source:
             return replace(self.options, capture=self.capture or "tape")
         return replace(self.options, capture="tape" if configured.on else "off", configured=configured.where)
 
+    def device_for(self, config: GenaiConfig | None = None) -> str:
+        """The device to open; before the configuration is known, 'auto' stands for the one that it says."""
+        if self.device != CONFIGURED:
+            return self.device
+        return "auto" if config is None else configured_device(config)
+
 
 def source_of(
     path: Any,
@@ -119,9 +128,25 @@ async def open_model(host: Host, source: Source, progress: Progress = no_progres
         async def read_graph() -> bytes:
             return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
 
-        loaded = await open_on(source.device, progress)
+        loaded = await open_on(source.device_for(config), progress)
     config = shortened(config, loaded.memory.context_length)
     return Opened(folder, config, loaded, files, times.phases, open_on, read_graph)
+
+
+def configured_device(config: GenaiConfig) -> str:
+    """The device of the providers in genai_config.json: 'webgpu' if it is among them, else 'cpu'; 'auto' if a page has
+    none of them, and for a repository. Raises ConfigError for an unknown name."""
+    if config.decoder.providers is None:
+        return "auto"
+    names = [name.lower().removesuffix("executionprovider") for name in config.decoder.providers]
+    for name, shown in zip(names, config.decoder.providers, strict=True):
+        if name not in ("webgpu", "cpu", *PROVIDERS_OF_OTHERS):
+            raise ConfigError(f"{config.name}: provider_options: provider {shown!r} is unknown; name 'webgpu' or 'cpu'")
+    if "webgpu" in names or set(names) <= {"cpu"}:
+        return "webgpu" if "webgpu" in names else "cpu"
+    what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
+    fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is taken")
+    return "auto"
 
 
 def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
@@ -185,7 +210,7 @@ async def read_small_files(
     """The model of the folder and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
-        found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
+        found = await find_model(host, folder, source.device_for(), source.dtype, keep, progress, source.overlay)
         config = found.config
         search_options(config).tell_ignored()
         if config.no_tokens:
