@@ -225,7 +225,7 @@ def any_of(tests: list[Test]) -> Test:
 
 
 def list_of(kind: type, parts: tuple[Any, ...]) -> Test:
-    """An iterable, collection, sequence, tuple or set; a list wherever one of these but a tuple or a set is."""
+    """The test of an iterable, a collection, a sequence, a tuple or a set. Only tuples and sets are no lists."""
     each = [test_of(part) for part in parts if part is not ...] or [ANYTHING]
     fixed = kind is tuple and ... not in parts and len(each) > 1
     exact = kind in (tuple, list, set, frozenset)

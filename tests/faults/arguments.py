@@ -134,7 +134,7 @@ RIGHT: dict[str, Any] = {"int": 1, "str": "x", "bool": True, "float": 1.0, "Any"
 
 
 async def call(parameter: Parameter, value: Any) -> str | None:
-    """Give a wrong value; why the answer is not the error that it should be."""
+    """Give a wrong value: None if the right error comes, else the answer."""
     given: list[Any] = [] if parameter.owner is None else [object.__new__(parameter.owner)]
     for annotation in parameter.before:
         kind = vars(inspect.getmodule(inspect.unwrap(parameter.function))).get(annotation)

@@ -260,7 +260,7 @@ def test_too_many_end_of_sequence_ids_are_refused() -> None:
 def test_the_parameters_have_room_for_all_end_ids(count: int, room: int) -> None:
     ids = tuple(range(count))
     options = SearchOptions(eos_token_ids=ids[: count // 2], stop_token_ids=ids[count // 2 :])
-    words = words_of(options)
+    words: dict[str, object] = {**words_of(options)}
     assert (words["end_count"], words["ends"]) == (count, [*ids, *[0] * (room - count)])
 
 

@@ -44,7 +44,7 @@ class Generator:
         self._last = LastRun(model.capstan, self.capstan, chosen, whole)
         self._terminated = False
         search = chosen.search
-        self._told = {"do_sample": int(search.do_sample), "top_k": search.top_k}
+        self._told: dict[str, object] = {"do_sample": int(search.do_sample), "top_k": search.top_k}
         self._told |= {"top_p": f"{search.top_p:g}", "temperature": f"{search.temperature:g}"}
         self._ends, self._ended = search.eos_token_ids, set[int]()
 
@@ -87,7 +87,7 @@ class Generator:
         self._log_step()
 
     def _log_step(self) -> None:
-        """What a generated token ended."""
+        """Log the tokens of a step, and whether they end rows."""
         for row, token in enumerate(self._next):
             if token in self._ends and row not in self._ended:
                 self._ended.add(row)
