@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from .device.lora_file import require_size
+from .device.lora_file import MAX_BYTES, require_size
 from .errors import ModelFileError, OptionError
 from .host import wait_here
+from .host.disk_file import read_file
 from .host.leaving import when_dropped
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Adapters:
         if isinstance(source, bytes | bytearray | memoryview):
             data: bytes | bytearray | memoryview = source
         else:
-            data, what = await read_file(model, os.fspath(source), what)
+            data, what = await adapter_file(model, os.fspath(source), what)
         weights = await model.load_adapter(data, what)
         try:
             # Another load may have taken the name meanwhile.
@@ -125,7 +126,7 @@ class Adapters:
             raise OptionError(f"adapter {name!r} is already loaded; unload it, or take another name")
 
 
-async def read_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
+async def adapter_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
     """The bytes of an adapter file, at most MAX_BYTES, and what messages call it."""
     told = f"{what} ({path})"
     local = local_file(Path(path), told)
@@ -139,7 +140,7 @@ async def read_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
             f"{told}: there is no such file, and no such address below the model's folder {folder}; give a path that "
             "exists, a file of the model's folder, or the file's bytes"
         )
-    return await model.host.read(folder, below, lambda done, total: require_size(max(done, total), told)), told
+    return await model.host.read(folder, below, MAX_BYTES), told
 
 
 def local_file(file: Path, told: str) -> bytes | None:
@@ -147,10 +148,7 @@ def local_file(file: Path, told: str) -> bytes | None:
     if not file.is_file():
         return None
     require_size(file.stat().st_size, told)
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"{told}: cannot be read ({error.strerror}); check the path") from error
+    return read_file(file, MAX_BYTES)
 
 
 @dataclass(eq=False)

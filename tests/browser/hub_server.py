@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from buildtools.server import byte_range
 from buildtools.server import running as running_server
 
-__all__ = ["HubServer", "Repository", "running_hub"]
+__all__ = ["HubServer", "Replaced", "Repository", "running_hub"]
 
 LARGE = re.compile(r"\.onnx|^tokenizer\.json$")
 """Names of files that the hub keeps as large ones, and redirects."""
@@ -30,6 +30,17 @@ class Repository:
     commit: str = "0123456789abcdef0123456789abcdef01234567"
     gated: bool = False
     private: bool = False
+
+
+@dataclass
+class Replaced:
+    """The body that replaces a file: these bytes, so often, in chunks."""
+
+    data: bytes
+    times: int = 1
+    headers: dict[str, str] = field(default_factory=dict)
+    sent: int = 0
+    """How many bytes went out."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class HubServer(ThreadingHTTPServer):
         self.tokens = {"hub_reader", "hub_stranger"}
         self.cdn = cdn
         self.requests: list[Request] = cdn.requests
+        self.replaced: dict[str, Replaced] = cdn.replaced
+        """By the name of a file."""
         self.tells_sizes = True
         """Whether the list of a repository's files has their sizes."""
         super().__init__(("127.0.0.1", 0), HubHandler)
@@ -73,6 +86,7 @@ class CdnServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
         self.requests: list[Request] = []
+        self.replaced: dict[str, Replaced] = {}
         super().__init__(("127.0.0.1", 0), CdnHandler)
 
     def address(self, file: Path) -> str:
@@ -125,6 +139,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _send_file(self, file: Path, headers: dict[str, str]) -> None:
+        if (replaced := self.server.replaced.get(file.name)) is not None and self.command == "GET":
+            self._send_chunks(replaced)
+            return
         data = file.read_bytes()
         span = byte_range(self.headers.get("Range"), len(data))
         if span is None:
@@ -133,6 +150,18 @@ class Handler(BaseHTTPRequestHandler):
         start, length = span
         told = {**headers, "Content-Range": f"bytes {start}-{start + length - 1}/{len(data)}"}
         self._send(HTTPStatus.PARTIAL_CONTENT, data[start : start + length], told)
+
+    def _send_chunks(self, replaced: Replaced) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Access-Control-Allow-Origin", "*")
+        for name, value in {"Transfer-Encoding": "chunked", **replaced.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(replaced.times):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(replaced.data), replaced.data))
+                replaced.sent += len(replaced.data)
+            self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

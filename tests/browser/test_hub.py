@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.browser.hub_server import HubServer, Repository, running_hub
+from tests.browser.hub_server import HubServer, Replaced, Repository, running_hub
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
@@ -36,6 +38,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     repositories = {
         "nano/llama": Repository(folder),
         "nano/untold": Repository(folder, commit="f" * 40),
+        "nano/replaced": Repository(folder, commit="e" * 40),
         "nano/gated": Repository(folder, gated=True),
         "nano/private": Repository(folder, private=True),
         "nano/empty": Repository(empty),
@@ -48,6 +51,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 def forget(hub: HubServer) -> None:
     hub.requests.clear()
     hub.tells_sizes = True
+    hub.replaced.clear()
 
 
 def named(server: HubServer, repository: str, **fields: Any) -> dict[str, Any]:
@@ -143,6 +147,9 @@ def test_a_second_load_asks_nobody_until_the_weights_are_evicted(
         server.requests.clear()
         assert generated(harness, model, device="webgpu")["token_ids"] == ids
         assert server.requests == []
+        assert harness.evaluate(SPOIL_KEPT, server.url) > 3
+        assert generated(harness, model, device="wasm")["token_ids"] == ids, "of a model that is loaded anew"
+        assert server.requests, "what was kept is not what it was"
         assert harness.exec(NOT_KEPT, [], [server.url]).status == 0
         assert {request.server for request in server.requests} == {"hub", "cdn"}
     commit = {**model, "revision": hub.repositories["nano/llama"].commit}
@@ -155,11 +162,68 @@ def test_a_second_load_asks_nobody_until_the_weights_are_evicted(
     assert "cannot be asked for nano/llama at main" in refusal(harness, model)
 
 
+SPOIL_KEPT = """async (hub) => {
+  const cache = await caches.open("capstan-repositories");
+  const kept = (await cache.keys()).filter(({ url }) => url.startsWith(hub));
+  for (const request of kept) {
+    const found = await cache.match(request);
+    await cache.put(request, new Response((await found.text()).replaceAll("0", "1"), found));
+  }
+  return kept.length;
+}"""
+"""Change the bytes of all that is kept of a hub."""
 NOT_KEPT = """
 import sys, capstan
 repository = capstan.HubRepository("nano/llama", sys.argv[1])
 model = await capstan.Model.load(repository, device="wasm", disable_file_mapped_weights=True)
 await model.aclose()
+"""
+
+
+ZEROS = bytes(1 << 20)
+OTHER_BYTES: dict[str, tuple[str, Replaced, str]] = {
+    "far too many": ("config.json", Replaced(ZEROS, 1500), r"more than the \d+ bytes came that are listed"),
+    "one too few": (
+        "tokenizer_config.json",
+        Replaced(b"{}"),
+        r"2 bytes came, but \d+ are listed; nothing of it is kept",
+    ),
+    "a large file's": ("tokenizer.json", Replaced(ZEROS, 1500), r"more than the \d+ bytes came that are listed"),
+    "other ones": ("tokenizer.json", Replaced(b""), r"\d+ bytes came with SHA-256 \w+, but \w+ is listed"),
+    "packed ones": (
+        "tokenizer.json",
+        Replaced(gzip.compress(ZEROS * 100), headers={"Content-Encoding": "gzip"}),
+        "more than 67108864 bytes, and at most 67108864 are read of such a file",
+    ),
+}
+
+
+def test_other_bytes_than_a_hub_lists_are_refused_at_the_first_too_many(
+    hub: HubServer, harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(REFUSED)
+    model = named(hub, "nano/replaced")
+    tokenizer = (hub.repositories["nano/replaced"].folder / "tokenizer.json").read_bytes()
+    OTHER_BYTES["other ones"][1].data = tokenizer.replace(b"0", b"1")
+    for what, (name, replaced, said) in OTHER_BYTES.items():
+        hub.replaced = hub.cdn.replaced = {name: replaced}
+        hub.tells_sizes = what != "packed ones"
+        harness.reply({"kind": "models", "action": "evict", "which": f"{hub.url}/nano/replaced"})
+        assert re.search(f"/{name}: {said}", refusal(harness, model)), what
+        done = harness.exec(REFUSED_LOAD, [], [hub.url])
+        assert done.stdout.startswith(f"ModelFileError {hub.url}/nano/replaced/resolve/"), done
+        assert replaced.sent < 200 * len(ZEROS), what
+    hub.replaced = hub.cdn.replaced = {}
+    hub.tells_sizes = True
+    assert generated(harness, model, device="wasm")["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+REFUSED_LOAD = """
+import sys, capstan
+try:
+    await capstan.Model.load(capstan.HubRepository("nano/replaced", sys.argv[1]), device="wasm")
+except capstan.CapstanError as error:
+    print(type(error).__name__, error)
 """
 
 

@@ -30,7 +30,7 @@ SOURCES = ROOT / "py_src" / "capstan"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times"),
-        *("host.spans", "signatures"),
+        *("host.disk_file", "host.spans", "signatures"),
     ),
     (
         *("graph", "guidance", "host.retrying", "host.storage", "memory", "stages"),
@@ -137,7 +137,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "guidance",
         "constraint",
     ),
-    "host": ("leaving spans storage", "notes retrying tracing"),
+    "host": ("disk_file leaving spans storage", "notes retrying tracing"),
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (

@@ -86,7 +86,9 @@ class PaperHost:
 
         return asyncio.run(result())
 
-    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+    async def read(
+        self, folder: str, name: str, most: int = 0, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
         self.read_names.append(folder + name)
         if name not in self.files:
             raise ModelFileError(f"{folder}{name} cannot be read (HTTP 404); check the model folder")

@@ -132,23 +132,23 @@ def unreached(reason: str) -> None:
     fall_back("the model's server", reason, "the files of its folder are taken to be what they were at the last load")
 
 
-async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = None) -> bytes:
-    """A whole file of the page's origin; ModelFileError if it cannot be read."""
+async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] | None = None) -> bytes:
+    """A whole file of at most so many bytes; ModelFileError if it cannot be read."""
 
     async def fetched() -> bytes:
         with storage_errors():
-            return bytes((await capstan_host.fetchBytes(url, progress, unreached)).to_bytes())
+            return bytes((await capstan_host.fetchBytes(url, most, progress, unreached)).to_bytes())
 
     return await retried(fetched)
 
 
-async def fetch_optional(url: str) -> bytes | None:
-    """A whole file, None if the server has none."""
+async def fetch_optional(url: str, most: int) -> bytes | None:
+    """A whole file of at most so many bytes, None if the server has none."""
 
     async def fetched() -> bytes | None:
         with storage_errors():
-            found = await capstan_host.fetchOptional(url, unreached)
-        return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
+            found = await capstan_host.fetchOptional(url, most, unreached)
+            return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
 
     return await retried(fetched)
 

@@ -25,11 +25,12 @@ from ..graph.description import tell_growing
 from ..host.notes import Notes, build
 from ..host.retrying import pause, retried
 from ..host.spans import HostSpans
-from ..host.storage import BrokenDownloadError, ExternalData
+from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
 from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.hub import HubRepository
+from ..model_files.json_text import MOST_BYTES
 from ..model_files.load_times import phase
 from ..model_files.repository import ON_CPU, ON_F16, ON_F32
 from ..tape import WorkgroupLimits
@@ -82,17 +83,19 @@ class PageHost:
     def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
         host.configure(ort_url, xgrammar_url)
 
-    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
-        return await host.fetch_bytes(address_of(folder, name), progress)
+    async def read(
+        self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
+        return await host.fetch_bytes(address_of(folder, name), most, progress)
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
-        return await host.fetch_optional(address_of(folder, name))
+        return await host.fetch_optional(address_of(folder, name), MOST_BYTES)
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
         place, location = split_name(name)
         size = await self._size_of(address_of(folder, name))
         if size is None or size <= READ_WHOLE:
-            data = await self.read(folder, name)
+            data = await self.read(folder, name, MOST_GRAPH_BYTES if size is None else READ_WHOLE)
 
             async def read(start: int, length: int) -> bytes:
                 return data[start : start + length]
@@ -183,7 +186,7 @@ class PageHost:
 
         async def read_graph() -> bytes:
             with phase("model.onnx"):
-                return onnx or await self.read(folder, config.decoder.filename)
+                return onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
 
         def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
             if chosen == "wasm":
@@ -273,7 +276,7 @@ class PageHost:
         budget: int | None,
         onnx: bytes | None = None,
     ) -> Fit:
-        model = onnx or await self.read(folder, config.decoder.filename)
+        model = onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
         data = address_of(folder, config.decoder.folder)
 
         async def fit_on(chosen: str, reason: str | None) -> Fit:

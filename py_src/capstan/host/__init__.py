@@ -11,6 +11,7 @@ from ..errors import AsyncRequiredError
 from ..guidance.matcher import Grammars
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
+from ..model_files.json_text import MOST_BYTES
 from .spans import HostSpans
 from .storage import Backing, WeightData
 
@@ -46,11 +47,13 @@ class Host(Protocol):
     def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
         """See `configure`."""
 
-    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
-        """A file of a model folder; ModelFileError if it cannot be read."""
+    async def read(
+        self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
+        """A file of a model folder; ModelFileError if it cannot be read, or has more than `most` bytes."""
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
-        """A file of a model folder, None if there is none."""
+        """A file of a model folder of at most MOST_BYTES, None if there is none."""
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
         """An ONNX file whose weights may be inside: those are left where they are, as external data of the same file.

@@ -16,6 +16,7 @@ __all__ = [
     "DataFile",
     "ExternalData",
     "LoadPlan",
+    "MOST_GRAPH_BYTES",
     "MemorySink",
     "Outcome",
     "Sink",
@@ -23,6 +24,10 @@ __all__ = [
     "SourceIdentity",
     "WeightData",
 ]
+
+
+MOST_GRAPH_BYTES = (2 << 30) - 1
+"""The largest ONNX file: protobuf has no larger ones."""
 
 
 class BrokenDownloadError(CapstanError):

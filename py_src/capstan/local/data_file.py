@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..host.disk_file import open_file
 from ..host.storage import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 
 __all__ = ["DiskSource"]
@@ -37,8 +39,9 @@ class DiskSource:
     """A capstan.host.storage.Source."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
-        about = path.stat()
+        """Raises ModelFileError."""
+        with open_file(path) as file:
+            about = os.fstat(file.fileno())
         self.identity = SourceIdentity(f"file:{path}", about.st_size, str(about.st_mtime_ns))
         self._path = path
 
@@ -53,7 +56,7 @@ class DiskSource:
         """Nothing is stored on the way; see capstan.host.storage.Source."""
         assert isinstance(sink, DiskMemory)
         at = plan.start
-        with self._path.open("rb") as opened:
+        with open_file(self._path) as opened:
             opened.seek(at)
             while at < plan.end:
                 data = opened.read(plan.shard)

@@ -7,19 +7,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface, Progress
-from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..errors import DeviceUnavailableError, OptionError
+from ..host.disk_file import open_file, read_file
 from ..host.spans import HostSpans
-from ..host.storage import Backing
+from ..host.storage import MOST_GRAPH_BYTES, Backing
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
 from ..model_files.hub import HubRepository
+from ..model_files.json_text import MOST_BYTES
 from ..model_files.repository import ON_CPU
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
@@ -74,21 +76,21 @@ class LocalHost:
     def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
         raise OptionError("there is no page to configure here: models run on the reference device; leave this call out")
 
-    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
-        path = Path(folder) / name
-        with readable(path):
-            data = path.read_bytes()
+    async def read(
+        self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
+        data = read_file(Path(folder) / name, most)
         if progress is not None:
             progress(len(data), len(data))
         return data
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
-        return await self.read(folder, name) if (Path(folder) / name).exists() else None
+        return await self.read(folder, name) if is_there(Path(folder) / name) else None
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
         from ..graph import without_weights
 
-        data = await self.read(folder, name)
+        data = await self.read(folder, name, MOST_GRAPH_BYTES)
 
         async def read(start: int, length: int) -> bytes:
             return data[start : start + length]
@@ -96,15 +98,12 @@ class LocalHost:
         return await without_weights(read, len(data), folder + name, name.rpartition("/")[2])
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
-        path = Path(folder) / name
-        with readable(path), path.open("rb") as file:
+        with open_file(Path(folder) / name) as file:
             file.seek(offset)
             return file.read(length)
 
     async def open_weights(self, folder: str, location: str, keep: bool) -> WeightFile:
-        path = Path(folder) / location
-        with readable(path):
-            source = DiskSource(path)
+        source = DiskSource(Path(folder) / location)
         manifest = location + MANIFEST_SUFFIX
         return await WeightFile.open(source, None, lambda: self.read_optional(folder, manifest))
 
@@ -180,7 +179,7 @@ class LocalHost:
         require_reference(device)
         from ..device.reference.model import reference_memory
 
-        model = onnx or await self.read(folder, config.decoder.filename)
+        model = onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
         return reference_memory(model, config).fit(batch_size, max_length, budget)
 
 
@@ -199,13 +198,9 @@ def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
         task.add_done_callback(begun.discard)
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Raise ModelFileError where the file of a model folder cannot be read."""
-    try:
-        yield
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
+def is_there(path: Path) -> bool:
+    """Whether the folder has an entry of that name, if only a link that leads nowhere."""
+    return os.path.lexists(path)
 
 
 def require_possible(folder: str) -> None:

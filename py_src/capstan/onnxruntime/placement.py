@@ -16,7 +16,8 @@ from ..fallback import fall_back
 from ..graph.description import needs_f16
 from ..graph.onnx_pb2 import ModelProto
 from ..host import Host
-from ..host.storage import ExternalData
+from ..host.disk_file import read_file
+from ..host.storage import MOST_GRAPH_BYTES, ExternalData
 from ..memory import PoolItem, weight_items
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
@@ -128,7 +129,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], 
         folder, on_disk = place + slash or "./", file_bytes(path)
         if on_disk is None:
             folder = await host.adopt(folder, keep)
-        model = await host.read(folder, unquote(name)) if on_disk is None else on_disk
+        model = await host.read(folder, unquote(name), MOST_GRAPH_BYTES) if on_disk is None else on_disk
     else:
         model = bytes(path_or_bytes)
     parsed = graph.parse(model, path or "the model")
@@ -154,7 +155,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], 
 
 def file_bytes(path: str) -> bytes | None:
     """A file of this interpreter's file system; None if there is none."""
-    return Path(path).read_bytes() if Path(path).is_file() else None
+    return read_file(Path(path), MOST_GRAPH_BYTES) if Path(path).is_file() else None
 
 
 def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._js import host
 from ..adapters import Adapters
-from ..device.lora_file import require_size
+from ..device.lora_file import MAX_BYTES
 from ..generation.generator import Generator
 from ..model import Model
 from .requests import ModelRequest
@@ -25,7 +25,7 @@ async def adapt(model: Model, generator: Generator, request: ModelRequest) -> No
         forget_adapters()
         kept = Adapters(model)
     if url not in kept.names:
-        data = await host.fetch_bytes(url, lambda done, total: require_size(max(done, total), url))
+        data = await host.fetch_bytes(url, MAX_BYTES)
         await kept.load_async(data, url)
     generator.set_active_adapter(kept, url)
 

@@ -1,12 +1,14 @@
 // The small files of a model folder, read whole: over the network, from what was kept of them, or from what the user picked.
 
 import { EngineError } from "../errors";
+import { ByteReader } from "./chunk";
 import { lastAnswer, noteAnswer } from "./folders";
-import { hubRefusal, inRepository, keepFile, keptFile } from "./hub";
+import { hubRefusal, inRepository, keepFile, keptFile, listed } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { askedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
+import { readWhole } from "./whole";
 
 type Progress = (done: number, total: number) => void;
 /** Hears why a server could not be reached, where what it answered the last time is taken in its place. */
@@ -14,31 +16,51 @@ type Unreached = (reason: string) => void;
 
 const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
 
-/** A whole file. */
-export async function fetchBytes(url: string, progress: Progress | null, unreached: Unreached): Promise<Uint8Array> {
+/** A whole file of at most so many bytes. */
+export async function fetchBytes(
+  url: string,
+  most: number,
+  progress: Progress | null,
+  unreached: Unreached,
+): Promise<Uint8Array> {
   const file = await pickedFile(url);
-  if (file) return new Uint8Array(await file.arrayBuffer());
+  if (file) return picked(url, file, most);
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return (await keptFile(url)) ?? whole(url, readable(url, await answered(url, unreached)), progress);
+  const kept = await keptFile(url);
+  return kept ? bytesOf(kept) : whole(url, most, readable(url, await answered(url, unreached)), progress);
 }
 
-/** A whole file, null where the server or the picked folder has none. */
-export async function fetchOptional(url: string, unreached: Unreached): Promise<Uint8Array | null> {
+/** A whole file of at most so many bytes, null where the server or the picked folder has none. */
+export async function fetchOptional(url: string, most: number, unreached: Unreached): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
-  if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
+  if (file !== undefined) return file && picked(url, file, most);
   if (inRepository(url) === false) return null;
   const kept = await keptFile(url);
-  if (kept) return kept;
+  if (kept) return bytesOf(kept);
   const response = await answered(url, unreached);
   if (isAbsent(url, response)) {
     discardBody(response);
     void noteAnswer(url, response, null);
     return null;
   }
-  if (!isPage(response)) return whole(url, readable(url, response));
-  const found = await whole(url, response);
+  if (!isPage(response)) return whole(url, most, readable(url, response));
+  const found = await whole(url, most, response);
   return PAGE_BEGINS.test(new TextDecoder().decode(found.subarray(0, 100))) ? null : found;
+}
+
+async function bytesOf(response: Response): Promise<Uint8Array> {
+  return new Uint8Array(await response.arrayBuffer());
+}
+
+/** A picked file, which a browser refuses if it was changed since. */
+async function picked(url: string, file: File, most: number): Promise<Uint8Array> {
+  try {
+    return await readWhole(url, new ByteReader(file.stream()), { most, size: file.size });
+  } catch (error) {
+    if (!(error instanceof EngineError) || error.code !== "BrokenDownloadError") throw error;
+    throw new EngineError("WeightsChangedError", `${error.message}; pick the folder again`);
+  }
 }
 
 /** A file's response: the server's, or where there is none, the one of the last time. */
@@ -94,16 +116,20 @@ function isAbsent(url: string, { status }: Response): boolean {
   return status === 404 || status === 410 || (status === 403 && inRepository(url) === null);
 }
 
-/** A response's body, kept if it is a hub's; its breaking off as an error that names the file. */
-async function whole(url: string, response: Response, progress: Progress | null = null): Promise<Uint8Array> {
-  const total = Number(response.headers.get("Content-Length") ?? 0);
-  let content: Uint8Array<ArrayBuffer>;
-  try {
-    content = await new Body(response.body!).whole(progress && ((done) => progress(done, total)));
-  } catch (error) {
-    const why = error instanceof Error ? error.message : String(error);
-    throw new EngineError("BrokenDownloadError", `${shown(url)} broke off while it was read: ${why}`);
-  }
+/** A response's body, as the hub lists it, and kept if it is a hub's. */
+async function whole(
+  url: string,
+  most: number,
+  response: Response,
+  progress: Progress | null = null,
+): Promise<Uint8Array> {
+  const announced = Number(response.headers.get("Content-Length") ?? 0);
+  const content = await readWhole(shown(url), new Body(response.body!), {
+    ...listed(url),
+    most,
+    announced: announced || null,
+    progress: progress && ((done) => progress(done, announced)),
+  });
   await keepFile(url, content);
   void noteAnswer(url, response, content);
   return content;

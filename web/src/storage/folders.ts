@@ -1,11 +1,10 @@
 // The small files of model folders on a server, kept with the weights: where the server cannot be reached, they are taken
 // to be what they were at the last load. Those of a hub's repositories never change (hub.ts).
 
+import { entry, keep, kept } from "./kept";
 import { absolute } from "./source";
 
 const KEPT = "capstan-folders";
-/** Larger files are not small: weights have a store of their own. */
-const LARGEST_KEPT = 64 << 20;
 
 const folders = new Set<string>();
 
@@ -28,28 +27,16 @@ export async function noteAnswer(
   answer: Response,
   content: Uint8Array<ArrayBuffer> | null,
 ): Promise<void> {
-  if (!isKept(url) || (content?.length ?? 0) > LARGEST_KEPT) return;
+  if (!isKept(url)) return;
   const validator = answer.headers.get("ETag") ?? answer.headers.get("Last-Modified");
-  try {
-    const cache = await caches.open(KEPT);
-    const last = await cache.match(absolute(url), { ignoreVary: true });
-    if (last && (content === null ? last.status === 404 : last.headers.get("ETag") === validator && validator)) return;
-    const headers = validator === null ? {} : { ETag: validator };
-    const kept = content === null ? new Response(null, { status: 404 }) : new Response(content, { headers });
-    await cache.put(absolute(url), kept);
-  } catch {
-    // There is no Cache API, or it is full: the next load asks the server.
-  }
+  const last = await entry(KEPT, absolute(url));
+  if (last && (content === null ? last.status === 404 : last.headers.get("ETag") === validator && validator)) return;
+  await keep(KEPT, absolute(url), content, validator === null ? {} : { ETag: validator });
 }
 
 /** The server's last answer for a file; null if it is not kept. */
 export async function lastAnswer(url: string): Promise<Response | null> {
-  if (!isKept(url)) return null;
-  try {
-    return (await (await caches.open(KEPT)).match(absolute(url), { ignoreVary: true })) ?? null;
-  } catch {
-    return null;
-  }
+  return isKept(url) ? kept(KEPT, absolute(url)) : null;
 }
 
 /** Forget what is kept of the folders that have, or are, one of these addresses (a JSON array); null is all. */

@@ -3,7 +3,9 @@
 
 import { EngineError } from "../errors";
 import type { HubRepository } from "../protocol";
+import { entry, keep as keepIn, kept as keptIn } from "./kept";
 import { Body, request, transient } from "./network";
+import { type Listed, readWhole } from "./whole";
 
 interface Opened {
   /** For messages. */
@@ -15,12 +17,6 @@ interface Opened {
   keep: boolean;
   /** The hub's description of it, and the address under which that is kept. */
   answer: { address: string; text: string };
-}
-
-/** A file as the hub lists it; null for what it does not tell. */
-interface Listed {
-  size: number | null;
-  sha256: string | null;
 }
 
 /** The fields of the hub's answer about a repository that are read here. */
@@ -35,8 +31,8 @@ const repositories = new Map<string, Opened>();
 /** The cache that they are kept in, by their addresses. */
 const KEPT = "capstan-repositories";
 const REMEDY = "check the address, the network and that the hub allows this page (CORS)";
-/** Larger files are not small: weights have a store of their own. */
-const LARGEST_KEPT = 64 << 20;
+/** The longest answer about a repository. */
+const LARGEST_ANSWER = 64 << 20;
 
 /** Repositories that are opened ahead, by their request. */
 const expected = new Map<string, Promise<string>>();
@@ -79,7 +75,7 @@ async function openNow(
   const name = `${id} at ${revision}`;
   const noted = `${hub}/${id}/revision/${encodeURIComponent(revision)}`;
   const url = `${hub}/api/models/${id}/revision/${encodeURIComponent(revision)}?blobs=true`;
-  const last = keep ? await kept(noted) : null;
+  const last = keep ? await keptIn(KEPT, noted) : null;
   const text = last ? await last.text() : await asked(url, hub, name, token);
   const { sha, siblings } = parsed(text);
   if (typeof sha !== "string" || !/^[0-9a-f]{7,64}$/.test(sha) || !Array.isArray(siblings)) {
@@ -106,10 +102,8 @@ async function asked(url: string, hub: string, name: string, token: string | nul
   const passing = transient(response, url);
   if (passing) throw passing;
   if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);
-  const text = await new Body(response.body!).whole(null).catch((error: unknown) => {
-    throw new EngineError("BrokenDownloadError", `the hub ${hub} broke off its answer for ${name}: ${String(error)}`);
-  });
-  return new TextDecoder().decode(text);
+  const told = `the answer of the hub ${hub} for ${name}`;
+  return new TextDecoder().decode(await readWhole(told, new Body(response.body!), { most: LARGEST_ANSWER }));
 }
 
 function parsed(text: string): Answer {
@@ -120,36 +114,19 @@ function parsed(text: string): Answer {
   }
 }
 
-/** A kept answer or file; null if there is none, or nothing can be kept here. */
-async function kept(address: string): Promise<Response | null> {
-  try {
-    return (await (await caches.open(KEPT)).match(address, { ignoreVary: true })) ?? null;
-  } catch {
-    return null;
-  }
-}
-
-/** Keep an answer or a file. If that fails, it is requested again the next time. */
-async function keep(address: string, content: string | Uint8Array<ArrayBuffer>): Promise<void> {
-  const size = typeof content === "string" ? new TextEncoder().encode(content).length : content.length;
-  try {
-    const response = new Response(content, { headers: { "Content-Length": String(size) } });
-    await (await caches.open(KEPT)).put(address, response);
-  } catch {
-    // There is no Cache API, or it is full.
-  }
-}
-
 /** A small file of a repository as it was kept; null for any other file. */
-export async function keptFile(url: string): Promise<Uint8Array | null> {
-  if (!repositoryOf(url)?.[0].keep) return null;
-  const found = await kept(url);
-  return found && new Uint8Array(await found.arrayBuffer());
+export async function keptFile(url: string): Promise<Response | null> {
+  return repositoryOf(url)?.[0].keep ? keptIn(KEPT, url) : null;
+}
+
+/** Whether a file is one of those that are kept. */
+export async function isKept(url: string): Promise<boolean> {
+  return !!repositoryOf(url)?.[0].keep && (await entry(KEPT, url)) !== null;
 }
 
 /** Keep a file that was read whole, if it is a small one of a repository. */
 export async function keepFile(url: string, content: Uint8Array<ArrayBuffer>): Promise<void> {
-  if (repositoryOf(url)?.[0].keep && content.length <= LARGEST_KEPT) await keep(url, content);
+  if (repositoryOf(url)?.[0].keep) await keepIn(KEPT, url, content);
 }
 
 /** Let the next load of an opened repository take the commit of this one, which has succeeded. */
@@ -159,7 +136,7 @@ export async function keepRepository(folder: string): Promise<void> {
   const { address, text } = opened.answer;
   // The commit names itself too.
   for (const name of [address, `${address.slice(0, address.lastIndexOf("/"))}/${opened.commit}`])
-    await keep(name, text);
+    await keepIn(KEPT, name, new TextEncoder().encode(text));
 }
 
 /**
@@ -215,13 +192,18 @@ export function inRepository(url: string): boolean | null {
   return found && found[0].files.has(found[1]);
 }
 
+/** Size and SHA-256 of a repository's file, as far as the hub listed them; of any other file neither. */
+export function listed(url: string): Listed {
+  const found = repositoryOf(url);
+  return found?.[0].files.get(found[1]) ?? { size: null, sha256: null };
+}
+
 /** Size and validator of a repository's file, as far as the hub listed them. */
 export function listedIdentity(url: string): { size: number | null; validator: string } | null {
   const found = repositoryOf(url);
   if (!found) return null;
-  const listed = found[0].files.get(found[1]);
-  const digest = listed?.sha256;
-  return { size: listed?.size ?? null, validator: digest ? `sha256 ${digest}` : `commit ${found[0].commit}` };
+  const { size, sha256 } = listed(url);
+  return { size, validator: sha256 ? `sha256 ${sha256}` : `commit ${found[0].commit}` };
 }
 
 /** Why a hub refuses a file of a repository; null for other files and other statuses. */

@@ -4,19 +4,13 @@
 import { here } from "../assets";
 import { EngineError } from "../errors";
 import { ByteReader, type Chunk } from "./chunk";
+import { stallTimeout } from "./whole";
 
 /** Answers after which the same request may succeed. */
 const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
 
 /** Files of models, of whatever kind, that are taken for their folder. */
 const MODEL_FILE = /\.(onnx|onnx_data\w*|data|json|gguf|safetensors)$/i;
-
-let stallMs = 30_000;
-
-/** Give a request up when no byte of it has come for so long. */
-export function setStallTimeout(seconds: number): void {
-  stallMs = seconds * 1000;
-}
 
 /** An address as messages show it. */
 export function shown(url: string): string {
@@ -41,11 +35,11 @@ function told(error: unknown, url: string): string {
  */
 async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => void): Promise<T> {
   let timer: ReturnType<typeof setTimeout> | undefined;
-  const seconds = stallMs / 1000;
+  const stallMs = stallTimeout();
   const stalled = new Promise<never>((_, reject) => {
     timer = setTimeout(() => {
       timer = setTimeout(() => {
-        reject(new EngineError("BrokenDownloadError", `${waited} for ${seconds} s (stall_timeout)`));
+        reject(new EngineError("BrokenDownloadError", `${waited} for ${stallMs / 1000} s (stall_timeout)`));
         abandon();
       }, stallMs / 2);
     }, stallMs / 2);
@@ -134,24 +128,6 @@ export class Body extends ByteReader {
 
   override next(): Promise<Uint8Array | null> {
     return this.guarded(super.next());
-  }
-
-  /** All that comes, with its progress told. */
-  async whole(progress: ((done: number) => void) | null): Promise<Uint8Array<ArrayBuffer>> {
-    const parts: Uint8Array[] = [];
-    let done = 0;
-    for (let part = await this.next(); part; part = await this.next()) {
-      parts.push(part);
-      done += part.length;
-      progress?.(done);
-    }
-    const joined = new Uint8Array(done);
-    let at = 0;
-    for (const part of parts) {
-      joined.set(part, at);
-      at += part.length;
-    }
-    return joined;
   }
 
   private async guarded<T>(read: Promise<T>): Promise<T> {

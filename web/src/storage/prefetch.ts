@@ -2,9 +2,10 @@
 // weights (weights_ahead.ts). `dropPrefetched` gives up the files that nobody takes.
 
 import type { HubRepository } from "../protocol";
-import { expectRepository, inRepository, keptFile } from "./hub";
-import { discardBody, isPage } from "./network";
+import { expectRepository, inRepository, isKept, keptFile } from "./hub";
+import { Body, discardBody, isPage } from "./network";
 import { absolute, fetched } from "./source";
+import { readWhole } from "./whole";
 
 /** Files of every model folder. */
 const FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
@@ -24,8 +25,9 @@ export async function prefetch(model: string | HubRepository, dtype: string | nu
   for (const name of FILES) void ask(folder + name);
   const config = await ask(`${folder}genai_config.json`, true);
   if (config?.ok && !isPage(config)) {
-    if (!isSmall(config)) return [];
-    const told = (await config.json()) as { model?: { decoder?: { filename?: unknown } } };
+    const text = await smallContent(config);
+    if (!text) return [];
+    const told = JSON.parse(new TextDecoder().decode(text)) as { model?: { decoder?: { filename?: unknown } } };
     const graph = told.model?.decoder?.filename;
     return typeof graph === "string" ? dataFiles(folder + graph, await ask(folder + graph, true)) : [];
   }
@@ -60,13 +62,19 @@ function isSmall(response: Response): boolean {
   return Number(response.headers.get("Content-Length")) <= LARGEST_GRAPH;
 }
 
+/** The content of a copied response; null if that is not small. */
+async function smallContent(response: Response): Promise<Uint8Array | null> {
+  if (!isSmall(response) || !response.body) return null;
+  return readWhole(response.url, new Body(response.body), { most: LARGEST_GRAPH }).catch(() => null);
+}
+
 /** An entry "location" of a tensor's external_data, with the length of its value; in the file's bytes. */
 const LOCATION = /\n\x08location\x12([\x01-\x7f])/g;
 
 /** The addresses of the data files that a graph names. */
 async function dataFiles(url: string, graph: Response | undefined): Promise<string[]> {
-  if (!graph?.ok || isPage(graph) || !isSmall(graph)) return [];
-  const bytes = new Uint8Array(await graph.arrayBuffer());
+  const bytes = graph?.ok && !isPage(graph) ? await smallContent(graph) : null;
+  if (!bytes) return [];
   // One character for each byte; the replaced ones cannot occur in a match.
   const text = new TextDecoder("latin1").decode(bytes);
   const found = new Set<string>();
@@ -88,8 +96,7 @@ async function dataFiles(url: string, graph: Response | undefined): Promise<stri
  */
 async function ask(url: string, copied = false): Promise<Response | undefined> {
   if (inRepository(url) === false) return undefined;
-  const kept = await keptFile(url);
-  if (kept) return new Response(new Uint8Array(kept), { headers: { "Content-Length": String(kept.length) } });
+  if (await isKept(url)) return copied ? ((await keptFile(url)) ?? undefined) : undefined;
   const response = fetched(url);
   ahead.set(absolute(url), response);
   // It is copied before anybody can begin to read it. Whoever reads it hears of a failure.

@@ -23,7 +23,10 @@ from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
+from ...host.disk_file import open_file, read_file
+from ...host.storage import MOST_GRAPH_BYTES
 from ...model_files.config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
+from ...model_files.json_text import MOST_BYTES
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
@@ -63,10 +66,14 @@ class ReferenceModel(HostSampledModel):
         """Without `config` it is read from the folder's genai_config.json; without `onnx`, the graph's file, so is
         that."""
         self.folder = Path(folder)
-        self.config = config or parse_genai_config(self._read("genai_config.json"))
+        self.config = config or parse_genai_config(read_file(self.folder / "genai_config.json", MOST_BYTES))
         decoder = self.config.decoder
-        data = onnx or self._read(decoder.filename)
-        self.memory, self.lora = described(graph.parse(data, decoder.filename), self.config)
+        data = onnx or read_file(self.folder / decoder.filename, MOST_GRAPH_BYTES)
+        parsed = graph.parse(data, decoder.filename)
+        for location in graph.data_ends(parsed):
+            # onnxruntime would wait for a named pipe.
+            open_file(self.folder / decoder.folder / location).close()
+        self.memory, self.lora = described(parsed, self.config)
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -79,14 +86,6 @@ class ReferenceModel(HostSampledModel):
             )
         except Exception as error:
             raise ModelFileError(f"{self.folder / decoder.filename}: onnxruntime cannot load it ({error})") from error
-
-    def _read(self, name: str) -> bytes:
-        try:
-            return (self.folder / name).read_bytes()
-        except OSError as error:
-            raise ModelFileError(
-                f"{self.folder / name}: cannot be read ({error.strerror}); check the folder"
-            ) from error
 
     def sequence(self, capacity: int | None = None) -> ReferenceSequence:
         """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""

@@ -1,0 +1,154 @@
+// The small files of models over a server that sends other bytes than it lists, or too many, or too slowly.
+
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { once } from "node:events";
+import { createServer } from "node:http";
+import { after, before, beforeEach, test } from "node:test";
+import { gzipSync } from "node:zlib";
+import { fetchBytes, fetchOptional } from "../../web/src/storage/files.ts";
+import { openRepository } from "../../web/src/storage/hub.ts";
+import { prefetch } from "../../web/src/storage/prefetch.ts";
+import { setStallTimeout } from "../../web/src/storage/whole.ts";
+
+const COMMIT = "0123456789abcdef0123456789abcdef01234567";
+const GOOD = Buffer.from('{"model": {}}');
+const MOST = 1 << 20;
+
+/** How each file is sent, by its name: `(response) => ...`. */
+let sent;
+/** The files as the hub lists them. */
+let siblings;
+/** The bytes that were written of endless bodies. */
+let written;
+let server;
+let base;
+
+before(async () => {
+  server = createServer((request, response) => {
+    if (request.url.startsWith("/api/models/")) return response.end(JSON.stringify({ sha: COMMIT, siblings }));
+    const send = sent[request.url.slice(request.url.lastIndexOf("/") + 1)];
+    if (send) return send(response);
+    response.writeHead(404).end();
+  });
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  base = `http://127.0.0.1:${server.address().port}`;
+  globalThis.location = { href: `${base}/page.html`, origin: base, protocol: "http:" };
+});
+after(() => {
+  server.closeAllConnections();
+  server.close();
+});
+beforeEach(() => {
+  sent = {};
+  siblings = [];
+  written = 0;
+  setStallTimeout(30);
+});
+
+const plain = (bytes) => (response) => response.end(bytes);
+const packed = (bytes) => (response) => response.writeHead(200, { "Content-Encoding": "gzip" }).end(bytes);
+/** Chunks until the connection is closed, with a pause after each. */
+const endless = (chunk, pause) => async (response) => {
+  response.setMaxListeners(0).write("{");
+  for (; !response.closed && written < 1 << 28; written += chunk.length) {
+    if (!response.write(chunk)) await Promise.race([once(response, "drain"), once(response, "close")]);
+    if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+};
+const ZEROS = Buffer.alloc(1 << 16);
+/** The most bytes of a body that buffers take after its reader has stopped. */
+const ENOUGH = 1 << 26;
+const BOMB = gzipSync(Buffer.alloc(200 * MOST, " "));
+
+const read = (url) => fetchBytes(url, MOST, null, assert.fail);
+const refused = (promise, said, code = "ModelFileError") =>
+  assert.rejects(promise, (error) => {
+    assert.equal(error.code, code, error.message);
+    assert.match(error.message, said);
+    return true;
+  });
+/** The folder of a repository in which `name` is listed so. */
+const listing = async (name, listed) => {
+  siblings = [{ rfilename: name, ...listed }];
+  return openRepository(`nano/${name}${JSON.stringify(listed).replace(/\W/g, "")}`, base, "main", true);
+};
+const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+
+test("a file that unpacks to more than is read is refused before all of it is unpacked", async () => {
+  sent["tokenizer.json"] = packed(BOMB);
+  for (const read of [fetchOptional, (url, most) => fetchBytes(url, most, null, assert.fail)])
+    await refused(
+      read(`${base}/m/tokenizer.json`, MOST, assert.fail),
+      /tokenizer\.json: more than 1048576 bytes, and at most/,
+    );
+});
+
+test("a body without an end is given up at the first byte too many", async () => {
+  sent["genai_config.json"] = endless(ZEROS);
+  await refused(read(`${base}/m/genai_config.json`), /genai_config\.json: more than 1048576 bytes/);
+  assert.ok(written < ENOUGH, `${written} bytes were sent`);
+});
+
+test("a file that announces more than is read is refused before its first byte", async () => {
+  sent["config.json"] = (response) => response.writeHead(200, { "Content-Length": 2 * MOST }).write(" ");
+  await refused(read(`${base}/m/config.json`), /config\.json: 2097152 bytes, and at most 1048576/);
+});
+
+test("a file of the limit's size is read", async () => {
+  sent["config.json"] = packed(gzipSync(Buffer.alloc(MOST, " ")));
+  assert.equal((await read(`${base}/m/config.json`)).length, MOST);
+});
+
+test("a listed file ends at its size, and none that is shorter is taken", async () => {
+  const folder = await listing("config.json", { size: 17842 });
+  sent["config.json"] = endless(ZEROS);
+  await refused(read(`${folder}config.json`), /config\.json: more than the 17842 bytes came that are listed; nothing/);
+  assert.ok(written < ENOUGH, `${written} bytes were sent`);
+  sent["config.json"] = plain(Buffer.alloc(17841));
+  await refused(read(`${folder}config.json`), /config\.json: 17841 bytes came, but 17842 are listed/);
+  sent["config.json"] = plain(Buffer.alloc(17842));
+  assert.equal((await read(`${folder}config.json`)).length, 17842);
+});
+
+test("a file that is listed with more than is read is not read", async () => {
+  const folder = await listing("tokenizer.json", { size: 1e12 });
+  sent["tokenizer.json"] = plain(GOOD);
+  await refused(read(`${folder}tokenizer.json`), /tokenizer\.json: 1000000000000 bytes, and at most 1048576/);
+});
+
+test("a file has the SHA-256 that is listed", async () => {
+  const folder = await listing("tokenizer.json", { size: GOOD.length, lfs: { sha256: sha256(GOOD) } });
+  const other = Buffer.from(GOOD.toString().replace("model", "medel"));
+  sent["tokenizer.json"] = plain(other);
+  const said = new RegExp(`SHA-256 ${sha256(other)}, but ${sha256(GOOD)} is listed; nothing of it is kept`);
+  await refused(fetchOptional(`${folder}tokenizer.json`, MOST, assert.fail), said);
+  sent["tokenizer.json"] = plain(GOOD);
+  assert.deepEqual(Buffer.from(await fetchOptional(`${folder}tokenizer.json`, MOST, assert.fail)), GOOD);
+});
+
+test("an answer of a hub without an end is given up", async () => {
+  const hub = createServer((request, response) => void endless(ZEROS)(response));
+  await once(hub.listen(0, "127.0.0.1"), "listening");
+  try {
+    const asked = openRepository("nano/endless", `http://127.0.0.1:${hub.address().port}`, "main", true);
+    await refused(asked, /the answer of the hub .* for nano\/endless at main: more than 67108864 bytes/);
+  } finally {
+    hub.closeAllConnections();
+    hub.close();
+  }
+});
+
+test("a small file has a deadline, however steadily its bytes come", async () => {
+  setStallTimeout(0.1);
+  sent["tokenizer.json"] = endless(Buffer.from(" "), 10);
+  const said = /tokenizer\.json: \d+ bytes came in 1 s, the longest that this file may take; .* stall_timeout/;
+  await refused(read(`${base}/m/tokenizer.json`), said);
+});
+
+test("what is fetched ahead is not swallowed either", async () => {
+  sent["genai_config.json"] = endless(ZEROS);
+  assert.deepEqual(await prefetch(`${base}/m/`, null), []);
+  assert.ok(written < ENOUGH, `${written} bytes were sent`);
+  await refused(read(`${base}/m/genai_config.json`), /genai_config\.json: more than 1048576 bytes/);
+});

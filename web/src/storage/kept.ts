@@ -1,0 +1,48 @@
+// Small files and answers in the Cache API, each with its SHA-256: bytes that are not those that were kept are none.
+
+import { Body } from "./network";
+import { hex, sha256 } from "./sha256";
+import { readWhole } from "./whole";
+
+/** Larger files are not small: weights have a store of their own. */
+export const LARGEST_KEPT = 64 << 20;
+const DIGEST = "SHA-256";
+
+/** Keep a file, or with null that there is none. If that fails, it is requested again the next time. */
+export async function keep(
+  cache: string,
+  address: string,
+  content: Uint8Array<ArrayBuffer> | null,
+  told: Record<string, string> = {},
+): Promise<void> {
+  const bytes = content ?? new Uint8Array();
+  if (bytes.length > LARGEST_KEPT) return;
+  try {
+    const headers = { ...told, "Content-Length": String(bytes.length), [DIGEST]: hex(await sha256(bytes)) };
+    const response = new Response(bytes, { status: content === null ? 404 : 200, headers });
+    await (await caches.open(cache)).put(address, response);
+  } catch {
+    // There is no Cache API, or it is full.
+  }
+}
+
+/** The entry of an address, unread; null if there is none, or nothing can be kept here. */
+export async function entry(cache: string, address: string): Promise<Response | null> {
+  try {
+    return (await (await caches.open(cache)).match(address, { ignoreVary: true })) ?? null;
+  } catch {
+    return null;
+  }
+}
+
+/** The entry of an address, with its status and headers; null also if its bytes are not those that were kept. */
+export async function kept(cache: string, address: string): Promise<Response | null> {
+  const found = await entry(cache, address);
+  const digest = found?.headers.get(DIGEST);
+  if (!found?.body || !digest) return null;
+  const { status, headers } = found;
+  const content = await readWhole(address, new Body(found.body), { most: LARGEST_KEPT, sha256: digest }).catch(
+    () => null,
+  );
+  return content && new Response(content, { status, headers });
+}

@@ -1,0 +1,113 @@
+// Reads a whole file, counted as it arrives: its decoded bytes against the most that is read of such a file and against
+// its listed size. Reading ends at the first byte too many, before anything is made of the file.
+
+import { EngineError } from "../errors";
+import type { ByteReader } from "./chunk";
+import { hex, sha256 } from "./sha256";
+
+/** A file's size and SHA-256 as somebody lists them; null for what is not listed. */
+export interface Listed {
+  size: number | null;
+  sha256: string | null;
+}
+
+export interface Limits extends Partial<Listed> {
+  /** The most bytes that are read. */
+  most: number;
+  /** The bytes that the server announces, which may be compressed ones. */
+  announced?: number | null;
+  progress?: ((done: number) => void) | null;
+}
+
+/** A file of up to PORTION bytes may take so many stall timeouts, a larger one as many for each PORTION. */
+const STALLS = 10;
+const PORTION = 64 << 20;
+
+let stallMs = 30_000;
+
+/** Give a request up when no byte of it has come for so long. */
+export function setStallTimeout(seconds: number): void {
+  stallMs = seconds * 1000;
+}
+
+export function stallTimeout(): number {
+  return stallMs;
+}
+
+/** All that a reader gives. A file that breaks its limits is a ModelFileError, a read that fails a BrokenDownloadError. */
+export async function readWhole(name: string, reader: ByteReader, limits: Limits): Promise<Uint8Array<ArrayBuffer>> {
+  try {
+    const { size = null, sha256: listed = null } = limits;
+    const content = joined(await counted(name, reader, limits));
+    const found = content.length;
+    if (size !== null && found < size) throw otherFile(name, `${found} bytes came, but ${size} are listed`);
+    const digest = listed === null ? null : hex(await sha256(content));
+    if (digest !== listed) throw otherFile(name, `${found} bytes came with SHA-256 ${digest}, but ${listed} is listed`);
+    return content;
+  } catch (error) {
+    reader.cancel();
+    throw error;
+  }
+}
+
+async function counted(name: string, reader: ByteReader, limits: Limits): Promise<Uint8Array[]> {
+  const { most, size = null, announced = null, progress = null } = limits;
+  const told = size ?? announced;
+  if (told !== null && told > most) throw tooLarge(name, `${told} bytes`, most);
+  const longest = STALLS * stallMs * Math.max(1, Math.ceil((told ?? most) / PORTION));
+  const parts: Uint8Array[] = [];
+  // A page that was frozen waited longer than it would have: no wait counts more than the stall timeout.
+  for (let done = 0, waited = 0; ;) {
+    const begun = performance.now();
+    const part = await next(name, reader);
+    waited += Math.min(performance.now() - begun, stallMs);
+    if (!part) return parts;
+    done += part.length;
+    if (size !== null && done > size) throw otherFile(name, `more than the ${size} bytes came that are listed`);
+    if (done > most) throw tooLarge(name, `more than ${most} bytes`, most);
+    if (waited > longest) throw tooSlow(name, done, longest / 1000);
+    parts.push(part);
+    progress?.(done);
+  }
+}
+
+async function next(name: string, reader: ByteReader): Promise<Uint8Array | null> {
+  try {
+    return await reader.next();
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    throw new EngineError("BrokenDownloadError", `${name} broke off while it was read: ${why}`);
+  }
+}
+
+function joined(parts: Uint8Array[]): Uint8Array<ArrayBuffer> {
+  const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    all.set(part, at);
+    at += part.length;
+  }
+  return all;
+}
+
+function otherFile(name: string, what: string): EngineError {
+  return new EngineError(
+    "ModelFileError",
+    `${name}: ${what}; nothing of it is kept: load the model again, and if it stays so take another revision`,
+  );
+}
+
+function tooLarge(name: string, what: string, most: number): EngineError {
+  return new EngineError(
+    "ModelFileError",
+    `${name}: ${what}, and at most ${most} are read of such a file; check that it is the model's own, or take a smaller model`,
+  );
+}
+
+function tooSlow(name: string, done: number, seconds: number): EngineError {
+  return new EngineError(
+    "ModelFileError",
+    `${name}: ${done} bytes came in ${seconds} s, the longest that this file may take; load the model again over a ` +
+      "faster connection, or with a longer stall_timeout, which this time grows with",
+  );
+}
