@@ -3,14 +3,17 @@ and the next one is answered."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
+from buildtools.server import SiteServer
 from tests import oracle
-from tests.harness import Harness, exec_request, generate_request
+from tests.harness import Harness, before_worker, exec_request, generate_request
 
 pytestmark = pytest.mark.own_page
 
@@ -104,6 +107,90 @@ def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> N
     assert found["behind"]["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 6), "it was not begun before"
     assert found["restarts"] == 1
     blank_page.evaluate("() => window.capstan.close()")
+
+
+FULL = """{
+const { grow } = WebAssembly.Memory.prototype;
+WebAssembly.Memory.prototype.grow = function (pages) {
+  if (globalThis.noMoreMemory) throw new RangeError("WebAssembly.Memory.grow(): Maximum memory size exceeded");
+  return grow.call(this, pages);
+};
+}
+"""
+"""In front of worker.js: heaps that are full as soon as `noMoreMemory` is set."""
+NO_MORE = "import js\njs.noMoreMemory = True\n"
+CAUGHT = """
+import capstan
+for _ in range(2):
+    try:
+        await capstan.Model.load("/models/full/", device="wasm")
+    except capstan.OutOfMemoryError as error:
+        print(error)
+"""
+LARGE_SESSION = """
+import js
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.onnxruntime import InferenceSession
+
+model = ModelProto(ir_version=8)
+model.opset_import.add(version=13)
+model.graph.name = "large"
+model.graph.node.add(op_type="Add", input=["x", "w"], output=["y"])
+for values, name in ((model.graph.input, "x"), (model.graph.output, "y")):
+    made = values.add(name=name)
+    made.type.tensor_type.elem_type = 1
+    made.type.tensor_type.shape.dim.add(dim_value=20_000_000)
+model.graph.initializer.add(name="w", dims=[20_000_000], data_type=1, raw_data=bytes(80_000_000))
+data = model.SerializeToString()
+js.noMoreMemory = True
+await InferenceSession.create(data, providers=["CPUExecutionProvider"])
+"""
+
+
+@pytest.fixture
+def full(site: SiteServer, tmp_path: Path) -> Iterator[None]:
+    """A model with a tokenizer.json of 60 MB under /models/full/."""
+    shutil.copytree(LLAMA, tmp_path / "full")
+    with (tmp_path / "full/tokenizer.json").open("ab") as file:
+        file.write(b" " * 60_000_000)
+    site.models["full"] = tmp_path / "full"
+    yield
+    del site.models["full"]
+
+
+def test_a_heap_that_is_full_ends_its_worker_and_the_next_one_answers(
+    blank_page: Page, full: None, page_errors: list[str]
+) -> None:
+    """Python's in a load and in a script that goes on, then onnxruntime-web's; what waits behind is answered."""
+    before_worker(blank_page, FULL)
+    blank_page.evaluate(START, NEVER_MS)
+    good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    ids = oracle.greedy(LLAMA, PROMPT, 6)
+    large = generate_request("full", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    found = blank_page.evaluate(ASK, [good, script(NO_MORE), large, good])
+    assert [answer.get("result", {}).get("token_ids") for answer in (found[0], found[3])] == [ids, ids], found
+    assert found[2]["error"]["type"] == "OutOfMemoryError", found[2]
+    assert found[2]["error"]["message"].startswith("Python has no memory left (MemoryError), and is not used any more")
+    assert blank_page.evaluate(
+        "() => [capstan.restarts, events.filter(({ kind }) => kind === 'restarted').length]"
+    ) == [
+        1,
+        1,
+    ]
+    found = blank_page.evaluate(ASK, [script(NO_MORE + CAUGHT), good])
+    assert [found[0], found[1]["result"]["token_ids"]] == [{"ok": True, "result": {"status": 0}}, ids]
+    printed = blank_page.evaluate(
+        "() => events.filter(({ kind }) => kind === 'stdout').map(({ text }) => text).join('')"
+    )
+    assert printed.count("Python has no memory left") == 2, "what is full stays so"
+    assert blank_page.evaluate("() => capstan.restarts") == 2
+    [lost] = blank_page.evaluate(ASK, [script(LARGE_SESSION)])
+    assert lost["code"] == "WorkerLostError", lost
+    [again] = blank_page.evaluate(ASK, [good])
+    assert again["result"]["token_ids"] == ids
+    assert blank_page.evaluate("() => capstan.restarts") == 3
+    blank_page.evaluate("() => window.capstan.close()")
+    page_errors.clear()  # of workers that ended
 
 
 AT_ONCE = """async ([endless, behind]) => {

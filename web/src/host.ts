@@ -27,6 +27,8 @@ import { WasmEngine } from "./wasm";
 export function makeHost(assets: Assets): Record<string, unknown> {
   return {
     now: () => performance.now(),
+    /** Hears why Python is not used any more; a worker of ours is replaced (worker.ts). */
+    spent: (_reason: string) => {},
     beginTrace: () => tracer.begin(),
     endTrace: () => tracer.end(),
     configure: (ortUrl: string | undefined, xgrammarUrl: string | undefined) => {

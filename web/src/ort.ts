@@ -135,10 +135,12 @@ export function onFatalError(tell: (error: unknown) => void): void {
   tellFatal = tell;
 }
 
-/** Whether WebAssembly code ended in its midst: by a trap, by abort() or without stack left. */
+/** Whether WebAssembly code ended in its midst (by a trap, by abort(), without stack left), or its heap is full. */
 function isFatal(error: unknown): boolean {
   return (
-    error instanceof WebAssembly.RuntimeError || (error instanceof RangeError && error.message.includes("call stack"))
+    error instanceof WebAssembly.RuntimeError ||
+    error instanceof RangeError ||
+    /bad_alloc|failed to allocate a buffer/.test(String(error))
   );
 }
 

@@ -203,6 +203,8 @@ export type FromWorker =
   | { tag: "alive" }
   /** Python or onnxruntime-web ended by an error after which it cannot be used. */
   | { tag: "fatal"; reason: string }
+  /** The worker has answered the request that it was at, and begins no other. */
+  | { tag: "spent"; reason: string }
   | ({ tag: "booted"; id: 0 } & Readiness)
   | { tag: "event"; id: number; event: CapstanEvent }
   /** A script waits for a line of its input. */

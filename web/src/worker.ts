@@ -49,6 +49,15 @@ let signal: Uint8Array | null = null;
 /** The request being answered; events carry its id. */
 let current = 0;
 
+/** Why no request is begun any more. */
+let spent: string | null = null;
+let answering = false;
+
+function spend(reason: string): void {
+  spent = reason;
+  if (!answering) post({ tag: "spent", reason });
+}
+
 function post(message: FromWorker): void {
   (postMessage as (message: FromWorker) => void)(message);
 }
@@ -201,6 +210,7 @@ async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, 
     readLine,
     mountFile,
     openGpu: () => openGpu(assets),
+    spent: spend,
   };
   const begun = performance.now();
   const starting = startPython(assets, host, snapshot);
@@ -244,19 +254,34 @@ async function prepared(request: Request): Promise<string> {
 }
 
 async function answer(id: number, request: Request): Promise<void> {
+  if (spent !== null) return;
   current = id;
+  answering = true;
   // A signal that came too late for the request before is not meant for this one.
   if (signal) signal[0] = 0;
-  let reply: Reply;
-  try {
-    const asked = await prepared(request);
-    reply = JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
-  } catch (error) {
-    reply = failure(error);
-  }
+  const reply = await replyOf(id, request);
+  answering = false;
+  if (!reply) return;
   post({ tag: "reply", id, reply });
+  if (spent !== null) post({ tag: "spent", reason: spent });
   if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan" && request?.kind !== "trace")
     dropAhead();
+}
+
+/** Python's reply; null if Python failed to give one, after which it is not used. */
+async function replyOf(id: number, request: Request): Promise<Reply | null> {
+  let asked: string;
+  try {
+    asked = await prepared(request);
+  } catch (error) {
+    return failure(error);
+  }
+  try {
+    return JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
+  } catch (error) {
+    died("Python", error);
+    return null;
+  }
 }
 
 function failure(error: unknown): Reply {

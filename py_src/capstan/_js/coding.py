@@ -27,7 +27,8 @@ to_json = json.JSONEncoder(default=_plain).encode
 
 def numbers(found: Any) -> array[float]:
     """The numbers of a Float64Array."""
-    return array("d", found.to_bytes())
+    with typed_errors():
+        return array("d", found.to_bytes())
 
 
 async def arriving(promise: Any) -> Sequence[float]:

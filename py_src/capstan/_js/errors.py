@@ -11,24 +11,41 @@ from pyodide.ffi import JsException
 
 from .. import errors
 from ..host.storage import BrokenDownloadError
+from .own_host import capstan_host
 
-__all__ = ["storage_errors", "typed_errors"]
+__all__ = ["require_memory", "spent", "storage_errors", "typed_errors"]
 
 ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
 """In what Chromium says of each call whose GPU process is gone."""
+
+
+FULL = re.compile(r"offset is out of bounds|allocation failed|out of memory", re.IGNORECASE)
+"""In the RangeErrors of a copy into a heap that is full."""
+LEFT_BYTES = 16 << 20
+"""A heap that is not full can allocate so many."""
+
+full: str | None = None
+"""Why this interpreter is not used any more."""
 
 
 class TypedErrors:
     """Raises an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError. Whatever fails
     since the GPU process ended is a DeviceLostError.
 
+    A failed copy into Python is an OutOfMemoryError, and ends the use of this interpreter (`spent`): every later call
+    raises the same error, since JavaScript may have written beside what Python could not allocate.
+
     A generator with `contextmanager` would tie exception and frames into a cycle: the tensors of a failed call would
     stay until the next collection.
     """
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        if full is not None:
+            raise errors.OutOfMemoryError(full)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, MemoryError) or (isinstance(error, JsException) and is_full(error)):
+            raise spent(error) from error
         if isinstance(error, JsException):
             raise typed(error) from error
 
@@ -39,6 +56,30 @@ TYPED = TypedErrors()
 def typed_errors() -> TypedErrors:
     """Turns errors of the JavaScript that is called inside into typed ones."""
     return TYPED
+
+
+def is_full(error: JsException) -> bool:
+    """Whether a JavaScript error is that of a full heap, or Python's own MemoryError that crossed JavaScript."""
+    message = str(error.message)
+    return (error.name == "RangeError" and FULL.search(message) is not None) or message.endswith("MemoryError\n")
+
+
+def spent(error: BaseException) -> errors.OutOfMemoryError:
+    """The error of an interpreter whose memory is full; its worker is replaced once the request is answered."""
+    global full
+    if full is None:
+        full = (
+            f"Python has no memory left ({type(error).__name__}), and is not used any more; ask again, of a smaller "
+            "model or after closing others: the page starts another worker, and other pages have to be loaded anew"
+        )
+        capstan_host.spent(full)
+    return errors.OutOfMemoryError(full)
+
+
+def require_memory() -> None:
+    """Raise OutOfMemoryError where Python has no memory left, after which errors say anything."""
+    with typed_errors():
+        bytearray(LEFT_BYTES)
 
 
 def typed(error: JsException) -> Exception:

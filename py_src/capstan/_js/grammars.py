@@ -46,7 +46,8 @@ class PageMatcher:
         self._js.rollBack(tokens)
 
     async def mask(self) -> bytes:
-        return bytes((await self._js.mask()).to_bytes())
+        with typed_errors():
+            return bytes((await self._js.mask()).to_bytes())
 
     def ahead(self) -> str:
         return str(self._js.ahead())

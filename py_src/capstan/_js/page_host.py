@@ -397,8 +397,8 @@ class JsWasmSequence:
             return array("f", (await self._js.step(ids, mask, past, kept)).to_bytes())
 
     def carried(self, name: str) -> bytes:
-        found: bytes = self._js.carried(name).to_bytes()
-        return found
+        with typed_errors():
+            return bytes(self._js.carried(name).to_bytes())
 
     def keep_states(self, slot: int) -> None:
         self._js.keepStates(slot)

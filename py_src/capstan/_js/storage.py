@@ -123,7 +123,8 @@ class JsMemory(JsSink):
     """capstan.host.storage.MemorySink over web/src/storage/memory.ts."""
 
     def to_bytes(self) -> bytes:
-        return bytes(self.js.bytes.to_bytes())
+        with typed_errors():
+            return bytes(self.js.bytes.to_bytes())
 
 
 class JsSource:

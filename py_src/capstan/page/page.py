@@ -21,8 +21,9 @@ from typing import Any
 from pyodide.code import eval_code_async
 
 from .._js import host
+from .._js.errors import require_memory, spent
 from .._js.files import mount
-from ..errors import ConfigError, OptionError, PromptError
+from ..errors import ConfigError, OptionError, OutOfMemoryError, PromptError
 from ..generation.conversation import Conversation, History
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
@@ -102,7 +103,7 @@ async def handle(text: str, number: int) -> str:
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
     except Exception as error:
-        reply = failure(type(error).__name__, str(error), error)
+        reply = failure_of(error)
     finally:
         running = None
         stopped.discard(number)
@@ -140,6 +141,17 @@ def cancel(number: int) -> None:
         stopped.add(number)
     elif number == answering and running is not None:
         running.cancel()
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """The reply for an error; where memory is full, that is the reason, whatever the error says."""
+    try:
+        if isinstance(error, MemoryError):
+            raise spent(error) from error
+        require_memory()
+    except OutOfMemoryError as full:
+        error = full
+    return failure(type(error).__name__, str(error), error)
 
 
 def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
@@ -503,6 +515,8 @@ async def execute(request: ExecRequest) -> dict[str, int]:
     except Exception as error:
         traceback.print_exception(error)
         status = 1
+        if isinstance(error, MemoryError):
+            spent(error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
