@@ -192,13 +192,14 @@ class WeightFile:
             found = await self.source.load(plan, self._file, sink, told, hashed)
             if found.at > at:
                 at, broken, wrong = found.at, 0, 0
-            for shard, digest in found.kept:
-                self._have[shard] = digest
-                self._suspect.discard(shard)
             for shard in found.unsound:
                 del self._have[shard]
                 if self._record is not None:
                     self._suspect.add(shard)
+            # An unsound one may have been fetched again since.
+            for shard, digest in found.kept:
+                self._have[shard] = digest
+                self._suspect.discard(shard)
             if found.problem is None:
                 if until == end:
                     return at
