@@ -6,6 +6,7 @@ import atexit
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from buildtools import ROOT
@@ -13,8 +14,9 @@ from buildtools import ROOT
 __all__ = ["started"]
 
 
-def started(entry: Path, *flags: str) -> subprocess.Popen[str]:
-    """Node with a module and all that it imports, bundled by esbuild with these flags; it ends with this process."""
+def started(entry: Path, *flags: str, arguments: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Node with a module and all that it imports, bundled by esbuild with these flags; it ends with this process. The
+    program gets `arguments`."""
     folder = tempfile.TemporaryDirectory()
     bundle = Path(folder.name) / f"{entry.stem}.mjs"
     options = ["--bundle", "--platform=node", "--format=esm", *flags, f"--outfile={bundle}"]
@@ -22,7 +24,9 @@ def started(entry: Path, *flags: str) -> subprocess.Popen[str]:
     subprocess.run([esbuild, str(entry), *options], check=True, capture_output=True, cwd=ROOT)
     node = shutil.which("node")
     assert node
-    process = subprocess.Popen([node, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [node, str(bundle), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
     def end() -> None:
         assert process.stdin

@@ -14,6 +14,8 @@ from capstan.weights.manifest import Manifest
 from tests.repository_layout import CONFIG
 
 from . import downloads
+from .folders import folders
+from .options import attack_options
 from .page import attack_page
 from .report import Failure, Outcome, attack
 from .serving import attack_server
@@ -56,11 +58,12 @@ def attack_here(count: int, seed: int) -> list[Outcome]:
     kinds = [
         *targets(model_files()),
         Target("downloads", downloads.good, downloads.script, downloads.run),
+        folders,
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [asyncio.run(attack_target(target, count, seed)) for target in kinds]
-    return [*found, attack_server(count, seed, corpus("requests"))]
+    return [*found, attack_server(count, seed, corpus("requests")), attack_options(10 * count, seed)]
 
 
 async def attack_target(target: Target, count: int, seed: int) -> Outcome:

@@ -3,15 +3,7 @@
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
 import { asCapstanError, CapstanError, refused } from "./errors";
-import {
-  chatRequest,
-  completeRequest,
-  loadRequest,
-  modelFolder,
-  type ModelOptions,
-  modelOptionNames,
-  requireKnown,
-} from "./options";
+import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, type ModelOptions } from "./options";
 import type { ChatOptions, RunOptions } from "./options";
 import type {
   CapstanEvent,
@@ -25,6 +17,7 @@ import type {
   Request,
   Trace,
 } from "./protocol";
+import { type OptionTypes, reading, readOptions } from "./page_request";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
 
@@ -108,17 +101,11 @@ export interface Stats {
   lastRun: RunResult | null;
 }
 
-const LOAD_OPTIONS = [
-  ...modelOptionNames,
-  "onProgress",
-  "onEvent",
-  "signal",
-  "assetsUrl",
-  "snapshot",
-  "cancelDeadline",
-  "verifyAfter",
-  "trace",
-];
+const LOAD_TYPES: OptionTypes = {
+  ...MODEL_TYPES,
+  ...{ onProgress: "function", onEvent: "function", signal: "signal", assetsUrl: "string", snapshot: "boolean" },
+  ...{ cancelDeadline: "number", verifyAfter: "number", trace: "boolean" },
+};
 
 /** See Capstan.chat. */
 export interface Chat {
@@ -158,11 +145,11 @@ export class Capstan {
    * Load a model: the URL of a folder, a hub's id with `hub`, or what the user picked. Rejects with a CapstanError, whose
    * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
    */
-  static async load(model: ModelFolder, options: LoadOptions = {}): Promise<Capstan> {
-    requireKnown(options, LOAD_OPTIONS);
+  static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
+    const options = readOptions("the options", given, LOAD_TYPES);
     const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline, verifyAfter, trace } = options;
     signal?.throwIfAborted();
-    const folder = modelFolder(model, options, pageAddress());
+    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
     // Who thinks better of it at once, as React's StrictMode does, has started no worker.
     await Promise.resolve();
     signal?.throwIfAborted();
@@ -223,7 +210,11 @@ export class Capstan {
     const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run =>
       this.run({ ...chatRequest(this.folder, this.options, asked, given), session }, given);
     const end = async (session: string): Promise<void> => void (await this.inTurn({ kind: "end_session", session }));
-    return new Session(answer, end, messages);
+    return new Session(
+      answer,
+      end,
+      reading("messages", () => [...messages]),
+    );
   }
 
   /** Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. */
@@ -233,7 +224,7 @@ export class Capstan {
       kind: "exec",
       source: code,
       filename: "script.py",
-      argv: ["script.py", ...argv],
+      argv: reading("argv", () => ["script.py", ...argv]),
       models: { model: this.folder },
       files: {},
     };

@@ -2,8 +2,9 @@
 
 import { defaultAssets } from "capstan-assets";
 import { type Assets, assetUrl, loadFailure, startWorker } from "./assets";
-import { CapstanError, EngineError } from "./errors";
+import { asCapstanError, CapstanError, EngineError } from "./errors";
 import { awaitEnd, lifeName } from "./life";
+import { crossing, type OptionTypes, reading, readOptions } from "./page_request";
 import type {
   CapstanEvent,
   Expected,
@@ -88,9 +89,23 @@ export interface StartOptions {
   signal?: AbortSignal;
 }
 
-/** A folder's address as the worker knows it. */
-function addressOf(model: string | HubRepository): string | HubRepository {
-  return typeof model === "string" ? new URL(model.replace(/\/?$/, "/"), location.href).href : model;
+const START_TYPES: OptionTypes = {
+  ...{ base: "string", snapshot: "boolean", expected: "object", cancelDeadline: "number", verifyAfter: "number" },
+  ...{ trace: "boolean", onEvent: "function", onInput: "function", signal: "signal" },
+};
+
+const EXPECTED_TYPES: OptionTypes = { model: "any", dtype: "string", device: "string" };
+const REPOSITORY_TYPES: OptionTypes = { repository: "string", hub: "string", revision: "string", token: "string" };
+
+/** The model of the first request as the worker knows it. */
+function expectedModel(given: NonNullable<StartOptions["expected"]>): Expected {
+  const { model, dtype = null, device = "auto" } = readOptions("expected", given, EXPECTED_TYPES);
+  if (typeof model === "string")
+    return reading("the expected model", () => {
+      return { model: new URL(model.replace(/\/?$/, "/"), location.href).href, dtype, device };
+    });
+  const { repository, hub, revision = null, token = null } = readOptions("expected.model", model, REPOSITORY_TYPES);
+  return { model: { repository, hub, revision, token }, dtype, device };
 }
 
 interface Pending {
@@ -141,7 +156,8 @@ export class Client {
   }
 
   /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
-  static async start(options: StartOptions = {}): Promise<Client> {
+  static async start(given: StartOptions = {}): Promise<Client> {
+    const options = readOptions("the options", given, START_TYPES);
     const { signal } = options;
     signal?.throwIfAborted();
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
@@ -153,9 +169,7 @@ export class Client {
     if (!(verifyAfter >= 0))
       throw new EngineError("OptionError", `verifyAfter is ${verifyAfter}; it must be milliseconds from 0`);
     const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, trace, onEvent, onInput);
-    const expected = wanted
-      ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
-      : null;
+    const expected = wanted ? expectedModel(wanted) : null;
     const stop = (): void => client.fail(signal!.reason as Error);
     signal?.addEventListener("abort", stop, { once: true });
     try {
@@ -167,11 +181,18 @@ export class Client {
   }
 
   /** Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. */
-  request(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
+  request(given: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
-    if (request.kind === "trace") this.tracing = request.action === "start";
-    const stops = request.kind === "cancel" ? this.running() : null;
+    let request: Request;
+    try {
+      request = crossing(given);
+    } catch (error) {
+      const { code, message } = asCapstanError(error);
+      return Promise.resolve({ ok: false, error: { type: code, message, traceback: "" } });
+    }
+    if (request?.kind === "trace") this.tracing = request.action === "start";
+    const stops = request?.kind === "cancel" ? this.running() : null;
     const reply = new Promise<Reply>((resolve, reject) =>
       this.pending.set(id, { request, stops, onEvent, resolve, reject }),
     );

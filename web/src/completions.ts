@@ -1,7 +1,8 @@
 // `llm.chat.completions.create`: a chat with the parameters and the results of OpenAI's chat completions.
 
 import { refused } from "./errors";
-import { type ChatOptions, requireKnown } from "./options";
+import type { ChatOptions } from "./options";
+import { type OptionTypes, reading, readOptions, shown } from "./page_request";
 import type { Message } from "./protocol";
 import type { Run, RunResult } from "./run";
 import { schemaOfCalls, type ToolCall, ToolCalls, type ToolSource } from "./tool_calls";
@@ -98,20 +99,19 @@ export interface CompletionOptions {
   signal?: AbortSignal;
 }
 
-const PARAMETERS = [
-  ...["messages", "model", "stream", "stream_options", "temperature", "top_p", "top_k", "seed", "stop"],
-  ...[
-    "max_tokens",
-    "max_completion_tokens",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "n",
-    "tools",
-    "tool_choice",
-  ],
-  "response_format",
-];
+const PARAMETER_TYPES: OptionTypes = {
+  ...{
+    messages: "any",
+    model: "string",
+    stream: "boolean",
+    stream_options: "object",
+    temperature: "any",
+    top_p: "any",
+  },
+  ...{ top_k: "any", seed: "any", stop: "any", max_tokens: "any", max_completion_tokens: "any" },
+  ...{ frequency_penalty: "any", presence_penalty: "any", logit_bias: "object", n: "any", tools: "any" },
+  ...{ tool_choice: "any", response_format: "object" },
+};
 
 type Chat = (messages: readonly Message[], options: ChatOptions) => Run;
 
@@ -120,20 +120,30 @@ export class Completions {
 
   create(params: CompletionParams & { stream: true }, options?: CompletionOptions): Promise<CompletionStream>;
   create(params: CompletionParams & { stream?: false | null }, options?: CompletionOptions): Promise<Completion>;
-  async create(params: CompletionParams, { signal }: CompletionOptions = {}): Promise<Completion | CompletionStream> {
-    requireKnown(params, PARAMETERS);
+  async create(asked: CompletionParams, given: CompletionOptions = {}): Promise<Completion | CompletionStream> {
+    const params = readOptions("the parameters", asked, PARAMETER_TYPES);
+    const { signal } = readOptions("the options", given, { signal: "signal" });
     const controller = new AbortController();
     if (signal?.aborted) controller.abort();
     signal?.addEventListener("abort", () => controller.abort(), { once: true });
-    const source = toolSource(params);
-    const run = this.chat(params.messages.map(message), chatOptions(params, source, controller.signal));
+    const { source, messages, options, usage } = reading("the parameters", () => {
+      for (const name of ["messages", "tools"] as const)
+        if (!Array.isArray(params[name] ?? [])) throw refused(`${name} is ${shown(params[name])}; it must be a list`);
+      const found = toolSource(params);
+      return {
+        source: found,
+        messages: (params.messages ?? []).map(message),
+        options: chatOptions(params, found, controller.signal),
+        usage: params.stream_options?.include_usage === true,
+      };
+    });
+    const run = this.chat(messages, options);
     const head = {
       id: `chatcmpl-${crypto.randomUUID()}`,
       created: Math.floor(Date.now() / 1000),
       model: params.model ?? "",
     };
     if (!params.stream) return completion(head, await run.result, source);
-    const usage = params.stream_options?.include_usage === true;
     return { controller, [Symbol.asyncIterator]: () => chunks(head, run, source, usage) };
   }
 }

@@ -51,14 +51,27 @@ export class CapstanError extends Error {
   }
 }
 
+/** The longest message of a refusal, which may show what a page gave. */
+const MOST_CHARACTERS = 1500;
+
 /** The error for a call whose options are invalid. */
 export function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
+  const line = message.replace(/\s*[\r\n\u2028\u2029]\s*/g, " ");
+  return new CapstanError({ type: "OptionError", message: line.slice(0, MOST_CHARACTERS) });
+}
+
+/** The text of anything that was thrown, even if it has none. */
+export function told(thrown: unknown): string {
+  try {
+    return (thrown instanceof Error ? `${thrown.name}: ${thrown.message}` : String(thrown)).slice(0, 200);
+  } catch {
+    return "an error without a text";
+  }
 }
 
 /** Anything thrown, as a CapstanError. */
 export function asCapstanError(error: unknown, requestId: number | null = null): CapstanError {
   if (error instanceof CapstanError) return error;
   const type = error instanceof EngineError ? error.code : error instanceof Error ? error.name : "Error";
-  return new CapstanError({ type, message: error instanceof Error ? error.message : String(error) }, requestId);
+  return new CapstanError({ type, message: error instanceof Error ? error.message : told(error) }, requestId);
 }

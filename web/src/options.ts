@@ -1,6 +1,7 @@
 // Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
 
 import { refused } from "./errors";
+import { type OptionTypes, pickedFolder, reading, readOptions, shown } from "./page_request";
 import type {
   ChatRequest,
   GenerateRequest,
@@ -88,29 +89,18 @@ const SEARCH = {
 } as const;
 const DRAWING = ["topK", "topP", "minP"] as const;
 const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
-const RUN_NAMES = [
-  ...["signal", "temperature", "stop", "maxTokens", "maxLength", "logitsProcessor", "search"],
-  ...[...Object.keys(SEARCH), ...Object.keys(GRAMMARS)],
-];
-const MODEL_OPTIONS = [
-  "hub",
-  "revision",
-  "token",
-  "dtype",
-  "device",
-  "capture",
-  "runAhead",
-  "recoveries",
-  "prefixCache",
-  "disableFileMappedWeights",
-];
+/** The types of RunOptions; Python checks those of the search. */
+const RUN_TYPES: OptionTypes = {
+  ...{ signal: "signal", temperature: "any", stop: "any", maxTokens: "any", maxLength: "any" },
+  ...{ logitsProcessor: "any", search: "object" },
+  ...Object.fromEntries([...Object.keys(SEARCH), ...Object.keys(GRAMMARS)].map((name) => [name, "any" as const])),
+};
+/** The types of ModelOptions. */
+export const MODEL_TYPES: OptionTypes = {
+  ...{ hub: "string", revision: "string", token: "string", dtype: "string", device: "string", capture: "string" },
+  ...{ runAhead: "number", recoveries: "number", prefixCache: "number", disableFileMappedWeights: "boolean" },
+};
 const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
-
-/** A value of any kind as a message has it, at most a line of it. */
-function shown(value: unknown): string {
-  const text = typeof value === "string" || Array.isArray(value) ? JSON.stringify(value) : String(value);
-  return text.length > 80 ? `${text.slice(0, 80)}...` : text;
-}
 
 /** Throw OptionError for a number that JSON cannot hold: it would come to the worker as null. */
 function requireFinite(options: object): void {
@@ -118,22 +108,17 @@ function requireFinite(options: object): void {
     if (typeof value === "number" && !Number.isFinite(value)) throw refused(`${name} is ${value}; it must be finite`);
 }
 
-/** Throw OptionError for a name that is none of `known`: an option that is misspelt must not be left out silently. */
-export function requireKnown(options: object, known: readonly string[]): void {
-  const unknown = Object.keys(options).filter((name) => !known.includes(name));
-  if (unknown.length) throw refused(`${unknown.join(", ")}: no such option; there are ${known.join(", ")}`);
-}
-
-/** The names of ModelOptions. */
-export const modelOptionNames: readonly string[] = MODEL_OPTIONS;
-
 /** A model as the worker knows it: a hub's repository if a hub is given, else a folder's absolute address. */
 export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
   if (!model || !["string", "object"].includes(typeof model))
     throw refused(`the model is ${shown(model)}; it must be the address of a folder, or files that were picked`);
   // A load has others, which may be infinite.
-  requireFinite(Object.fromEntries(Object.entries(options).filter(([name]) => MODEL_OPTIONS.includes(name))));
-  if (typeof model !== "string") return model;
+  requireFinite(Object.fromEntries(Object.entries(options).filter(([name]) => name in MODEL_TYPES)));
+  if (typeof model !== "string") {
+    const picked = pickedFolder(model);
+    if (typeof picked === "object" && picked !== null) return picked as ModelFolder;
+    throw refused(`the model is ${shown(picked)}; it must be the address of a folder, or files that were picked`);
+  }
   if (options.hub !== undefined) {
     if (!REPOSITORY.test(model))
       throw refused(`the model is ${JSON.stringify(model)}; a hub's repository is named OWNER/NAME`);
@@ -221,18 +206,20 @@ export function chatRequest(
   model: ModelFolder,
   options: ModelOptions,
   messages: readonly Message[],
-  run: ChatOptions,
+  given: ChatOptions,
 ): ChatRequest {
-  requireKnown(run, [...RUN_NAMES, "tools"]);
-  if (!Array.isArray(messages))
-    throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
-  return {
-    kind: "chat",
-    ...shared(model, options, run),
-    messages: [...messages],
-    max_length: run.maxLength ?? null,
-    tools: run.tools?.length ? [...run.tools] : null,
-  };
+  const run = readOptions("the options", given, { ...RUN_TYPES, tools: "object" });
+  return reading("messages and options", () => {
+    if (!Array.isArray(messages))
+      throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
+    return {
+      kind: "chat",
+      ...shared(model, options, run),
+      messages: [...(messages as Message[])],
+      max_length: run.maxLength ?? null,
+      tools: run.tools?.length ? [...run.tools] : null,
+    };
+  });
 }
 
 /** The request that completes a text, or goes on from token ids. */
@@ -240,13 +227,16 @@ export function completeRequest(
   model: ModelFolder,
   options: ModelOptions,
   prompt: string | readonly number[],
-  run: RunOptions,
+  given: RunOptions,
 ): GenerateRequest {
-  requireKnown(run, RUN_NAMES);
-  const request = shared(model, options, run);
-  if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
-  const text = typeof prompt === "string";
-  if (!text && !Array.isArray(prompt) && !ArrayBuffer.isView(prompt))
-    throw refused(`the prompt is ${shown(prompt)}; it must be a text or a list of token ids`);
-  return { kind: "generate", ...request, prompt: text ? prompt : null, prompt_ids: text ? null : [...prompt] };
+  const run = readOptions("the options", given, RUN_TYPES);
+  return reading("prompt and options", () => {
+    const request = shared(model, options, run);
+    if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
+    const text = typeof prompt === "string";
+    if (!text && !Array.isArray(prompt) && !ArrayBuffer.isView(prompt))
+      throw refused(`the prompt is ${shown(prompt)}; it must be a text or a list of token ids`);
+    const ids = text ? null : [...(prompt as number[])];
+    return { kind: "generate", ...request, prompt: text ? prompt : null, prompt_ids: ids };
+  });
 }

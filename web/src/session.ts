@@ -1,7 +1,8 @@
 // A conversation of its own: its messages, and what was computed for them, are kept from turn to turn.
 
-import { CapstanError } from "./errors";
+import { refused } from "./errors";
 import type { ChatOptions } from "./options";
+import { shown } from "./page_request";
 import type { Message } from "./protocol";
 import type { Run } from "./run";
 
@@ -110,10 +111,6 @@ export class Session {
 
   private requirePlace(place: number, last: number): void {
     if (!Number.isInteger(place) || place < 0 || place > last)
-      throw refused(`${place} is no place among ${this.kept.length} messages; it must be from 0 to ${last}`);
+      throw refused(`${shown(place)} is no place among ${this.kept.length} messages; it must be from 0 to ${last}`);
   }
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
 }

@@ -1,0 +1,55 @@
+"""Attacks on the JavaScript API (options_page.mjs): arguments of every type, getters that throw, prototypes, cycles.
+Each call ends in a result or an OptionError, and every request that was sent is checked like in a worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from capstan.errors import CapstanError
+from capstan.page.read_request import read_request
+from tests.node import started
+
+from .report import Outcome, fault_of
+
+__all__ = ["attack_options"]
+
+PAGE = Path(__file__).parent / "options_page.mjs"
+SECONDS = 600
+
+
+def attack_options(count: int, seed: int) -> Outcome:
+    """So many calls; the case of a failure names the call and what was replaced in its arguments."""
+    outcome = Outcome("options")
+    process = started(PAGE, arguments=[str(seed), str(count)])
+    try:
+        printed, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed, _ = process.communicate()
+    lines = [json.loads(line) for line in printed.split("\n") if line]
+    for line in lines:
+        why = line["outcome"] if line["outcome"] not in ("taken", "refused") else fault_of_requests(line["requests"])
+        if why is not None:
+            outcome.fail(json.dumps(line).encode(), f"{line['call']}: {why}")
+        elif line["outcome"] == "taken":
+            outcome.taken += 1
+        else:
+            outcome.refused += 1
+    if process.returncode or len(lines) < count:
+        outcome.fail(b"", f"Node ended with {process.returncode} after {len(lines)} of {count} calls")
+    return outcome
+
+
+def fault_of_requests(requests: list[str]) -> str | None:
+    """Why a sent request is answered with something else than an error of ours; None if it is not."""
+    for request in requests:
+        try:
+            read_request(request)
+        except CapstanError as error:
+            if (why := fault_of(str(error))) is not None:
+                return why
+        except Exception as error:
+            return f"{type(error).__name__}: {error} for {request[:200]}"
+    return None

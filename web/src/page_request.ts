@@ -1,0 +1,83 @@
+// A page's arguments and requests, which may be anything: whatever fails while they are read is an OptionError.
+
+import { CapstanError, refused, told } from "./errors";
+import type { Request } from "./protocol";
+
+/** Read a page's arguments by `read`; whatever it throws is their fault. */
+export function reading<T>(what: string, read: () => T): T {
+  try {
+    return read();
+  } catch (error) {
+    if (error instanceof CapstanError) throw error;
+    throw refused(`${what} cannot be read (${told(error)}); give plain values, lists and objects`);
+  }
+}
+
+/** A request as it crosses to the worker: its JSON, and picked folders unchanged. Throws OptionError. */
+export function crossing(request: Request): Request {
+  return reading("the request", () => {
+    if (typeof request !== "object" || request === null) throw refused("a request is an object with a kind");
+    const folders: { model?: unknown; models?: Record<string, unknown> } = {};
+    const { model, models, ...rest } = request as Partial<Request> & typeof folders;
+    if ("model" in request) folders.model = pickedFolder(model);
+    if (models !== undefined)
+      folders.models = Object.fromEntries(Object.entries(models ?? {}).map(([name, one]) => [name, pickedFolder(one)]));
+    return { ...copied(rest), ...folders } as Request;
+  });
+}
+
+/** A value's JSON as a value; a worker may not get others. */
+function copied<T>(value: T): T {
+  return JSON.parse(JSON.stringify(value) ?? "null") as T;
+}
+
+/** A folder that was picked, as it is; of anything else its JSON. */
+export function pickedFolder(model: unknown): unknown {
+  const handle = globalThis.FileSystemDirectoryHandle as typeof FileSystemDirectoryHandle | undefined;
+  if (handle && model instanceof handle) return model;
+  if (Array.isArray(model) && model.every((file) => file instanceof File)) return [...(model as File[])];
+  return copied(model);
+}
+
+/** The type of each option, as `typeof` says it; "any" is checked where it is used. */
+export type OptionTypes = Record<string, "string" | "number" | "boolean" | "function" | "object" | "signal" | "any">;
+
+/**
+ * A page's options, each read once; one that is null or undefined is left out. Throws OptionError for a name that is none of
+ * theirs, which must not be left out silently, and for another type.
+ */
+export function readOptions<T extends object>(what: string, given: T, types: OptionTypes): T {
+  if (typeof given !== "object" || given === null) throw refused(`${what} must be an object, not ${typeof given}`);
+  return reading(what, () => {
+    const known = Object.keys(types);
+    const unknown = Object.keys(given).filter((name) => !known.includes(name));
+    if (unknown.length) throw refused(`${unknown.join(", ")}: no such option; there are ${known.join(", ")}`);
+    const found: Record<string, unknown> = {};
+    for (const [name, type] of Object.entries(types)) {
+      const value: unknown = given[name as keyof T];
+      if (value === undefined || value === null) continue;
+      if (type === "signal") requireSignal(value);
+      else if (type !== "any" && typeof value !== type)
+        throw refused(`${name} is ${shown(value)}; it must be a ${type}`);
+      found[name] = value;
+    }
+    return found as T;
+  });
+}
+
+/** A value of any kind as a message has it, at most a line of it. */
+export function shown(value: unknown): string {
+  try {
+    const text = typeof value === "string" || Array.isArray(value) ? JSON.stringify(value) : String(value);
+    return text.length > 80 ? `${text.slice(0, 80)}...` : text;
+  } catch {
+    return `of type ${typeof value}`;
+  }
+}
+
+/** Throw OptionError unless a signal is one, of whatever window. */
+function requireSignal(signal: unknown): void {
+  const { aborted, addEventListener } = signal as Partial<AbortSignal>;
+  if (typeof aborted !== "boolean" || typeof addEventListener !== "function")
+    throw refused("signal is no AbortSignal; give that of an AbortController, or leave it out");
+}
