@@ -1,5 +1,5 @@
 """Attacks on a page: the classes of targets.py in Pyodide, whose stack and limits are others, requests that are not in
-the protocol, and broken model folders; after each the page works."""
+the protocol, broken model folders, disturbed page loads and changed storage; after each the page works."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tests.harness import Harness, generate_request
 
 from .mutations import mutated_bytes, mutated_graph, mutated_json
 from .report import Outcome, fault_of
+from .stored import attack_stored
+from .visits import attack_visits
 
 __all__ = ["attack_folders", "attack_in_python", "attack_page", "attack_requests"]
 
@@ -81,6 +83,8 @@ def attack_page(count: int, seed: int, files: Mapping[str, bytes]) -> list[Outco
                 *attack_in_python(harness, count, seed, files, {}),
                 attack_requests(harness, folders, count, seed),
                 attack_folders(harness, folders, count, seed),
+                attack_visits(browser, site.root, count, seed),
+                attack_stored(browser, site.root, count, seed),
             ]
         finally:
             browser.close()

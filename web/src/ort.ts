@@ -154,6 +154,35 @@ async function watched<T>(answer: Promise<T>): Promise<T> {
   }
 }
 
+/**
+ * The result of `create`, and an error if a thread of onnxruntime-web does not start: it would wait for that one for ever.
+ */
+async function withThreads<T>(create: () => Promise<T>): Promise<T> {
+  const Plain = globalThis.Worker as typeof Worker | undefined;
+  if (!Plain) return create();
+  let fail = (_error: Error): void => {};
+  const failed = new Promise<never>((_, reject) => (fail = reject));
+  failed.catch(() => undefined);
+  globalThis.Worker = class extends Plain {
+    constructor(url: string | URL, options?: WorkerOptions) {
+      super(url, options);
+      this.addEventListener("error", ({ message }) => {
+        const why = message ? Promise.resolve(message) : loadFailure(String(url));
+        void why.then((told) => {
+          const error = new EngineError("DeviceUnavailableError", `a thread of onnxruntime-web did not start: ${told}`);
+          tellFatal(error);
+          fail(error);
+        });
+      });
+    }
+  };
+  try {
+    return await Promise.race([create(), failed]);
+  } finally {
+    globalThis.Worker = Plain;
+  }
+}
+
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
 export type Placement =
   { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";
@@ -201,7 +230,7 @@ export async function createSession(
   };
   count(1);
   try {
-    const session = await watched(ort.InferenceSession.create(model, options));
+    const session = await watched(withThreads(() => ort.InferenceSession.create(model, options)));
     const run = session.run.bind(session) as (...given: unknown[]) => Promise<Ort.InferenceSession.ReturnType>;
     session.run = (...given: unknown[]) => watched(run(...given));
     const release = session.release.bind(session);
@@ -212,6 +241,7 @@ export async function createSession(
     return session;
   } catch (error) {
     count(-1);
+    if (error instanceof EngineError) throw error;
     const missing = await missingRuntime(ort, error);
     if (missing) throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not start: ${missing}`);
     const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";

@@ -61,7 +61,8 @@ export async function startPython(assets: Assets, host: object, snapshot: boolea
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
-      return [index.folder + name.slice(name.lastIndexOf("/") + 1), new Uint8Array(await response.arrayBuffer())];
+      const wheel = wholeZip(response.url, new Uint8Array(await response.arrayBuffer()));
+      return [index.folder + name.slice(name.lastIndexOf("/") + 1), wheel];
     }),
   );
   const vendored = Object.fromEntries(
@@ -96,20 +97,49 @@ async function moduleMaker(assets: Assets): Promise<MakeModule> {
 
 async function load(assets: Assets, make: MakeModule, options: SnapshotOptions): Promise<PyodideInterface> {
   const { loadPyodide } = (await import(assetUrl(assets, "pyodide/pyodide.mjs"))) as typeof import("pyodide");
-  const loading = loadPyodide({
-    indexURL: pyodideIndex(assets),
-    stdLibURL: assetUrl(assets, "pyodide/python_stdlib.zip"),
-    lockFileURL: assetUrl(assets, "pyodide/pyodide-lock.json"),
-    ...({ createPyodideModule: make, ...options } as object),
-  });
-  return Promise.race([loading, missing(assetUrl(assets, `pyodide/${WASM}`))]);
+  const stdLibURL = assetUrl(assets, "pyodide/python_stdlib.zip");
+  const watch = watchWasm(assetUrl(assets, `pyodide/${WASM}`));
+  try {
+    const loading = loadPyodide({
+      indexURL: pyodideIndex(assets),
+      stdLibURL,
+      lockFileURL: assetUrl(assets, "pyodide/pyodide-lock.json"),
+      ...({ createPyodideModule: make, ...options } as object),
+    });
+    const pyodide = await Promise.race([loading, watch.failed]);
+    // Pyodide goes on without it, and tells the console alone.
+    const { FS } = pyodide;
+    const name = (FS.readdir("/lib") as string[]).find((entry) => /^python\d+\.zip$/.test(entry));
+    wholeZip(stdLibURL, name ? (FS.readFile(`/lib/${name}`) as Uint8Array) : new Uint8Array());
+    return pyodide;
+  } finally {
+    watch.stop();
+  }
 }
 
-/** Rejects if the server has no such file, for which Pyodide would wait for ever; else it never settles. */
-async function missing(url: string): Promise<never> {
-  const response = await fetch(url, { method: "HEAD" }).catch(() => null);
-  if (response && !response.ok) throw new Error(`${url} cannot be loaded (HTTP ${response.status})`);
-  return new Promise<never>(() => undefined);
+/** The bytes of a zip archive; throws if its end, the list of its files, is not there. */
+function wholeZip<T extends Uint8Array>(url: string, bytes: T): T {
+  const end = String.fromCharCode(...bytes.subarray(-22, -18));
+  if (end !== "PK\x05\x06") throw new Error(`${url} did not come whole (${bytes.length} bytes)`);
+  return bytes;
+}
+
+/** `failed` rejects if Pyodide's WebAssembly cannot be compiled: Pyodide tells the console alone, and waits for ever. */
+function watchWasm(url: string): { failed: Promise<never>; stop: () => void } {
+  const plain = WebAssembly.instantiateStreaming;
+  const failed = new Promise<never>((_, reject) => {
+    WebAssembly.instantiateStreaming = async (source, imports) => {
+      try {
+        return await plain.call(WebAssembly, source, imports);
+      } catch (error) {
+        const isPyodide = "Jsv_GetError_import" in (imports?.["env"] ?? {});
+        if (isPyodide) reject(new Error(`${url} cannot be loaded (${String(error)})`));
+        throw error;
+      }
+    };
+  });
+  failed.catch(() => undefined);
+  return { failed, stop: () => (WebAssembly.instantiateStreaming = plain) };
 }
 
 const WASM = "pyodide.asm.wasm";
