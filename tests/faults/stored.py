@@ -33,8 +33,9 @@ CHANGE = """async (changes) => {
   places.sort((one, other) => (one.name < other.name ? -1 : 1));
   const changed = (bytes, how, at) => {
     const copy = new Uint8Array(bytes);
-    if (how === "flip" && copy.length) copy[at % copy.length] ^= 1 << at % 8;
-    if (how === "cut") return copy.slice(0, at % (copy.length + 1));
+    const from = at % (copy.length + 1);
+    if (how === "flip") return copy.map((byte, i) => (i >= from && i < from + 65536 ? byte ^ 0xff : byte));
+    if (how === "cut") return copy.slice(0, from);
     if (how === "longer") return new Uint8Array([...copy.subarray(0, 1e5), ...copy]);
     if (how === "empty") return new Uint8Array();
     return how === "text" ? new TextEncoder().encode("[".repeat(20000)) : copy;
