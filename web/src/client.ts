@@ -191,8 +191,8 @@ export class Client {
       const { code, message } = asCapstanError(error);
       return Promise.resolve({ ok: false, error: { type: code, message, traceback: "" } });
     }
-    if (request?.kind === "trace") this.tracing = request.action === "start";
-    const stops = request?.kind === "cancel" ? this.running() : null;
+    if (request.kind === "trace") this.tracing = request.action === "start";
+    const stops = request.kind === "cancel" ? this.running() : null;
     const reply = new Promise<Reply>((resolve, reject) =>
       this.pending.set(id, { request, stops, onEvent, resolve, reject }),
     );
