@@ -13,7 +13,15 @@ import onnxruntime
 import pytest
 
 import capstan
-from capstan import FallbackWarning, ModelFileError, OptionError, PromptError, UncomputedError, UnsupportedModelError, graph
+from capstan import (
+    FallbackWarning,
+    ModelFileError,
+    OptionError,
+    PromptError,
+    UncomputedError,
+    UnsupportedModelError,
+    graph,
+)
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.uncomputed import uncomputed
