@@ -59,7 +59,8 @@ class Buffers:
 
     def __init__(self, first: int, owner: str, more: Mapping[str, int]) -> None:
         self.first, self.owner, self.more = first, owner, dict(more)
-        state = cast(DeviceBuffer, type("Buffer", (), {"handle": first + 9, "size": 512}))
+        members = {"__class__": DeviceBuffer, "handle": first + 9, "size": 512}
+        state = cast(DeviceBuffer, type("Buffer", (), members)())
         self.spans = {"state": DeviceSpan(state, 256, 32)}
 
     def larger(self) -> dict[str, int]:
