@@ -17,8 +17,8 @@ AHEAD = 4
 """K of the script."""
 
 FAULTS = {
-    "device": ("DeviceLostError", "the WebGPU device was lost", False),
     "session": ("ClosedError", "destroyed with the session that owns it", True),
+    "device": ("DeviceLostError", "the WebGPU device was lost", False),
     "model": ("ClosedError", "closed; load", False),
     "validation": ("ValidationError", "WebGPU: ", False),
     "memory": ("OutOfMemoryError", "WebGPU: no room", False),
