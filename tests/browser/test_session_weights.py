@@ -119,7 +119,7 @@ def test_two_sessions_and_a_capture_hold_one_set_of_weights(visit: Visit) -> Non
     assert visit.run("close", keep="capture").get("weights", 0) == 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @both
 def test_a_second_visit_fetches_no_weights_with_and_without_the_server(provider: str, visit: Visit) -> None:
     first = visit.open(BIG, provider)

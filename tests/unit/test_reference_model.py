@@ -57,6 +57,7 @@ def test_greedy_ids_are_the_oracles(folder: Path, prompt: int) -> None:
     assert generate(sequence, 40) == oracle.greedy(folder, ids, 40)
 
 
+@pytest.mark.one_in(3)
 @every_fixture
 def test_greedy_ids_are_the_oracles_up_to_the_context_length(folder: Path) -> None:
     sequence = ReferenceModel(folder).sequence()
@@ -86,6 +87,7 @@ def test_append_after_generate_is_the_oracles(folder: Path) -> None:
     assert trace.sequence == PROMPT + first + [11, 12, 13] + second
 
 
+@pytest.mark.one_in(2)
 @every_fixture
 def test_rewind_is_the_oracles(folder: Path) -> None:
     actions: list[Action] = [("append", PROMPT), ("generate", 70), ("rewind", 12), ("append", [3]), ("generate", 8)]

@@ -203,6 +203,7 @@ def reference_support(logits: Sequence[float], temperature: float, top_k: int, t
     return set(order), 1.0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("top_k", "top_p", "temperature"),
     [(0, 0.5, 1.0), (5, 1.0, 1.0), (5, 0.7, 1.0), (12, 0.9, 0.6), (3, 0.2, 2.0), (0, 0.95, 0.3), (40, 0.99, 1.0)],
@@ -285,6 +286,7 @@ def test_no_logits_is_an_error() -> None:
 # sample: how often
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (1.7, 6)])
 def test_draws_follow_the_softmax(temperature: float, top_k: int) -> None:
     source = random.Random(5)

@@ -94,6 +94,7 @@ class TestNgramIndex:
 
 
 class TestSpeculating:
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize(
         ("searching", "drafting"),
         [*((name, "chained") for name in SEARCHES), *(("greedy", name) for name in ("short", "long", "one"))],
