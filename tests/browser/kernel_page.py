@@ -62,7 +62,7 @@ class KernelPage:
         emulated: bool = False,
     ) -> bytes:
         """The buffer of binding `read` after the kernel ran; with `half` that for float16, float32 in place of it.
-        Subgroups are the adapter's, or `emulated` in workgroup memory."""
+        Subgroups of another size than the adapter's, and those `emulated`, are made of workgroup memory."""
         floats = [name for name, value in constants.items() if isinstance(value, float)]
         request: dict[str, Any] = {
             "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},

@@ -8,7 +8,7 @@ interface KernelRun {
   kernel: Omit<KernelText, "bindings">;
   /** Whether float32 stands in for float16 in what the kernel computes; what it unpacks from words stays float16. */
   widened: boolean;
-  /** Whether subgroups of the kernel's size are made of workgroup memory. */
+  /** Whether subgroups of the kernel's size are made of workgroup memory, as those of another size than the adapter's. */
   emulated: boolean;
   /** The initial contents of the bindings, base64, by their names; sizes are multiples of 4. */
   buffers: Record<string, string>;
@@ -20,6 +20,8 @@ interface KernelRun {
 interface Opened {
   device: GPUDevice;
   pipelines: FusedPipelines;
+  /** The one size of its subgroups; 0 if it has none, or several. */
+  lanes: number;
 }
 
 let opened: Promise<Opened> | undefined;
@@ -32,7 +34,9 @@ async function open(): Promise<Opened> {
   const { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage } = adapter.limits;
   const requiredLimits = { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage };
   const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
-  return { device, pipelines: new FusedPipelines(device) };
+  const { subgroupMinSize, subgroupMaxSize } = adapter.info;
+  const lanes = requiredFeatures.includes("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
+  return { device, pipelines: new FusedPipelines(device), lanes };
 }
 
 function decode(text: string): Uint8Array<ArrayBuffer> {
@@ -120,9 +124,11 @@ function widenedCode(kernel: KernelText): string {
 }
 
 /** The pipeline of a kernel as the run asks for it. */
-function pipelineFor({ device, pipelines }: Opened, run: KernelRun): Promise<FusedPipeline> {
-  const { widened, emulated, buffers: bindings } = run;
+function pipelineFor({ device, pipelines, lanes }: Opened, run: KernelRun): Promise<FusedPipeline> {
+  const { widened, buffers: bindings } = run;
   const kernel = { ...run.kernel, bindings };
+  const others = kernel.lanes > 0 && kernel.lanes !== lanes && !WITH_MATRICES.includes(kernel.shader);
+  const emulated = run.emulated || others;
   if (!widened && !emulated) return pipelines.get(kernel);
   const code = widened ? widenedCode(kernel) : kernelCode(kernel);
   return pipelineOf(device, emulated ? withoutSubgroups(kernel.shader, code) : code);

@@ -167,9 +167,12 @@ class KernelPage:
         emulated: bool,
     ) -> list[bytearray]:
         """The contents of the wanted buffers afterwards; buffers are called as the kernels call what they bind."""
-        encoded = {name: base64.b64encode(data.tobytes()).decode() for name, data in buffers.items()}
+        encoded = {
+            name: base64.b64encode(data.tobytes() + bytes(-data.nbytes % 4)).decode() for name, data in buffers.items()
+        }
         request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted, "emulated": emulated}
-        return [bytearray(base64.b64decode(text)) for text in self.page.evaluate("run => runKernels(run)", request)]
+        found = map(base64.b64decode, self.page.evaluate("run => runKernels(run)", request))
+        return [bytearray(data[: buffers[name].nbytes]) for name, data in zip(wanted, found, strict=True)]
 
 
 @pytest.fixture(scope="module")
