@@ -41,7 +41,10 @@ def read_file(path: Path, most: int) -> bytes:
         data = b""
         if size <= most:
             try:
-                data = file.read(most + 1)
+                # A read takes memory for all that it is asked for, so no more than the file says that it has.
+                data = file.read(size + 1)
+                if len(data) > size:
+                    data += file.read(most + 1 - len(data))
             except OSError as error:
                 raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
     if max(size, len(data)) > most:
