@@ -26,10 +26,11 @@ export async function keep(
   }
 }
 
-/** The entry of an address, unread; null if there is none, or nothing can be kept here. */
+/** The entry of an address, unread; null if there is none with a digest, or nothing can be kept here. */
 export async function entry(cache: string, address: string): Promise<Response | null> {
   try {
-    return (await (await caches.open(cache)).match(address, { ignoreVary: true })) ?? null;
+    const found = await (await caches.open(cache)).match(address, { ignoreVary: true });
+    return found?.headers.has(DIGEST) ? found : null;
   } catch {
     return null;
   }
@@ -38,11 +39,10 @@ export async function entry(cache: string, address: string): Promise<Response | 
 /** The entry of an address, with its status and headers; null also if its bytes are not those that were kept. */
 export async function kept(cache: string, address: string): Promise<Response | null> {
   const found = await entry(cache, address);
-  const digest = found?.headers.get(DIGEST);
-  if (!found?.body || !digest) return null;
+  if (!found) return null;
   const { status, headers } = found;
-  const content = await readWhole(address, new Body(found.body), { most: LARGEST_KEPT, sha256: digest }).catch(
-    () => null,
-  );
+  // A browser may give an entry without bytes no body.
+  const body = new Body(found.body ?? new Blob().stream());
+  const content = await readWhole(address, body, { most: LARGEST_KEPT, sha256: headers.get(DIGEST) }).catch(() => null);
   return content && new Response(content, { status, headers });
 }
