@@ -221,9 +221,9 @@ export class Client {
     worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
       if (this.worker !== worker) return;
       if (data.tag === "alive") this.endWaiting = awaitEnd(life!, () => lost("the browser ended it"));
-      else if (data.tag === "fatal") lost(data.reason);
+      else if (data.tag === "fatal" || (data.tag === "spent" && this.booted)) lost(data.reason);
       // Requests that wait were not begun: the new worker answers them.
-      else if (data.tag === "spent" && !this.booted) this.replace(data.reason);
+      else if (data.tag === "spent") this.replace(data.reason);
       else this.receive(data);
     };
     worker.onerror = (event) => {
