@@ -140,6 +140,7 @@ class Model:
         """Called after each time, with the reason and the milliseconds that it took."""
         self._grammars: Grammars | None = None
         self._token_bytes: TokenBytes | None = None
+        self._special_tokens: SpecialTokens | None = None
         self._encoder: Encoder | None = None
         self.search = search_options(config)
 
@@ -210,9 +211,11 @@ class Model:
         return self._token_bytes
 
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens that a grammar may name. Raises GuidanceError."""
-        ends = self.config.eos_token_ids
-        return special_tokens(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
+        """The special tokens that a grammar may name, read once. Raises GuidanceError."""
+        if self._special_tokens is None:
+            ends, text = self.config.eos_token_ids, self.tokenizer_files["tokenizer.json"]
+            self._special_tokens = special_tokens(text, self.config.vocab_size, ends)
+        return self._special_tokens
 
     def _vocabulary(self) -> list[str]:
         ends = self.config.eos_token_ids
