@@ -10,7 +10,7 @@ from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator as CapstanGenerator
 from .adapters import Adapters
 from .last_run import LastRun
-from .log import fields, log
+from .log import fields, log, logs
 from .model import Model
 from .params import GeneratorParams
 from .speculative import speculation_stats
@@ -60,8 +60,9 @@ class Generator:
         self._last.begin(rows)
         self._back, self._done = None, False
         self._ended.clear()
-        for tokens_of_rows in zip(*rows, strict=True):
-            self._log_tokens(tokens_of_rows)
+        if logs("append_next_tokens"):
+            for tokens_of_rows in zip(*rows, strict=True):
+                self._log_tokens(tokens_of_rows)
 
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
@@ -79,7 +80,8 @@ class Generator:
                 f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
                 f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
             )
-        log("generate_next_token", fields(**self._told, sequence_length=self.capstan.token_count()))
+        if logs("generate_next_token"):
+            log("generate_next_token", fields(**self._told, sequence_length=self.capstan.token_count()))
         self.capstan.generate_next_token()
         self._last.go_on()
         self._next = self._last.picked = self.capstan.get_next_tokens()

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import OptionError
 from ..fallback import fall_back
 
-__all__ = ["fields", "log", "set_log_callback", "set_log_options"]
+__all__ = ["fields", "log", "logs", "set_log_callback", "set_log_options"]
 
 WRITTEN = ("generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length")
 """The switches whose lines Capstan writes."""
@@ -61,9 +61,14 @@ def to_file(name: str) -> None:
     sinks[:] = [Path(name)]
 
 
+def logs(kind: str) -> bool:
+    """Whether lines of a kind are written."""
+    return on["enabled"] and on[kind]
+
+
 def log(kind: str, text: str) -> None:
     """Write a line of a kind, if its switch is on."""
-    if on["enabled"] and on[kind]:
+    if logs(kind):
         start, end = ("\033[1m\033[44m", "\033[0m") if on["ansi_tags"] else ("", "")
         write(f"{start}  {kind}  {end} {text}\n")
 
