@@ -127,12 +127,13 @@ export class Completions {
     if (signal?.aborted) controller.abort();
     signal?.addEventListener("abort", () => controller.abort(), { once: true });
     const { source, messages, options, usage } = reading("the parameters", () => {
-      for (const name of ["messages", "tools"] as const)
-        if (!Array.isArray(params[name] ?? [])) throw refused(`${name} is ${shown(params[name])}; it must be a list`);
+      const { tools = [] } = params;
+      for (const [name, value] of Object.entries({ messages: params.messages, tools }))
+        if (!Array.isArray(value)) throw refused(`${name} is ${shown(value)}; it must be a list`);
       const found = toolSource(params);
       return {
         source: found,
-        messages: (params.messages ?? []).map(message),
+        messages: params.messages.map(message),
         options: chatOptions(params, found, controller.signal),
         usage: params.stream_options?.include_usage === true,
       };
