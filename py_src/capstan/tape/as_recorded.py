@@ -31,6 +31,7 @@ def why_as_recorded(
         matmul_nbits: rows of 72 elements in blocks of 16 are no multiple of 32 (7 times); ...
     """
     told: Counter[str] = Counter()
+    uploaded = recording.uploaded()
     for node in placement.nodes:
         if not isinstance(node.what, Recorded):
             continue
@@ -40,7 +41,7 @@ def why_as_recorded(
             pipeline = recording.pipelines[op.pipeline]
             bound = [name for at, name in pipeline.names.items() if pipeline.access[at] != "uniform"]
             name = pipeline.label or f"the kernel of {', '.join(bound)}"
-        found = recognise(recording, op, recording.uploaded(), SIGNATURES)
+        found = recognise(recording, op, uploaded, SIGNATURES)
         if node.what.index in left:
             why = "its replacement was wrong"
         elif found is not None:
