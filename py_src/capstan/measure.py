@@ -87,9 +87,12 @@ async def operations(generator: Generator, repeats: int = 16) -> list[OperationT
 
 
 async def replay(generator: Generator, steps: int, picks: int) -> float:
-    """Milliseconds a token of the same tape and sampler driven from JavaScript alone: bursts of `picks` tokens (1 to
-    64), as many of them under way and each read back as when Python drives them. From the first burst's ids to the
-    last one's, so `steps` is more than `picks`. Raises OptionError."""
+    """Milliseconds per token if JavaScript alone drives the tape and the sampler.
+
+    Bursts have `picks` tokens (1 to 64); as many are in flight, and they are read back in the same way, as if Python
+    drives them. Time counts from the ids of the first burst to those of the last one, so `steps` must exceed `picks`.
+    Raises OptionError.
+    """
 
     async def take(decoder: RowDecoder) -> float:
         rehearsal = _rehearsal(decoder)

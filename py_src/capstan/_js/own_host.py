@@ -19,9 +19,9 @@ __all__ = ["capstan_host"]
 
 HOST = "_capstan_host"
 SCRIPT = "host.js"
-"""web/src/wheel_host.ts as a script whose value is the host; Capstan's own page has it in its worker instead."""
+"""web/src/wheel_host.ts, built as a script that evaluates to the host. Capstan's own worker registers its host."""
 OLDEST = (0, 28)
-"""The oldest Pyodide that is tested: before it, what Python gives to JavaScript had other rules."""
+"""The oldest Pyodide that is tested: older ones pass Python objects to JavaScript by other rules."""
 
 
 def find_host() -> Any:

@@ -1,4 +1,8 @@
-"""LoRA adapters on a device: what a file has for the inputs of a graph, laid out as sequences are given it."""
+"""Checks LoRA adapters against the inputs of a model's graph, and packs their tensors into one device buffer.
+
+`Model.load_adapter` passes the file of one adapter, `Model.combine_adapters` several loaded ones. The result is a
+LoraWeights, which a decoder's `set_lora` takes: a span for each slot, which is a LoRA input of the session.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +21,34 @@ from .lora_file import AdapterTensor, read_adapter
 __all__ = ["LoraGraph", "LoraWeights", "silent"]
 
 RANK_STEP = 4
-"""Ranks are filled up with zeros to a multiple of it: kernels read vectors of four elements."""
+"""The rank is padded with zeros to a multiple of this: kernels read vectors of four elements."""
 ALIGNMENT = 16
 """The alignment of each tensor within the buffer of a LoRA adapter."""
 SHOWN = 3
-"""Names of inputs that a message shows."""
+"""The most names of inputs in an error message."""
 
 
 @dataclass(frozen=True)
 class LoraGraph:
-    """The inputs of a model's graph that adapters fill."""
+    """The LoRA inputs of a model's graph; loads adapters for them."""
 
     inputs: tuple[LoraInput, ...] = ()
 
     def slots(self, rank: int) -> tuple[LoraSlot, ...]:
-        """The tensors that a sequence is given for adapters of that rank."""
+        """The input tensors of a session for adapters of that rank."""
         return tuple(each.slot(rank) for each in self.inputs)
 
     async def load(self, device: DeviceInterface, data: Any, what: str, model: str) -> LoraWeights:
-        """An adapter file on the device; `what` and `model` are what messages call the two.
+        """Load an adapter file to the device. Error messages call the file `what` and the model `model`.
 
-        Raises ModelFileError for what is no adapter file, OutOfMemoryError, and what `require_fitting` raises.
+        Raises ModelFileError if `data` is no adapter file, OutOfMemoryError, and the errors of `require_fitting`.
         """
         tensors = read_adapter(data, what).tensors
         rank = require_fitting(self, tensors, what, model)
         return await laid_out(device, self, rank, tensors, f"{model} {what}")
 
     async def combine(self, device: DeviceInterface, layers: Sequence[LoraWeights], owner: str) -> LoraWeights:
-        """Adapters laid over one another: of two that fill an input the later one counts. Raises OutOfMemoryError."""
+        """Merge adapters into one: if several fill the same input, the last one wins. Raises OutOfMemoryError."""
         inputs = {each.name: each for each in self.inputs}
         tensors: dict[str, AdapterTensor] = {}
         for layer in layers:
@@ -58,26 +62,27 @@ class LoraGraph:
 
 @dataclass(eq=False)
 class LoraWeights:
-    """One adapter, or several laid over one another, for every input of the graph: one buffer with a part for each
-    slot. `close` frees it."""
+    """One adapter, or several merged ones, in one device buffer with a span for each slot. `close` frees the buffer."""
 
     graph: LoraGraph
     rank: int
     filled: frozenset[str]
-    """The inputs that the adapter has tensors for; the others are as without one."""
+    """Names of the inputs that the adapter has; the others keep their defaults."""
     buffer: DeviceBuffer
     spans: Mapping[str, DeviceSpan] = field(default_factory=dict)
-    """By slot."""
+    """By name of the slot."""
 
     def close(self) -> None:
         self.buffer.close()
 
 
 def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what: str, model: str) -> int:
-    """The rank of an adapter that fits the graph. `what` and `model` are what messages call the two.
+    """Check that an adapter fits the graph and return its rank, rounded up to RANK_STEP. Error messages call the
+    adapter `what` and the model `model`.
 
-    Raises UnsupportedModelError for a model without inputs for adapters, BindingError for tensors that it has no input
-    for, of another type or shape, or that are missing.
+    Raises UnsupportedModelError if the model has no LoRA inputs. Raises BindingError if a tensor matches no input,
+    differs from its input in type or shape, differs in rank from the other factor of its product, or is missing, and if
+    the rank exceeds the model's widest layer.
     """
     inputs = {each.name: each for each in graph.inputs}
     if not inputs:
@@ -124,7 +129,7 @@ def shape_of(tensor: AdapterTensor) -> str:
 
 
 def free_sizes(wanted: LoraInput, tensor: AdapterTensor) -> list[int]:
-    """Sizes where the graph leaves them open: the rank."""
+    """The tensor's sizes in the dimensions that the graph leaves free: the rank."""
     return [given for size, given in zip(wanted.dims, tensor.dims, strict=True) if isinstance(size, str)]
 
 
@@ -137,7 +142,7 @@ def rank_of(wanted: LoraInput, tensors: Mapping[str, AdapterTensor]) -> int:
 async def laid_out(
     device: DeviceInterface, graph: LoraGraph, rank: int, tensors: Mapping[str, AdapterTensor], owner: str
 ) -> LoraWeights:
-    """Fitting tensors on the device, filled up to that rank with zeros. Raises OutOfMemoryError."""
+    """Pack fitting tensors into one device buffer, padded with zeros to that rank. Raises OutOfMemoryError."""
     slots = graph.slots(rank)
     sizes = [byte_count(slot.dtype, slot.dims) for slot in slots]
     total = sum(round_up(size, ALIGNMENT) for size in sizes)
@@ -165,8 +170,8 @@ async def laid_out(
 
 
 def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[memoryview]]:
-    """The inputs of a run without a LoRA adapter: name, dtype and dims, and the bytes. Factors without elements add
-    nothing and cost nothing.
+    """The LoRA inputs of a run without an adapter: (name, dtype, dims) of each, and the bytes of each. A free rank is
+    0: a factor without elements adds nothing and costs nothing.
     """
     tensors = [(each.name, each.dtype, each.sizes(0)) for each in graph.inputs]
     data = [
@@ -177,8 +182,11 @@ def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], li
 
 
 def rows_of(slot: LoraSlot, row: int, column: int, dims: Sequence[int]) -> tuple[int, int, list[int]]:
-    """Bytes of a part's rows, how many rows are one piece, and where in the slot each piece begins. A part has the
-    slot's dimensions but for the first and the last."""
+    """The contiguous pieces of a part within its slot: the bytes of a piece, the number of pieces, and the byte offset
+    of each. A part that is as wide as the slot is one piece, any other has a piece for each row.
+
+    A part differs from the slot in its first and its last dimension only.
+    """
     width, whole = dims[-1] if dims else 1, slot.dims[-1] if slot.dims else 1
     count = math.prod(dims[:-1])
     bits = byte_count(slot.dtype, (width,)), byte_count(slot.dtype, (whole,))
@@ -196,7 +204,7 @@ def place(image: bytearray, slot: LoraSlot, row: int, column: int, data: memoryv
 
 
 def taken(image: memoryview, slot: LoraSlot, row: int, column: int, wanted: LoraInput, rank: int) -> AdapterTensor:
-    """A tensor out of its part of a slot."""
+    """Read a tensor from its part of a slot."""
     dims = wanted.sizes(rank)
     size, _, starts = rows_of(slot, row, column, dims)
     data = b"".join(image[start : start + size] for start in starts)

@@ -1,4 +1,8 @@
-"""DeviceSession over onnxruntime-web: on the CPU as it is, on WebGPU below device.webgpu.session."""
+"""Implements DeviceSession with a session of onnxruntime-web.
+
+WasmDevice makes PageSessions; WebGpuDevice makes its subclass WebGpuSession (device.webgpu.session). Feeds and fetches
+go in; BoundSpans of Python's heap or of GPU buffers come out.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ class RunReply(NamedTuple):
     """The results of a run."""
 
     told: list[dict[str, Any]]
-    """The results, as web/src/sessions.ts tells of them."""
+    """A description of each result, as web/src/sessions.ts returns it."""
     arrays: list[bytearray]
-    """New memory of Python's heap with the results that were not bound."""
+    """New memory in Python's heap that holds the results without a binding."""
     maps: int
     """Staging buffers that were mapped."""
 
@@ -42,12 +46,12 @@ Open = Callable[[], Awaitable[ModelSession]]
 
 
 class PageSession(DeviceSession):
-    """A session whose tensors are in Python's heap or, where there is a `free` for them, in the device's buffers."""
+    """A session whose tensors are in Python's heap or, if it has a `free`, in buffers of the device."""
 
     def __init__(
         self, session: ModelSession, again: Open, memory: MemoryInfo, free: Callable[[Any], None] | None = None
     ) -> None:
-        """`again` makes such a session once more; `free` gives back a buffer of the device by its handle."""
+        """`again` makes the session that replaces `session` after a failed run; `free` frees a buffer by its handle."""
         self.session: ModelSession | None = session
         self.again = again
         self.memory = memory
@@ -59,7 +63,7 @@ class PageSession(DeviceSession):
 
     @classmethod
     async def open(cls, again: Open, memory: MemoryInfo, free: Callable[[Any], None] | None = None) -> PageSession:
-        """A session made by `again`; see the class."""
+        """Open a session with `again`; the constructor documents the arguments."""
         return cls(await again(), again, memory, free)
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
@@ -94,7 +98,7 @@ class PageSession(DeviceSession):
     async def _usable(self) -> ModelSession:
         """The session; a new one after a failed run.
 
-        onnxruntime-web 1.30 takes the inputs and outputs of a failed run on WebGPU for those of the next one.
+        onnxruntime-web 1.30 reuses the inputs and outputs of a failed run on WebGPU in the next run.
         """
         if self.session is None:
             raise ClosedError("this session was closed; make another one")
@@ -139,6 +143,6 @@ def heap_of(memory: MemoryInfo) -> MemoryInfo:
 
 
 def spec_of(told: Sequence[Any]) -> TensorSpec:
-    """A free dimension without a name is -1 in onnxruntime, and its 32 bits without a sign in onnxruntime-web."""
+    """Read a TensorSpec. A free dimension without a name is -1 in onnxruntime and 2**32 - 1 in onnxruntime-web."""
     name, dtype, dims = told
     return TensorSpec(name, dtype, tuple("?" if size in ("", -1, 2**32 - 1) else size for size in dims))

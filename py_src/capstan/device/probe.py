@@ -36,7 +36,7 @@ async def capabilities_of(device: DeviceInterface) -> Capabilities:
 async def noted_capabilities(device: DeviceInterface, notes: Notes) -> Capabilities:
     """The capabilities that an earlier page noted under the same facts, else the result of a new probe.
 
-    An attempt that ended with an error is made again by the next page: the error may have been of the moment.
+    If an attempt ended with an error, nothing is noted and the next page probes again: the error may be temporary.
     """
     facts = device.about()
     if not facts.runtime:
@@ -83,7 +83,7 @@ class Probe:
         )
 
     async def _works(self, capability: str, attempt: Callable[[], Awaitable[str | None]]) -> bool:
-        """Whether `attempt` returned no reason why not."""
+        """Make an attempt, note the reason if it fails, and tell whether the capability works."""
         try:
             reason = await attempt()
         except DeviceLostError:
@@ -103,8 +103,8 @@ class Probe:
         return attempt
 
     async def _staging(self) -> str | None:
-        """A byte pattern goes to the device, is shifted there, and comes back whole and in part; so does what
-        onnxruntime allocates, directly and through host accessible memory."""
+        """Write a byte pattern, shift it on the device, and read it back whole and in part. Then read a result that
+        onnxruntime allocated, directly and through host accessible memory."""
         device = self.device
         with (
             device.allocate(len(PATTERN), label="probe") as first,
@@ -124,7 +124,7 @@ class Probe:
         return None
 
     async def _allocated(self, memory_type: MemoryType) -> bytes:
-        """2 * NUMBERS, in memory that onnxruntime allocated, read from there or from a buffer of the other type."""
+        """Compute 2 * NUMBERS into memory that onnxruntime allocates; read it there or in a buffer of `memory_type`."""
         device = self.device
         session = await device.create_session(add_model("float32", 4), owner="probe")
         try:
@@ -155,7 +155,7 @@ class Probe:
         return None if result == expected else f"a sum of float16 is {result.hex()}, expected {expected.hex()}"
 
     async def _int64(self) -> str | None:
-        """A Cast from int64 runs without the host reading its input."""
+        """Run a Cast from int64, which works if onnxruntime does not read its input back to the host."""
         numbers = array("q", [0, 1, -5, 2**31 - 1])
         session = await self.device.create_session(cast_model("int64", "int32", 4), owner="probe")
         before = self.device.readbacks()
@@ -196,7 +196,10 @@ class Probe:
         shared: dict[str, str] | None = None,
         keep: bool = False,
     ) -> list[bytes]:
-        """Run once over buffers of ours; `shared` names the feed whose buffer a fetch takes. Closes the session."""
+        """Run once over new buffers and read the fetches. `shared` names the feed whose buffer a fetch takes.
+
+        Closes the session unless `keep`.
+        """
         device = self.device
         buffers: dict[str, DeviceBuffer] = {}
         specs = {spec.name: spec for spec in (*session.inputs, *session.outputs)}
@@ -234,5 +237,5 @@ def ramp(count: int, seed: int) -> bytes:
 
 
 def close(one: bytes, two: bytes) -> bool:
-    """Whether two float32 arrays agree to a few units in the last place; NaN agrees with nothing."""
+    """Whether two float32 arrays agree within 1e-5, relative to numbers above 1; NaN agrees with nothing."""
     return all(abs(a - b) <= 1e-5 * max(1.0, abs(a)) for a, b in zip(array("f", one), array("f", two), strict=True))

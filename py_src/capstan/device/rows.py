@@ -94,7 +94,7 @@ class RowDecoder(Protocol):
     max_burst: int
     """Most picks of a row in one burst."""
     behind_first: int
-    """Most picks of a burst that is queued right behind the first pick without its coming later; 0 for none."""
+    """Most picks of a burst that may be queued right behind the first pick without delaying it; 0 for none."""
 
     @property
     def usual_burst(self) -> int:

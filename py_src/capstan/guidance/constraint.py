@@ -1,4 +1,9 @@
-"""A matcher that keeps step with a sequence: it knows which of its tokens are output, and what may come next."""
+"""Moves a grammar matcher along a sequence, to tell which tokens may come next and which are forced.
+
+ConstrainedLoop calls one Constraint for each row. The token ids of the sequence go in; the mask of allowed tokens,
+forced tokens or a position in the automaton come out. The matcher sees the output only: picked and forced tokens, not
+the prompt or other appended tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,10 @@ class Encoder(Protocol):
 
 
 class Constraint:
-    """The grammar of one sequence.
+    """The grammar matcher of one sequence, kept in step with it.
 
-    Tokens that are appended from outside are no output: the grammar keeps its state across them, and restarts after an
-    end of sequence. Rewinding restores its state at that length.
+    Appended tokens are no output: the grammar keeps its state across them, but restarts if an end of sequence came
+    before them. A rewind restores the state at the new length.
     """
 
     def __init__(self, guidance: Guidance) -> None:
@@ -33,13 +38,13 @@ class Constraint:
         self._matcher: Matcher | None = None
         self._encoder: Encoder | None = None
         self._given: list[tuple[int, int]] = []
-        """Positions from and to which tokens were appended from outside."""
+        """(start, end) of each range of appended tokens."""
         self._begun: list[int] = []
         """Positions where the grammar began anew."""
         self._accepted: list[int] = []
         """The output that the matcher has seen."""
         self._seen: int | None = 0
-        """Tokens of the sequence that are accounted for; None if it was changed from outside."""
+        """Tokens of the sequence that the matcher has followed; None after `appended` or `rewound`."""
 
     def position(self, sequence: Sequence[int], automaton: Automaton, tokens: TokenBytes) -> Position:
         """The position of the sequence in an automaton of the grammar. Raises GuidanceError if it does not fit."""
@@ -59,14 +64,14 @@ class Constraint:
                 self._encoder = encoder()
 
     def appended(self, start: int, end: int, ended: bool) -> None:
-        """Tokens came from outside; `ended` says whether an end of sequence was generated before them."""
+        """Note that tokens `start` to `end` were appended; `ended` tells whether an end of sequence came first."""
         self._given.append((start, end))
         if ended:
             self._begun.append(start)
         self._seen = None
 
     def rewound(self, length: int) -> None:
-        """The sequence was cut."""
+        """Note that the sequence was cut to `length`."""
         self._given = [(start, min(end, length)) for start, end in self._given if start < length]
         self._begun = [start for start in self._begun if start < length]
         self._seen = None
@@ -85,14 +90,15 @@ class Constraint:
         return mask
 
     async def forced(self, sequence: Sequence[int], room: int) -> list[int]:
-        """Tokens, `room` at most, of the text that must follow the sequence; [] where there is a choice, or where
-        tokens are not to be forced. The last one is left to the model, since what follows may be one token with it."""
+        """The forced tokens: at most `room` tokens of the text that must follow the sequence; [] if there is a choice,
+        or without `enable_ff_tokens`. The model picks the last token of that text: it may merge with the text after it.
+        """
         if not self.guidance.enable_ff_tokens:
             return []
         self._keep_step(sequence)
         matcher = self._open()
         assert self._encoder is not None
-        # Characters of which some bytes are still missing are no characters.
+        # The text is cut at an incomplete character, some of whose bytes are not forced.
         text = re.split("[\ud800-\udfff\ufffd]", matcher.ahead())[0]
         tokens = self._encoder.encode(text, False) if text else []
         found: list[int] = []

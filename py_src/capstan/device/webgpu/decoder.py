@@ -1,4 +1,9 @@
-"""One sequence on WebGPU: bursts of decode steps over its buffers."""
+"""Decodes one sequence on WebGPU: prefill of the prompt, then bursts of decode steps whose tokens the GPU picks.
+
+The generation loop calls WebGpuDecoder as a rows.SingleRow: prompt ids go in (`prefill`), bursts of picked ids come out
+(`submit`); KV cache and logits stay on the GPU. Decode steps run from a tape, else as runs of onnxruntime-web with IO
+binding.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +45,23 @@ __all__ = ["WebGpuDecoder", "read_burst"]
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
-"""Bursts under way at once with a tape, by whether the adapter is software.
+"""Most bursts in flight with a tape, by whether the adapter is software.
 
-On an H200 a burst takes 6 ms, and about 10 pass between its ids being readable and the next burst being ready for the
-GPU."""
+On an H200 a burst takes 6 ms. From its ids being readable, about 10 ms pass until the next burst is ready for the GPU.
+"""
 
 BEHIND_FIRST = 4
-"""Picks right behind the first one of a prompt on a hardware adapter, which takes that many in while it computes the
-prompt. A software adapter computes them with the same processor that reads the first one back."""
+"""Most picks of the burst that is queued right behind a prompt's first pick. A hardware adapter accepts that many while
+it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick back.
+"""
 
 SHORT_PROMPT, LONG_PROMPT = 8, 64
-"""Tokens of prompts that run every kernel of those from 4 and from 32 tokens on: onnxruntime-web changes its matrix
-products at 4 and its attention at 32."""
+"""Tokens of the two prompts of a warm-up. onnxruntime-web changes its matrix products at 4 tokens and its attention at
+32: one prompt is longer than the first limit, the other is longer than both."""
 
 
 class WebGpuDecoder:
-    """A SingleRow over SequenceBuffers; see rows.SingleRow for what each method promises."""
+    """A SingleRow over SequenceBuffers; rows.SingleRow and rows.RowDecoder document the methods."""
 
     rows = 1
     counts_device = True
@@ -82,17 +88,17 @@ class WebGpuDecoder:
         self._device = buffers.device
         self._step = step
         self._prompt = prompt
-        """The prefill session bound to any number of prompt ids."""
+        """Handle of the prefill session's IO binding, for any number of prompt ids."""
         self._give_back = give_back
         self._take_warm_up = take_warm_up
         self._pace = pace
         self._prefill_tapes = prefill_tapes
         self._mask_bound: int | None = None
-        """Positions past which the mask is known to be zero; None before the first prompt."""
+        """The position behind which the mask is known to be zero; None if unknown."""
         self._snapshots = Snapshots(SNAPSHOTS, buffers.keep_states, buffers.bring_states) if about.states else None
         self._length = 0
         self._held = 0
-        """Positions of caches that grow."""
+        """Positions that growing KV caches hold now."""
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
@@ -104,11 +110,11 @@ class WebGpuDecoder:
         """Whether a wait for onnxruntime-web was cancelled while its run continues."""
         self.owner = buffers.owner
         self.scratch = scratch
-        """Holds the scratch of its tapes, and of the joint rows' beside them."""
+        """Scratch of the decoder's tapes, and of the tape of joint rows whose prompts it runs."""
         self.lent: Loan | None = None
-        """Buffers lent for that scratch, which are let go with it."""
+        """The loan of the buffers for that scratch; `destroy` ends it."""
         self.longest_run = 0
-        """Prompt tokens."""
+        """Tokens of the longest prefill run so far."""
         self.capacity = buffers.capacity
         self.capture = step.capture
         self.capture_note = step.note
@@ -133,7 +139,7 @@ class WebGpuDecoder:
 
     @property
     def reusable(self) -> bool:
-        """Whether the next sequence may have its buffers: none of them is the user's."""
+        """Whether the next sequence may have the decoder's buffers: none of them belongs to the user."""
         return self._buffers.given is None and self.scratch.given is None
 
     @property
@@ -223,7 +229,7 @@ class WebGpuDecoder:
         buffers.set_length(self._length)
 
     async def _next_runs(self, start: int, end: int) -> list[Run]:
-        """The runs of the rest of a prompt; while the size of runs is being found out, only the next one."""
+        """The prefill runs for ids `start` to `end` of a prompt; only the next one until the run size has settled."""
         pace, tapes = self._pace, self._prefill_tapes
         await pace.known()
         runs = tapes.cut(end - start) if tapes is not None else cut_prompt(end - start, pace.size, ())
@@ -276,7 +282,7 @@ class WebGpuDecoder:
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
     def begin(self, length: int) -> None:
-        """Go on from caches and logits of so many positions, which were written from outside."""
+        """Continue from the KV caches and logits of `length` positions that another decoder has written."""
         self._buffers.set_mask(length)
         self._buffers.set_length(length)
         self._length = self._mask_bound = length
@@ -289,7 +295,7 @@ class WebGpuDecoder:
         self._lora = lora
 
     def step_through(self, ids: Sequence[int], past: int) -> None:
-        """Queue a step of the tape for each of a few ids: onnxruntime-web takes longer to encode a run of them."""
+        """Queue a step of the tape for each of a few ids; encoding one run in onnxruntime-web would take longer."""
         for position, token in enumerate(ids, past):
             self._buffers.set_input(token, position)
             self._engine.play_once(self._step.tape, position + 1)
@@ -326,7 +332,7 @@ class WebGpuDecoder:
         most = steps * self._drafted.positions
         burst = self._drafted.submit(steps, self._length, self._cursor)
         self._cursor += most
-        # At most: what was refused is taken back when the burst is read.
+        # The upper bound: `_accepted` subtracts the refused drafts when the burst is read.
         self._length += most
         self._mask_bound = self._length
         self._steps += steps
@@ -365,7 +371,7 @@ class WebGpuDecoder:
         self._logits.edit(edits)
 
     def rehearsal(self) -> Rehearsal:
-        """A rehearsal, which plays and times steps of the tape from here on; only while no burst is under way."""
+        """A Rehearsal that plays the tape from the end of the sequence; used only while no burst is in flight."""
         self._require_open()
         step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
         return Rehearsal(self._engine, self._buffers, *step)
@@ -402,7 +408,7 @@ class WebGpuDecoder:
             self.lent.end()
 
     async def _eager_burst(self, sample_first: bool, valid: int, cursor: int) -> Sequence[float]:
-        """One pick, after a step over `valid` positions that onnxruntime-web runs unless the logits are there."""
+        """Pick one token; unless `sample_first`, onnxruntime-web first runs a step over `valid` positions."""
         binding = 0 if sample_first else self._step.binding
         if binding and not self._buffers.settled:
             await self._run(binding, valid)
@@ -429,7 +435,7 @@ class WebGpuDecoder:
         """Make prefill tapes. If the wait is cancelled the making goes on: what runs on the GPU needs its buffers."""
         if lengths:
             self._require_open()
-            # The mask is left as the last check needed it.
+            # The checks of the tapes overwrite the mask.
             self._mask_bound = None
             self._making = asyncio.ensure_future(tapes.make(lengths))
             await asyncio.shield(self._making)
@@ -449,7 +455,7 @@ class WebGpuDecoder:
 
 
 async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:
-    """The burst that the engine tells; ids of rows that were not asked for are left out."""
+    """Read a Burst from the engine's numbers; rows that are not in `asked` get no ids."""
     submitted, done, readable, host, entered, *found = await numbers
     picks = len(found) // rows
     ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))

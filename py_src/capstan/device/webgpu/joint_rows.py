@@ -1,4 +1,8 @@
-"""Several sequences on WebGPU that one taped step advances together, a row each."""
+"""Decodes several sequences together on WebGPU: each is a row, and one step of a tape advances all rows.
+
+RowSource makes JointRows, and the generation loop calls them as a rows.RowDecoder. Prompt ids go in (`prefill`), bursts
+of picked ids come out (`submit`); KV caches and logits stay on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ __all__ = ["JointRows"]
 
 
 class JointRows:
-    """See rows.RowDecoder for what each method promises.
+    """A RowDecoder that advances all its rows with one tape; rows.RowDecoder documents the methods.
 
-    Prompts are run by a decoder of one sequence, whose cache is then copied to the row's part of the caches.
+    A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row.
     """
 
     follows_grammars = True
@@ -56,7 +60,7 @@ class JointRows:
         self._steps = 0
         self._destroyed = False
         self.lent: Loan | None = None
-        """Buffers lent for the scratch of the tapes, which are let go with the rows."""
+        """The loan of the buffers that the tapes use as scratch; `destroy` ends it."""
         self.rows = buffers.rows
         self.capacity = buffers.capacity
         self.capture = one.capture
@@ -68,7 +72,7 @@ class JointRows:
 
     @property
     def reusable(self) -> bool:
-        """Whether others may have its buffers: none of them is the user's."""
+        """Whether the next generator may have these rows: no buffer of theirs belongs to the user."""
         return self._buffers.given is None and self._one.reusable
 
     @property
@@ -87,7 +91,8 @@ class JointRows:
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         given = [each for each in self._options if each is not None]
-        # Rows differ in min_length alone: each counts what it lacks of the largest as if it were in its sequence.
+        # Rows differ in min_length alone. The sampler gets the largest one; a row with a smaller one adds the
+        # difference to its count of tokens.
         least = max(each.min_length for each in given)
         chosen = options.replace(min_length=least)
         if chosen != self._search:
@@ -135,7 +140,7 @@ class JointRows:
         self._one.set_lora(lora)
 
     def take_over(self, other: JointRows) -> None:
-        """Become what other rows are, of the same number and capacity."""
+        """Copy the sequences of other rows, of the same number and capacity, and continue them."""
         self._require_open()
         for row, length in enumerate(other._lengths):
             self._buffers.take(row, other._buffers)
@@ -246,7 +251,7 @@ class JointRows:
             self.lent.end()
 
     def _begin(self, row: int, length: int) -> None:
-        """Let a row go on at a length, with all rows' picks at the same place of their rings."""
+        """Continue a row at a length; its next pick goes to the same ring index as those of all rows."""
         self._lengths[row] = length
         self._buffers.set_length(row, length, self._cursor)
 

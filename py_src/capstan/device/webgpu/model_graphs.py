@@ -1,4 +1,8 @@
-"""A model's graphs as WebGPU sessions are made from them: rewritten once, then noted for later page loads."""
+"""Rewrites model.onnx into the prefill and decode graphs for WebGPU, and notes them for later page loads.
+
+The page's host calls `model_graphs` while it loads a model. The bytes of model.onnx and the configuration go in; Graphs
+come out: the bytes from which WebGPU sessions are made, with facts about the model.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,16 @@ OpenWeights = Callable[[str], Awaitable[WeightFile]]
 
 @dataclass(frozen=True)
 class Graphs:
-    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only, and is fed the
-    sequence's lengths unless it computes them in a way of its own."""
+    """A model's serialized graphs, with the facts that rewriting them found.
+
+    The prefill graph outputs the logits of the last position only. It takes the sequence's lengths as inputs, or
+    computes them itself if `lengths` is None.
+    """
 
     prefill: bytes
     decode: bytes
     captured_prefill: bytes
-    """The prefill graph before its lengths were made inputs and soft caps were taken apart: what it computes can be
-    captured."""
+    """The prefill graph for graph capture: it computes the lengths itself, and attention keeps its soft caps."""
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
@@ -47,7 +53,7 @@ class Graphs:
     unfed: str
     """Why `lengths` is None; else empty."""
     unpacked: str
-    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    """Why a product with weights from DequantizeLinear did not become a MatMulNBits; empty if none is left."""
     one_row: str
     """Why each run must have one token only; empty if it may have more."""
     projection: str
@@ -72,7 +78,7 @@ PLAIN = (str, int, float, bool, int | str)
 
 
 def rebuilt(kind: Any, tree: Any) -> Any:
-    """A frozen dataclass of tuples, bytes, names, numbers and its like, out of its JSON."""
+    """Rebuild a value of type `kind` from its JSON: a frozen dataclass, or a field of one."""
     if tree is None or kind in PLAIN:
         return tree
     if kind is bytes:
@@ -97,10 +103,10 @@ PACKED_ATTENTION = 9
 async def rewrite(
     data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None = None
 ) -> Graphs:
-    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from, on an adapter whose
-    kernels may bind so many storage buffers: for LoRA adapters of that rank, or for none.
+    """Rewrite model.onnx, as a model builder wrote it, into the graphs of its WebGPU sessions.
 
-    Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is that of the LoRA
+    adapters, None without them. Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
     with graph.contradictions():
@@ -148,9 +154,11 @@ async def model_graphs(
     storage_buffers: int,
     rank: int | None = None,
 ) -> Graphs:
-    """The graphs of a model folder, for LoRA adapters of that rank or for none. They are read from the notes if
-    model.onnx, the configuration, Capstan and the number of storage buffers are unchanged, else rewritten and noted.
-    Without `notes` they are always rewritten."""
+    """The graphs of a model folder, for LoRA adapters of that rank or for none.
+
+    They are read from the notes if model.onnx, the configuration, Capstan and the number of storage buffers are
+    unchanged, else rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
+    """
     told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
     key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     text = await notes.read(name, key) if notes else None

@@ -1,4 +1,8 @@
-"""Decode steps that are played to be timed and leave no trace."""
+"""Plays a decoder's tape to time decode steps or to force tokens, then restores the buffers that the steps changed.
+
+`capstan.measure` gets a Rehearsal from WebGpuDecoder.rehearsal. It returns milliseconds, or passes the logits of each
+forced token to a callback.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,16 @@ Timed = tuple[int, str, float, int]
 """A dispatch: its place, its label, milliseconds, the bytes it moves (0 where they are not known)."""
 
 KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
-"""The buffers that steps change, besides states; cache entries past the sequence are dead, so caches need no copy."""
+"""The spans that steps change and that are restored afterwards, besides the states. KV caches are left out: their
+entries past the end of the sequence are dead."""
 
 UNLIKELY = -65504.0
-"""The logit of every token but a forced one: float16's least, so that no search picks another."""
+"""The logit that every token but the forced one gets: the lowest finite float16, so that no search picks another."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A tape and a sampler at the end of a sequence of `length` positions; no burst may be under way."""
+    """Plays a tape and its sampler from the end of a sequence of `length` positions, while no burst is in flight."""
 
     engine: GpuEngine
     buffers: SequenceBuffers
@@ -43,7 +48,7 @@ class Rehearsal:
     cursor: int
     """Ring index of the next pick."""
     in_flight: int
-    """Bursts that the decode loop keeps under way."""
+    """Bursts that the decode loop keeps in flight."""
 
     @property
     def room(self) -> int:
@@ -60,12 +65,12 @@ class Rehearsal:
             )
 
     async def step_time(self, steps: int, rounds: int) -> list[float]:
-        """Milliseconds of GPU time a step, in each of `rounds` submits of `steps` steps."""
+        """GPU milliseconds per decode step: one number for each of `rounds` submits of `steps` steps."""
         self.require_timestamps()
         return await self._play(rounds, lambda: self.engine.step_time(self.tape, self.sampler, steps, self.length))
 
     async def operation_times(self, rounds: int) -> list[list[Timed]]:
-        """Each dispatch of the next step, `rounds` times."""
+        """The timed dispatches of the next decode step: one list for each of `rounds` plays."""
         self.require_timestamps()
         found = await self._play(rounds, lambda: self.engine.operation_times(self.tape, self.sampler, self.length))
         share = self.length / self.buffers.capacity
@@ -74,7 +79,7 @@ class Rehearsal:
         ]
 
     async def replay(self, steps: int, picks: int) -> float:
-        """Milliseconds a pick in bursts of `picks` without Python."""
+        """Milliseconds per pick over `steps` steps, in bursts of `picks` that JavaScript alone submits and reads."""
         [found] = await self._play(
             1,
             lambda: self.engine.replay(self.tape, self.sampler, steps, picks, self.length, self.cursor, self.in_flight),
@@ -89,8 +94,10 @@ class Rehearsal:
         set_logits: Callable[[memoryview[float]], None],
         see: Callable[[memoryview[float]], None],
     ) -> None:
-        """One step of the tape for each id, from the end of `sequence` on: `see` its logits, then have the sampler pick
-        that id. Bursts that ran ahead of the sequence may have gone on with other tokens, which is undone before."""
+        """Play one step for each of `ids`, from the end of `sequence` on: call `see` with the logits, then make the
+        sampler pick that id. Tokens that bursts have computed past `sequence` are discarded first. Raises OptionError
+        if the model has states, or if the search picks another token.
+        """
         if self.buffers.states:
             raise OptionError(
                 "tokens cannot be forced on a model whose states each run overwrites: they are ahead of the sequence; "
@@ -114,7 +121,7 @@ class Rehearsal:
         await self._play(1, take)
 
     async def _play(self, rounds: int, action: Callable[[], Awaitable[T]]) -> list[T]:
-        """The results of `rounds` calls of `action`, each from the present state, which is restored afterwards."""
+        """Call `action` `rounds` times, restore the present state after each call, and return the results."""
         device = self.buffers.device
         kept = [self.buffers.spans[name] for name in KEPT if name in self.buffers.spans] + self.buffers.states
         copies: list[DeviceBuffer] = []
@@ -131,7 +138,7 @@ class Rehearsal:
                 finally:
                     # The GPU continues when the wait is cancelled: its steps must end before the state is restored.
                     while not playing.done():
-                        # One more cancellation than the one that is on its way changes nothing.
+                        # A CancelledError is being raised already: further cancellations change nothing.
                         with suppress(asyncio.CancelledError):
                             await asyncio.wait([playing])
                     device.copy_tensors([(copy, span) for span, copy in pairs])
@@ -142,10 +149,11 @@ class Rehearsal:
 
 
 def traffic(operation: str, bound: Sequence[Bound], share: float) -> int:
-    """Bytes that a dispatch reads and writes: its bindings, or the used part of those that it binds whole.
+    """Count the bytes that a dispatch reads and writes in its bindings.
 
-    `share` is the sequence's part of the capacity. A dispatch uses that part of the KV caches, the mask and attention's
-    split results. Tables in which it looks up one row (rotary embedding, token embedding) are not counted.
+    `share` is the length of the sequence over the capacity. KV caches, the mask and attention's split results count by
+    that share, for a dispatch uses no more of them. Tables in which it looks up one row (rotary embedding, token
+    embedding) do not count.
     """
     attention = operation.startswith("attention") or any(label.startswith("kv ") for label, _, _ in bound)
     lookup = any(label == "input ids" for label, _, _ in bound)

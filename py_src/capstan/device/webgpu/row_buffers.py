@@ -29,7 +29,7 @@ class RowBuffers:
     capacity: int
     spans: Mapping[str, DeviceSpan]
     apart: DeviceSpan
-    """Room for rows of one tensor that others become."""
+    """Room to keep rows of one tensor while `copy` overwrites them."""
     owned: tuple[DeviceBuffer, ...]
     given: Loan | None
     """Buffers of the user's, held until `destroy`."""

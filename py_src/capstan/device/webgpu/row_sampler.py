@@ -25,7 +25,7 @@ class RowSampler:
         self._vocab = about.vocab_size
         self._capacity = buffers.capacity
         self._search = (SearchOptions(), 0)
-        """And the number of the first row that draws."""
+        """The search options, and the number of the first row that draws."""
         self._program: SamplerProgram | None = None
         state, ring = buffers.spans["state"], buffers.spans["ring"]
         self.handle = engine.make_sampler(
@@ -46,8 +46,8 @@ class RowSampler:
         )
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        """Pick so from now on; draws are those of the rows from number `row`. Steps find no drafts until `set_drafts`
-        is called."""
+        """Set the search options of later picks; random draws are those of row number `row` and the rows after it.
+        Steps find no drafts until `set_drafts` is called."""
         self._search = (options, row)
         self._set_program(Drafting())
 

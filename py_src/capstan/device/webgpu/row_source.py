@@ -1,4 +1,4 @@
-"""Makes and keeps decoders of several rows for one model, where a step can be taped that advances all of them."""
+"""Makes and keeps JointRows for one model: decoders of several rows, which one step of a tape advances together."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class SequenceBuffers:
     owned: tuple[DeviceBuffer, ...]
     """Buffers that were allocated here, and are freed by `destroy`."""
     given: Loan | None
-    """Buffers of the user's, held until then."""
+    """Buffers of the user's, held until `destroy`."""
     present: tuple[DeviceSpan, ...]
     """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
     graph needs them."""

@@ -19,13 +19,13 @@ HELD = frozenset({"float32", "float16", "int32", "int64", "uint32", "uint8", "bo
 """Element types of tensors that onnxruntime-web accepts as GPU buffers."""
 
 NO_WEIGHTS = SessionWeights(b"")
-"""Weights of a session whose graph has all its initializers."""
+"""For a session whose graph keeps all its initializers: no shared weights."""
 
 Open = Callable[[bool], Awaitable[ModelSession]]
 
 
 class WebGpuSession(PageSession):
-    """A session over GPU buffers; element types that these do not hold stay in Python's heap."""
+    """A session whose tensors are GPU buffers; those of element types outside HELD stay in Python's heap."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WebGpuSession(PageSession):
     async def start(
         cls, engine: GpuEngine, make: Open, memory: MemoryInfo, owner: str, weights: SessionWeights = NO_WEIGHTS
     ) -> WebGpuSession:
-        """`make(capture)` makes a session of the model, captured or not; `weights` are released at its end."""
+        """Open a session. `make(capture)` makes one with or without graph capture; `close` releases `weights`."""
         return cls(engine, await make(False), make, memory, owner, weights)
 
     def shared_weights(self) -> Mapping[str, int]:
