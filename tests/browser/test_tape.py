@@ -105,6 +105,7 @@ def test_norms_of_q_and_k_are_taken_in_by_attention_and_ids_are_the_oracles(
     assert tape["passes"]["direct"] == "no indirect dispatches"
 
 
+@pytest.mark.extended
 def test_ids_are_the_oracles_without_any_one_of_the_passes(scripts: PageScripts) -> None:
     # Tables of counts take long on a software adapter, and are compared with recorded counts elsewhere; "prefill" is
     # for prompts, "rows" for several sequences.
