@@ -23,7 +23,7 @@ from tests.weighted_nodes import KEPT, SHARED, Weighted, pairs, save, two_layers
 CPU, WEBGPU = "CPUExecutionProvider", "WebGpuExecutionProvider"
 BOOT_MS = 120_000
 BIG = two_layers()
-both = pytest.mark.parametrize("provider", [CPU, WEBGPU])
+both = pytest.mark.parametrize("provider", [WEBGPU, CPU])
 
 
 @dataclass
