@@ -2,7 +2,7 @@
 
 import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/gpu/kernels";
 import type { KernelText } from "../../web/src/gpu/wgsl";
-import { pipelineOf, withoutSubgroups } from "./subgroups";
+import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
   kernel: Omit<KernelText, "bindings">;
@@ -34,9 +34,7 @@ async function open(): Promise<Opened> {
   const { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage } = adapter.limits;
   const requiredLimits = { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage };
   const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
-  const { subgroupMinSize, subgroupMaxSize } = adapter.info;
-  const lanes = requiredFeatures.includes("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
-  return { device, pipelines: new FusedPipelines(device), lanes };
+  return { device, pipelines: new FusedPipelines(device), lanes: subgroupSize(adapter) };
 }
 
 function decode(text: string): Uint8Array<ArrayBuffer> {

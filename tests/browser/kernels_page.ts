@@ -3,7 +3,7 @@
 import { requestAdapter } from "../../web/src/gpu/adapter";
 import { FusedPipelines, kernelCode } from "../../web/src/gpu/kernels";
 import type { KernelText } from "../../web/src/gpu/wgsl";
-import { pipelineOf, withoutSubgroups } from "./subgroups";
+import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
   /** The initial contents of the buffers, base64, by the names of the bindings; sizes are multiples of 4. */
@@ -37,8 +37,7 @@ async function open(): Promise<Opened> {
     requiredFeatures: features,
     requiredLimits: { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage },
   });
-  const { subgroupMinSize, subgroupMaxSize } = adapter.info;
-  const lanes = features.includes("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
+  const lanes = subgroupSize(adapter);
   return { device, pipelines: new FusedPipelines(device), half: features.includes("shader-f16"), lanes };
 }
 

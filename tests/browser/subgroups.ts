@@ -3,6 +3,12 @@
 import type { FusedPipeline } from "../../web/src/gpu/kernels";
 import { declaredBindings } from "../../web/src/gpu/wgsl";
 
+/** The one size of an adapter's subgroups; 0 if it has none, or several. */
+export function subgroupSize(adapter: GPUAdapter): number {
+  const { subgroupMinSize, subgroupMaxSize } = adapter.info;
+  return adapter.features.has("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
+}
+
 const OPERATIONS = `
 var<private> own_thread: u32;
 var<workgroup> all_floats: array<f32, WORKGROUP>;
