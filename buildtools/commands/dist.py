@@ -32,10 +32,8 @@ HARNESS = ("harness.html", "harness.js", "blank.html")
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = (
-    *("assets", "capstan", "chat_turn", "client", "completions", "errors", "options", "page_request"),
-    *("page_types", "protocol"),
-    *("requests", "run", "session"),
-    "tool_calls",
+    *("assets", "capstan", "chat_turn", "client", "completions", "errors", "options"),
+    *("page_request", "page_types", "protocol", "requests", "run", "session", "tool_calls"),
 )
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
