@@ -112,4 +112,4 @@ def test_the_weight_store_is_left_out_if_a_page_says_so(blank_page: Page, page_e
     refused = """async () => (await import("/capstan/capstan.js")).Capstan
       .load("/models/nano-llama", { disableFileMappedWeights: "yes" }).catch(({ code, message }) => [code, message])"""
     code, message = blank_page.evaluate(refused)
-    assert (code, message) == ("OptionError", "disable_file_mapped_weights is 'yes'; it must be true or false or null")
+    assert (code, message) == ("OptionError", 'disableFileMappedWeights is "yes"; it must be a boolean')
