@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 
-from capstan.model_files.repository import DTYPES  # noqa: E402  # on the path just above
+from capstan.loading.repository import DTYPES  # noqa: E402  # on the path just above
 from tests.repository_layout import lay_out  # noqa: E402
 
 SMALL = ("config.json", "generation_config.json", "chat_template.jinja")

@@ -44,7 +44,7 @@ def search_options() -> tuple[Any, ...]:
 def speculation_options() -> tuple[Any, ...]:
     """The options of speculation that the command line has (capstan.stages.Option)."""
     find_package()
-    from capstan.generation.speculation import SPECULATION_OPTIONS
+    from capstan.stages.speculation import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
 

@@ -14,32 +14,34 @@ import sys
 
 from . import errors, measure, memory, notebook
 from .adapters import Adapters
+from .device.device_host import use_device_host
 from .errors import *  # noqa: F403  (whatever errors.__all__ names)
 from .fallback import FallbackWarning
 from .generation.generator import Generator
 from .generation.generator_params import GeneratorParams
 from .generation.named_processors import logits_processor, shortlist_processor
-from .generation.speculation import Speculation, SpeculationStats
-from .generation.stream import StoppingStream, TextStream
+from .generation.speculation import SpeculationStats
 from .generation.timing import Timing
-from .host import configure, use_host
+from .host import configure
 from .host.tracing import Trace, trace
+from .loading.planning import open_device, plan
 from .model import Model
 from .model_files.hub import HubRepository
-from .model_files.planning import open_device, plan
 from .signatures import check_arguments
 from .stages.search import SearchOptions
+from .stages.speculation import Speculation
+from .text.stream import StoppingStream, TextStream
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
 
 if sys.platform == "emscripten":
     from ._js.page_host import PageHost
 
-    use_host(PageHost)
+    use_device_host(PageHost)
 else:
     from .local.host import LocalHost
 
-    use_host(LocalHost)
+    use_device_host(LocalHost)
 
 __all__ = [
     "Adapters",

@@ -9,19 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .device.base import DeviceModel
-from .device.interface import DeviceInterface, Progress
+from .device.device_host import DeviceHost, current_device_host
+from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
+from .device.prefix_cache import PrefixCache, checked_limit
 from .device.rows import RowDecoder, SingleRow
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
-from .generation.prefix_cache import PrefixCache, checked_limit
 from .guidance import Encoder, Grammars, SpecialTokens, TokenBytes, special_tokens, vocabulary
-from .host import Host, current_host
 from .host.leaving import Leaving, when_dropped
+from .host.storage import Progress
+from .loading.folder import no_progress
+from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
+from .loading.recovery import opened_again
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
-from .model_files.folder import no_progress
-from .model_files.opening import Opened, open_model, search_options, set_stall_timeout, source_of
-from .model_files.recovery import opened_again
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
@@ -82,7 +83,7 @@ class Model:
         prefix_cache: int = 0,
         prefill_ms: float | None = None,
     ) -> None:
-        host = current_host()
+        host = current_device_host()
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
@@ -108,7 +109,7 @@ class Model:
         prefill_ms: float | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
-        host = current_host()
+        host = current_device_host()
         set_stall_timeout(host, stall_timeout)
         source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
@@ -117,7 +118,7 @@ class Model:
         model._set(host, opened, limit)
         return model
 
-    def _set(self, host: Host, opened: Opened, prefix_limit: int) -> None:
+    def _set(self, host: DeviceHost, opened: Opened, prefix_limit: int) -> None:
         config = opened.config
         self.host = host
         self.folder = opened.folder

@@ -16,8 +16,8 @@ from html import escape
 from typing import Any, Protocol
 
 from .generation.generator import Generator
-from .generation.stream import TextStream
 from .host import current_host
+from .text.stream import TextStream
 from .tokenizer import Tokenizer
 
 __all__ = ["Answer", "LoadProgress", "Timeline", "stream"]

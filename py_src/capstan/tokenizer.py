@@ -15,10 +15,10 @@ from operator import index
 from typing import Any, Protocol
 
 from .errors import CapstanError, ConfigError, OptionError
-from .generation.stream import TextStream
 from .model_files.config import parse_object
-from .model_files.expressions import danger
 from .model_files.json_text import NotJsonError, clipped, read_json
+from .text.expressions import danger
+from .text.stream import TextStream
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
@@ -194,7 +194,7 @@ class Tokenizer:
         variables["tools"] = None if tools is None or tools == "" else conversation("tools", tools)
         variables["documents"] = None
         try:
-            from .model_files.chat_template import render
+            from .text.chat_template import render
         except ImportError as error:
             raise CapstanError(
                 f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"

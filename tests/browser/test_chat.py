@@ -67,7 +67,7 @@ def test_a_conversation_has_the_oracles_ids_and_keeps_what_was_computed(harness:
 
 RENDER = """
 import json, sys
-from capstan.model_files.chat_template import render
+from capstan.text.chat_template import render
 templates, endless, variables = json.loads(sys.argv[1])
 for template in [*templates, *endless, "right afterwards: {{ [none] }}"]:
     try:

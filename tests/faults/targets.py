@@ -15,9 +15,9 @@ from capstan.device.webgpu.model_graphs import rewrite
 from capstan.errors import CapstanError
 from capstan.graph import parse, without_weights
 from capstan.host import current_host
+from capstan.loading.repository import derived_config
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.file_names import address_of, why_not_below
-from capstan.model_files.repository import derived_config
 from capstan.stages.search import SearchOptions
 from capstan.weights.manifest import parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord

@@ -12,17 +12,17 @@ from typing import Any, TypeVar, cast
 from capstan import Generator, GeneratorParams
 from capstan.device.cache_rows import CacheRows
 from capstan.device.carried_tensor import CarriedTensor
+from capstan.device.prefix_cache import PrefixCache
 from capstan.device.rows import ONE, Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
-from capstan.generation.prefix_cache import PrefixCache
-from capstan.generation.speculation import Speculation
 from capstan.host.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.model import Model
 from capstan.stages.sampling import NO_TOKEN
 from capstan.stages.search import SearchOptions
+from capstan.stages.speculation import Speculation
 
 __all__ = [
     "CONTEXT",

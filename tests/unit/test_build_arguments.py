@@ -17,7 +17,7 @@ from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
 from buildtools.errors import CommandError
 from buildtools.models import DTYPES, check_model, graphs_of, mounts
-from capstan.model_files import repository
+from capstan.loading import repository
 from capstan.weights.manifest import Manifest, parse_manifest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

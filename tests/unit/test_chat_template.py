@@ -5,8 +5,8 @@ from __future__ import annotations
 import jinja2
 import pytest
 
-from capstan.model_files import chat_template
-from capstan.model_files.chat_template import render
+from capstan.text import chat_template
+from capstan.text.chat_template import render
 from tests.chat_templates import CHATS, ENDLESS, TEMPLATES, VARIABLES, oracle, told
 from tests.looped import looped
 

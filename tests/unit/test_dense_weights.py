@@ -16,7 +16,7 @@ from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.wiring import Wiring
-from capstan.model_files.repository import derived_config
+from capstan.loading.repository import derived_config
 from tests.weight_bytes import bytes_of
 
 OPTIMUM = Path(__file__).parents[1] / "fixtures" / "repositories" / "nano-optimum"

@@ -9,7 +9,7 @@ import pytest
 
 from capstan.errors import ConfigError
 from capstan.local.tokenizer import LocalBackend
-from capstan.model_files.expressions import danger
+from capstan.text.expressions import danger
 from capstan.tokenizer import Tokenizer
 from tests.looped import looped
 

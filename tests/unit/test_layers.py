@@ -2,9 +2,9 @@
 
 The rules, which `problems` applies to the sources without importing them; imports for type checkers count, too:
 
-- A module imports modules of its own layer or of a lower one (LAYERS), and within its package of its own floor or of a
-  lower one (FLOORS).
-- No modules import one another in a circle, nor parts of LAYERS; buildtools and web have no circle either.
+- A module imports modules of rooms in its own layer or in a lower one (LAYERS), and within its package of its own floor
+  or of a lower one (FLOORS).
+- No modules import one another in a circle, nor do rooms; buildtools and web have no circle either.
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
 - Only `_js` and `page` import `js`, `pyodide`, and the page's object `_capstan_host`.
 
@@ -28,41 +28,19 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        *("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times"),
-        *("host.disk_file", "host.spans", "signatures"),
-    ),
-    (
-        *("graph", "guidance", "host.retrying", "host.storage", "memory", "stages"),
-        *("generation.speculation", "model_files.config", "model_files.hub", "model_files.model_types"),
-        "model_files.repository",
-    ),
-    (
-        "host",
-        "device.base",
-        "device.cache_rows",
-        "device.carried_tensor",
-        "device.element_types",
-        "device.lora",
-        "device.lora_file",
-        "device.rows",
-        "device.shortlist",
-        "device.interface",
-        "device.model_memory",
-    ),
-    ("host.leaving",),
-    ("host.notes", "tape", "weights"),
-    ("device", "device.webgpu", "device.wasm", "device.reference"),
+    ("errors", "fallback", "signatures"),
+    ("graph", "guidance", "memory", "model_files", "stages", "text"),
+    ("host",),
+    ("tape", "weights"),
+    ("device",),
+    ("loading",),
     ("_js", "local"),
-    (
-        *("generation.stream", "model_files", "onnxruntime", "tokenizer"),
-        *("generation.prefix_cache", "generation.row", "adapters", "host.tracing", "model"),
-        *("generation", "measure", "notebook"),
-    ),
-    ("genai",),
-    ("capstan", "page", "_js.start"),
+    ("onnxruntime",),
+    ("adapters", "generation", "measure", "model", "notebook", "tokenizer"),
+    ("genai", "page"),
+    ("capstan",),
 )
-"""Parts of the package, lowest layer first: a module, or a package with all below it that is not a part of its own."""
+"""Rooms of the package, which are its folders and the modules at its root, lowest layer first."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "_js": (
@@ -78,8 +56,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "carried_tensor lora_file model_memory page_session probe span_checks",
         "host_memory lora",
         "rows",
-        "base",
-        "host_sampled separate_rows",
+        "base prefix_cache",
+        "device_host host_sampled separate_rows",
         "reference wasm webgpu",
     ),
     "device.reference": ("device session", "model"),
@@ -109,9 +87,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "engine generator",
     ),
     "generation": (
-        "beam_search processors prompt replay run_ahead speculation step_counts stream timing",
+        "beam_search processors prompt replay run_ahead speculation step_counts timing",
         "generator_params named_processors row",
-        "flight prefix_cache",
+        "flight",
         "loop",
         "row_loop row_pool",
         "beam_loop constrained_loop processed_loop speculated_loop",
@@ -137,16 +115,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "guidance",
         "constraint",
     ),
-    "host": ("disk_file leaving spans storage", "notes retrying tracing"),
+    "host": ("disk_file leaving spans storage", "load_times notes retrying tracing"),
+    "loading": ("recovery repository", "folder", "opening planning"),
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
-    "model_files": (
-        "chat_template expressions file_names hub json_text load_times model_types recovery",
-        "config",
-        "repository",
-        "folder",
-        "opening planning",
-    ),
+    "model_files": ("file_names hub json_text model_types", "config"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value placement requirements",
@@ -161,7 +134,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "option",
         "float_arithmetic stage",
         "bad_words guided logit_bias max_time min_length min_p no_repeat_ngram repetition_penalty selection "
-        "stop_strings stop_token_ids token_penalties",
+        "speculation stop_strings stop_token_ids token_penalties",
         "program",
         "search",
         "sampling",
@@ -183,6 +156,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "gemv_recorded matmul_matrices",
         "matmul",
     ),
+    "text": ("chat_template expressions stream",),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
 """The modules and packages inside each package, lowest floor first."""
@@ -193,10 +167,10 @@ INSIDE_FUNCTIONS = {
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.read_request", "difflib"): "for an unknown field only",
-    ("model_files.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
+    ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",
-    ("tokenizer", "model_files.chat_template"): "jinja2 takes long to import, and is for chat templates only",
+    ("tokenizer", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")
 
@@ -256,15 +230,14 @@ def imports(name: str, text: str, modules: Mapping[str, str], whole: str = "caps
     yield from walk(ast.parse(text), False)
 
 
-def part_of(name: str) -> str | None:
-    """The part that a module belongs to, by the longest name; None if there is none."""
-    parts = [part for layer in LAYERS for part in layer if name == part or name.startswith(f"{part}.")]
-    return max(parts, key=len, default=None)
+def room_of(name: str) -> str:
+    """The room of a module: a folder of the package, or a module at its root."""
+    return name.split(".")[0]
 
 
-def layer_of(name: str) -> int:
-    part = part_of(name)
-    return next(i for i, layer in enumerate(LAYERS) if part in layer)
+def layer_of(name: str) -> int | None:
+    """The layer of a module's room; None if it is in none."""
+    return next((i for i, layer in enumerate(LAYERS) if room_of(name) in layer), None)
 
 
 def floor_of(package: str, name: str) -> int | None:
@@ -294,7 +267,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def problems(modules: Mapping[str, str]) -> list[str]:
     """Everything that breaks a rule, and reasons for imports that are not made any more."""
-    found = [f"{name} is in no layer; name it in LAYERS" for name in modules if part_of(name) is None]
+    found = [f"{name} is in no layer; name it in LAYERS" for name in modules if layer_of(name) is None]
     for name in modules:
         package, _, own = name.rpartition(".")
         if package and floor_of(package, own) is None:
@@ -302,7 +275,7 @@ def problems(modules: Mapping[str, str]) -> list[str]:
     if found:
         return found
     graph: dict[str, set[str]] = {name: set() for name in modules}
-    parts: dict[str, set[str]] = {}
+    rooms: dict[str, set[str]] = {}
     reasons_used = set()
     for name, text in modules.items():
         for item in imports(name, text, modules):
@@ -318,17 +291,16 @@ def problems(modules: Mapping[str, str]) -> list[str]:
             if item.target not in modules:
                 found.append(f"{where}there is no module {item.target}")
                 continue
-            if layer_of(item.target) > layer_of(name):
+            if (layer_of(item.target) or 0) > (layer_of(name) or 0):
                 found.append(f"{where}{item.target} is in a higher layer")
             for package, own, other in in_one_package(name, item.target):
                 if (floor_of(package, other) or 0) > (floor_of(package, own) or 0):
                     found.append(f"{where}{item.target} is on a higher floor of {package}")
             if item.target != name:
                 graph[name].add(item.target)
-                one, other = part_of(name) or "", part_of(item.target) or ""
-                if one != other:
-                    parts.setdefault(one, set()).add(other)
-    for kind, edges in (("modules", graph), ("parts", parts)):
+                if room_of(name) != room_of(item.target):
+                    rooms.setdefault(room_of(name), set()).add(room_of(item.target))
+    for kind, edges in (("modules", graph), ("rooms", rooms)):
         if around := circle(edges):
             found.append(f"{kind} import one another: {' -> '.join(around)}")
     for module, target in INSIDE_FUNCTIONS.keys() - reasons_used:
@@ -342,11 +314,11 @@ def test_capstan_keeps_its_layers() -> None:
     assert not found, "\n".join(found)
 
 
-def test_every_part_exists() -> None:
+def test_every_room_and_floor_exists() -> None:
     modules = sources()
     floors = [f"{package}.{name}" for package, floors in FLOORS.items() for floor in floors for name in floor.split()]
-    for named in ([part for layer in LAYERS for part in layer], floors):
-        assert [part for part in named if part not in modules] == []
+    for named in ([room for layer in LAYERS for room in layer], floors):
+        assert [name for name in named if name not in modules] == []
         assert len(set(named)) == len(named)
 
 
@@ -403,7 +375,7 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
             "memory.span, line 2: host is in a higher layer",
         ),
         ("_js.host", "from .. import page", "_js.host, line 1: page is in a higher layer"),
-        ("generation.stream", "from ..modell import Model", "generation.stream, line 1: there is no module modell"),
+        ("generation.row", "from ..modell import Model", "generation.row, line 1: there is no module modell"),
         (
             "tape.key",
             "class A:\n    def f():\n        from .. import host",
@@ -422,7 +394,6 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
         (
             "device.base",
             "if TYPE_CHECKING:\n    from .webgpu.model import WebGpuModel",
-            "device.base, line 2: device.webgpu.model is in a higher layer\n"
             "device.base, line 2: device.webgpu.model is on a higher floor of device",
         ),
         ("tape.strange", "", "tape.strange is on no floor of tape; name it in FLOORS"),
@@ -452,9 +423,9 @@ def test_what_breaks_a_rule_is_told(module: str, text: str, told: str) -> None:
             "tape.key tape.recording",
         ),
         (
-            {"tape.key": "from ..host.notes import build", "host.notes": "from ..tape.passes import x"},
-            "parts",
-            "host.notes tape",
+            {"graph.carried": "from ..model_files.config import x", "model_files.hub": "from ..graph import y"},
+            "rooms",
+            "graph model_files",
         ),
     ],
 )

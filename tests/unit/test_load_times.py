@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
-from capstan.model_files.load_times import during_load, phase
+from capstan.host.load_times import during_load, phase
 
 
 def test_phases_are_counted_from_the_start_of_the_load_and_may_overlap() -> None:

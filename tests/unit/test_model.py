@@ -123,7 +123,7 @@ class PaperHost:
 def host(monkeypatch: pytest.MonkeyPatch) -> PaperHost:
     names = ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
     paper = PaperHost({name: (LLAMA / name).read_bytes() for name in names})
-    monkeypatch.setattr(capstan.model, "current_host", lambda: paper)
+    monkeypatch.setattr(capstan.model, "current_device_host", lambda: paper)
     return paper
 
 

@@ -18,8 +18,8 @@ from capstan.errors import UnsupportedModelError
 from capstan.graph import pipeline
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.pipeline import Rewriting
+from capstan.loading.repository import derived_config
 from capstan.model_files.config import GenaiConfig
-from capstan.model_files.repository import derived_config
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError, OutOfMemoryError, fallback
-from capstan.generation.prefix_cache import PrefixCache, common
+from capstan.device.prefix_cache import PrefixCache, common
 from tests import oracle
 from tests.unit.paper_model import VOCAB, PaperModel, run_of, take
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from capstan import ClosedError, GeneratorParams, Model, OptionError, OutOfMemoryError, PromptError
+from capstan.device.prefix_cache import PrefixCache
 from capstan.device.separate_rows import SeparateRows
 from capstan.errors import DeviceLostError
-from capstan.generation.prefix_cache import PrefixCache
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
-from capstan.generation.speculation import Speculation
+from capstan.stages.speculation import Speculation
 from tests import oracle
 from tests.unit.paper_model import CONTEXT, EOS, PaperDecoder, PaperModel, run_of
 

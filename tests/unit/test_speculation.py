@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError
-from capstan.generation.speculation import NgramIndex, Speculation, SpeculationStats, Worth
+from capstan.generation.speculation import NgramIndex, SpeculationStats, Worth
+from capstan.stages.speculation import Speculation
 from tests.unit import paper_model
 from tests.unit.test_generator import Letters
 

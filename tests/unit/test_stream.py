@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import partial
 
-from capstan.generation.stream import StoppingStream, TextStream
+from capstan.text.stream import StoppingStream, TextStream
 
 SPECIAL = 300
 

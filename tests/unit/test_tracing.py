@@ -14,8 +14,8 @@ import pytest
 import capstan
 from capstan import OptionError
 from capstan.host import spans, tracing
+from capstan.host.load_times import phase
 from capstan.host.spans import HostSpans, Span, Spans
-from capstan.model_files.load_times import phase
 from tests.trace_format import slices_by_track
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "nano-llama"

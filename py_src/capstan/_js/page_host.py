@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..device.base import DeviceModel, TapeOptions
-from ..device.interface import DeviceInterface, Progress
+from ..device.interface import DeviceInterface
 from ..device.wasm.device import WasmDevice
 from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
@@ -22,17 +22,17 @@ from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
 from ..graph import data_ends, parse, without_weights
 from ..graph.description import tell_growing
+from ..host.load_times import phase
 from ..host.notes import Notes, build
 from ..host.retrying import pause, retried
 from ..host.spans import HostSpans
-from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData
+from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
+from ..loading.repository import ON_CPU, ON_F16, ON_F32
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
 from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
-from ..model_files.load_times import phase
-from ..model_files.repository import ON_CPU, ON_F16, ON_F32
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore

@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..device.interface import Progress
 from ..device.page_session import RunReply
 from ..device.webgpu.engine import BoundTensor
-from ..host.storage import ExternalData
+from ..host.storage import ExternalData, Progress
 from .coding import to_json
 from .errors import typed_errors
 from .own_host import capstan_host

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..errors import BufferMismatchError, ClosedError
-from ..generation.speculation import Speculation
 from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..stages.sampling import finite_logits, sample
 from ..stages.search import SearchOptions
+from ..stages.speculation import Speculation
 from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor
 from .rows import ONE, Burst, Counters, RowDecoder

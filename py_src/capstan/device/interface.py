@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,13 +30,9 @@ __all__ = [
     "DeviceTape",
     "Fetch",
     "OnHost",
-    "Progress",
     "Readback",
     "TensorSpec",
 ]
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is loaded, bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BufferMismatchError, OptionError
+from ..host.storage import Progress
 from ..memory import (
     AlignmentRequirements,
     DeviceBuffer,
@@ -24,7 +25,7 @@ from ..memory import (
     row_items,
     row_prefix,
 )
-from .interface import DeviceInterface, Progress
+from .interface import DeviceInterface
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, WeightEntry

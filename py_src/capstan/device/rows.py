@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..generation.speculation import Speculation
 from ..stages.search import SearchOptions
+from ..stages.speculation import Speculation
 from .cache_rows import CacheRows
 from .shortlist import Shortlist
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from ..fallback import fall_back
-from ..model_files.folder import laid_over
+from ..loading.folder import laid_over
 from ..model_files.json_text import NotJsonError, read_json
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..generation.generator_params import GeneratorParams as CapstanParams
-from ..generation.speculation import MAX_DRAFTS, Speculation
 from ..stages import integer
 from ..stages.search import SearchOptions
+from ..stages.speculation import MAX_DRAFTS, Speculation
 from .model import Model
 
 __all__ = ["GeneratorParams"]

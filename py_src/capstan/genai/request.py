@@ -12,7 +12,7 @@ from ..errors import ArgumentTypeError, ClosedError, OptionError, PromptError
 from ..generation.generator import Generator as CapstanGenerator
 from ..generation.generator_params import GeneratorParams as CapstanParams
 from ..generation.row_pool import PooledSequence
-from ..generation.stream import TextStream
+from ..text.stream import TextStream
 from .events import EngineErrorCode, EngineEventFlags, FinishReason, TurnUsage
 from .model import Model
 from .tensors import token_rows

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..device.device_host import current_device_host
 from ..errors import OptionError
 from ..fallback import fall_back
-from ..host import current_host
 
 __all__ = [
     "disable_telemetry_events",
@@ -24,7 +24,7 @@ __all__ = [
 def is_webgpu_available() -> bool:
     """Whether this browser offers a WebGPU adapter; False on CPython. The native package answers whether it was built
     with WebGPU."""
-    host = current_host()
+    host = current_device_host()
     return host.can_wait() and host.wait(host.has_webgpu())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ArgumentTypeError, ConfigError, OptionError
-from ..model_files.opening import read_configuration
+from ..loading.opening import read_configuration
 from ..tokenizer import conversation
 from .config import Config
 from .model import Model

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..text.stream import StoppingStream
 from .generator import Generator
-from .stream import StoppingStream
 
 __all__ = ["ChatTokenizer", "Conversation", "History"]
 

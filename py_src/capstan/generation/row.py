@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import LogitsError
 from ..stages.sampling import NO_TOKEN
-from .stream import StoppingStream
+from ..text.stream import StoppingStream
 
 __all__ = ["Row"]
 

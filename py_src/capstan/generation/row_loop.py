@@ -12,13 +12,13 @@ from ..adapters import ActiveAdapters, Adapters
 from ..device.rows import Burst, RowDecoder
 from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
 from ..memory import DeviceBuffer, DeviceSpan, Pools
+from ..text.stream import StoppingStream
 from .generator_params import GeneratorParams
 from .loop import DecodeLoop
 from .prompt import Prompt
 from .row import Row
 from .run_ahead import RunAhead
 from .step_counts import StepCounts
-from .stream import StoppingStream
 from .timing import Timing
 
 if TYPE_CHECKING:

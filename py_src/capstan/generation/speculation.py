@@ -5,56 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import OptionError
-from ..stages import Option, switch
+from ..stages.speculation import MAX_DRAFTS, Speculation
 
-__all__ = ["MAX_DRAFTS", "SPECULATION_OPTIONS", "NgramIndex", "Speculation", "SpeculationStats", "Worth"]
-
-MAX_DRAFTS = 16
-SPECULATION_OPTIONS = (
-    Option.integer(
-        "ngram_size",
-        2,
-        MAX_DRAFTS,
-        flag="speculate",
-        help="draft what followed the last N tokens where they stood before, and verify it in one step: 2 to 16",
-    ),
-    Option.integer(
-        "max_draft_tokens", 1, MAX_DRAFTS, flag="draft-tokens", help="drafts of a step with --speculate: 1 to 16"
-    ),
-)
-"""The options that are flags of the command line, too."""
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """How drafts are found. Limits and names are onnxruntime-genai's; OptionError outside of them.
-
-    The drafts are what followed the last `ngram_size` tokens of the sequence where they stood before, the latest such
-    place: at most `max_draft_tokens`. With `chained` they go on past the end of the sequence as if the drafts
-    before them were there. With `always` steps are drafted also where that takes longer.
-    """
-
-    ngram_size: int = 3
-    max_draft_tokens: int = 4
-    chained: bool = True
-    always: bool = False
-
-    def __post_init__(self) -> None:
-        for option in SPECULATION_OPTIONS:
-            object.__setattr__(self, option.name, option.read(getattr(self, option.name)))
-        for name in ("chained", "always"):
-            switch(name, getattr(self, name))
-
-    def require_one_sequence(self, rows: int, beams: int) -> None:
-        """Raise OptionError for several rows or beams, which speculation excludes."""
-        if beams > 1:
-            raise OptionError(f"num_beams is {beams}; beams are not drafted: set num_beams=1, or leave speculation off")
-        if rows > 1:
-            raise OptionError(
-                f"{rows} rows were asked for; speculation is for one sequence: set batch_size and "
-                "num_return_sequences to 1, or leave it off"
-            )
+__all__ = ["NgramIndex", "SpeculationStats", "Worth"]
 
 
 class NgramIndex:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..device.base import DeviceModel, TapeOptions
-from ..device.interface import DeviceInterface, Progress
 from ..errors import AsyncRequiredError
 from ..guidance.matcher import Grammars
-from ..memory import Fit
-from ..model_files.config import GenaiConfig
 from ..model_files.json_text import MOST_BYTES
 from .spans import HostSpans
-from .storage import Backing, WeightData
+from .storage import Backing, Progress, WeightData
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
 
@@ -21,7 +17,7 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """The host's files, clock, waits and devices."""
+    """The host's files, clock and waits; `device.device_host.DeviceHost` has its devices, too."""
 
     def now(self) -> float:
         """Milliseconds on the clock of all time stamps."""
@@ -76,7 +72,7 @@ class Host(Protocol):
         """The files of a model folder and of those below it; None if they cannot be listed."""
 
     async def dtypes(self, device: str) -> Sequence[str]:
-        """The dtypes of capstan.repository, those first that suit the device best."""
+        """The dtypes of capstan.loading.repository, those first that suit the device best."""
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """The backend of capstan.tokenizer.Tokenizer."""
@@ -97,36 +93,6 @@ class Host(Protocol):
     async def backing(self, folder: str) -> Backing | None:
         """The storage for files of one kind that lasts beyond a page load or process; None if there is none."""
 
-    async def open_model(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        options: TapeOptions,
-        progress: Progress,
-        keep_weights: bool,
-        onnx: bytes | None = None,
-    ) -> DeviceModel:
-        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
-
-    async def has_webgpu(self) -> bool:
-        """Whether there is a WebGPU adapter."""
-
-    async def open_device(self, device: str) -> DeviceInterface:
-        """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
-
-    async def fit(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        batch_size: int,
-        max_length: int | None,
-        budget: int | None,
-        onnx: bytes | None = None,
-    ) -> Fit:
-        """Whether a model's sequences would fit the device, from its graph alone."""
-
 
 def wait_here(host: Host, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
     """Block in the method `name` until that is done. Raises AsyncRequiredError with its twin where blocking is not
@@ -141,14 +107,14 @@ _make_host: Callable[[], Host] | None = None
 
 
 def use_host(make: Callable[[], Host]) -> None:
-    """Say what the host of this interpreter is; `capstan/__init__.py` does, as it alone knows all of them."""
+    """Say what the host of this interpreter is."""
     global _make_host
     _make_host = make
 
 
 def current_host() -> Host:
     """The host of this interpreter."""
-    assert _make_host is not None, "importing capstan calls use_host"
+    assert _make_host is not None, "importing capstan sets a host"
     return _make_host()
 
 

@@ -19,12 +19,16 @@ __all__ = [
     "MOST_GRAPH_BYTES",
     "MemorySink",
     "Outcome",
+    "Progress",
     "Sink",
     "Source",
     "SourceIdentity",
     "WeightData",
 ]
 
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is loaded, bytes done, bytes in all)."""
 
 MOST_GRAPH_BYTES = (2 << 30) - 1
 """The largest ONNX file: protobuf has no larger ones."""

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..device.base import DeviceModel, TapeOptions
-from ..device.interface import DeviceInterface, Progress
+from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, OptionError
 from ..host.disk_file import open_file, read_file
 from ..host.spans import HostSpans
-from ..host.storage import MOST_GRAPH_BYTES, Backing
+from ..host.storage import MOST_GRAPH_BYTES, Backing, Progress
+from ..loading.repository import ON_CPU
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
-from ..model_files.repository import ON_CPU
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
 from .data_file import DiskSource

@@ -1,1 +1,1 @@
-"""A model's files: where they are, what they say, whether the model fits, and how it is opened."""
+"""The contents of a model's files: configuration, names, hubs, JSON. `loading` opens the model that they describe."""

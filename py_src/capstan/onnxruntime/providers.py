@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..errors import AsyncRequiredError, OptionError
-from ..host import Host, current_host
+from ..host import Host
 
 __all__ = [
     "CPU",
@@ -98,7 +99,7 @@ def device_type_of(given: str) -> str:
 
 async def open_device(device_type: str) -> DeviceInterface:
     """The page's device: 'cpu', 'webgpu', or 'auto' for WebGPU on a hardware adapter, else the CPU; to be closed."""
-    return await current_host().open_device(device_type)
+    return await current_device_host().open_device(device_type)
 
 
 def provider_of(device: DeviceInterface) -> str:

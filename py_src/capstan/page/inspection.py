@@ -12,8 +12,8 @@ from .._js import host
 from ..errors import DeviceUnavailableError, OptionError
 from ..generation.generator import Generator
 from ..generation.timing import BurstTimes, Timing
+from ..loading.planning import plan
 from ..model_files.hub import HubRepository
-from ..model_files.planning import plan
 from ..tokenizer import Tokenizer
 from .requests import RunRequest
 

@@ -28,13 +28,13 @@ from ..generation.conversation import Conversation, History
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
-from ..generation.speculation import Speculation
-from ..generation.stream import StoppingStream
 from ..generation.timing import Timing
 from ..host.spans import span
 from ..host.tracing import begin_trace, end_trace
 from ..model import Model
 from ..model_files.hub import HubRepository
+from ..stages.speculation import Speculation
+from ..text.stream import StoppingStream
 from ..tokenizer import Tokenizer
 from .adapters import adapt, forget_adapters
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times

@@ -49,7 +49,7 @@ GENERATION = (
     ),
     Mutation(
         "prefix_cache.last_token",
-        "py_src/capstan/generation/prefix_cache.py",
+        "py_src/capstan/device/prefix_cache.py",
         'wanted = array("q", loop.rows[number].tokens[:-1])',
         'wanted = array("q", loop.rows[number].tokens)',
         "the last token of a prompt is taken over, too, so that nothing makes its logits",
@@ -57,7 +57,7 @@ GENERATION = (
     ),
     Mutation(
         "prefix_cache.other_adapter",
-        "py_src/capstan/generation/prefix_cache.py",
+        "py_src/capstan/device/prefix_cache.py",
         "            if kept.key == loop.cache_key:",
         "            if True:",
         "rows that were computed with another adapter are taken over",

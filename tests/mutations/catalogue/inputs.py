@@ -60,7 +60,7 @@ INPUTS = (
     ),
     Mutation(
         "stream.sent_twice",
-        "py_src/capstan/generation/stream.py",
+        "py_src/capstan/text/stream.py",
         "self._shown, self._sent = len(self._window), len(text)",
         "self._shown, self._sent = len(self._window), 0",
         "the context of a delta is given out again",
@@ -68,7 +68,7 @@ INPUTS = (
     ),
     Mutation(
         "stream.whole_held",
-        "py_src/capstan/generation/stream.py",
+        "py_src/capstan/text/stream.py",
         "whole = max(self._sent, len(text) - incomplete)",
         "whole = self._sent",
         "whole characters before an incomplete one are held back",
@@ -76,7 +76,7 @@ INPUTS = (
     ),
     Mutation(
         "expressions.final",
-        "py_src/capstan/model_files/expressions.py",
+        "py_src/capstan/text/expressions.py",
         "if around <= self._final or min(around) < q:",
         "if not around or min(around) < q:",
         "an ambiguous loop counts as slow although nothing can fail behind it",
@@ -92,7 +92,7 @@ INPUTS = (
     ),
     Mutation(
         "stream.stop_begun",
-        "py_src/capstan/generation/stream.py",
+        "py_src/capstan/text/stream.py",
         "for size in range(min(len(text), len(stop) - 1), 0, -1):",
         "for size in range(1, min(len(text), len(stop) - 1) + 1):",
         "the shortest beginning of a stop string is held back, not the longest",

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
-from ...generation.speculation import Speculation
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
 from ...stages.search import SearchOptions
+from ...stages.speculation import Speculation
 from ...tape import TapeKey
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor, carried

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...generation.speculation import Speculation
 from ...stages import Drafting
+from ...stages.speculation import Speculation
 from ..rows import Burst
 from .engine import GpuEngine
 from .row_sampler import RowSampler

@@ -14,14 +14,14 @@ from itertools import count
 from ...errors import CapstanError, DeviceUnavailableError
 from ...fallback import fall_back
 from ...graph import GraphDescription, WeightEntry
+from ...host.load_times import phase
 from ...host.notes import Notes, build
+from ...host.storage import Progress
 from ...memory import Capabilities
 from ...model_files.config import GenaiConfig
-from ...model_files.load_times import phase
 from ...tape import PASSES
 from ...weights.shared import Lease, SharedWeights
 from ..base import TapeOptions
-from ..interface import Progress
 from ..model_memory import ModelMemory
 from .device import WebGpuDevice
 from .engine import GpuSessions

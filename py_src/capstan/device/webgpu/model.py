@@ -11,12 +11,12 @@ from typing import cast
 from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
 from ...host.notes import Notes
+from ...host.storage import Progress
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...model_files.config import GenaiConfig
 from ...tape import TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import TapeOptions
-from ..interface import Progress
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import Lent
 from ..rows import RowDecoder

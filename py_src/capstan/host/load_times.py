@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
-from ..host.spans import span
+from .spans import span
 
 __all__ = ["LoadTimes", "during_load", "phase"]
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..device.interface import Progress
 from ..errors import ConfigError, OptionError
 from ..fallback import fall_back
 from ..host import Host
-from .config import GenaiConfig, parse_genai_config, parse_object, with_session_options
-from .json_text import clipped
+from ..host.storage import Progress
+from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
+from ..model_files.json_text import clipped
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
 
 __all__ = ["FoundModel", "find_model", "laid_over", "no_progress"]

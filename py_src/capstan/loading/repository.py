@@ -15,7 +15,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
-from .config import LARGEST, MOST, DecoderConfig, GenaiConfig, InputNames, OutputNames, Section, parse_object
+from ..model_files.config import (
+    LARGEST,
+    MOST,
+    DecoderConfig,
+    GenaiConfig,
+    InputNames,
+    OutputNames,
+    Section,
+    parse_object,
+)
 
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
-from ..device.cache_rows import CacheRows
-from ..device.rows import RowDecoder
 from ..errors import CapstanError, OptionError, OutOfMemoryError
 from ..fallback import fall_back
-from .row import Row
+from .cache_rows import CacheRows
+from .rows import RowDecoder
 
 __all__ = ["PrefixCache", "PrefixStats", "checked_limit"]
 
@@ -20,10 +19,20 @@ LEAST = 16
 """The shortest prefix that is worth a copy: the model runs on fewer tokens as fast."""
 
 
+class LiveRow(Protocol):
+    """A row of a generator."""
+
+    tokens: list[int]
+    valid: int
+    """Tokens at the start whose KV cache entries are known to be right."""
+
+
 class LiveRows(Protocol):
     """A generator's rows, as its loop has them."""
 
-    rows: list[Row]
+    @property
+    def rows(self) -> Sequence[LiveRow]: ...
+
     decoder: RowDecoder | None
     cache_key: Hashable
     """Everything besides the tokens that changes the caches' contents."""

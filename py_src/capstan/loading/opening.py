@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..device.base import DeviceModel, TapeOptions
-from ..device.interface import Progress
+from ..device.device_host import DeviceHost
 from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
+from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
+from ..host.storage import Progress
+from ..model_files.config import GenaiConfig
 from ..stages.search import SearchOptions
 from ..tape import PASSES
-from .config import GenaiConfig
 from .folder import FoundModel, find_model, no_progress
-from .load_times import during_load, phase
 
 __all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
 
@@ -112,7 +113,9 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
         host.stall_after(require_stall_timeout(seconds))
 
 
-async def open_model(host: Host, source: Source, progress: Progress = no_progress, keep_weights: bool = True) -> Opened:
+async def open_model(
+    host: DeviceHost, source: Source, progress: Progress = no_progress, keep_weights: bool = True
+) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times, span("load the model", "load"):
         folder = await host.adopt(source.path, keep_weights)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..device.model_memory import require_lengths
-from ..host import current_host
 from ..memory import Fit
 from .folder import find_model
 
@@ -19,7 +19,7 @@ async def open_device(device: str = "auto") -> DeviceInterface:
     The page has one GPU device: models, sessions and buffers of the page share it. Raises OptionError,
     DeviceUnavailableError.
     """
-    return await current_host().open_device(device)
+    return await current_device_host().open_device(device)
 
 
 async def plan(
@@ -38,7 +38,7 @@ async def plan(
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
     in all; WebGPU does not report the size of the memory.
     """
-    host = current_host()
+    host = current_device_host()
     folder = await host.adopt(path, keep=True)
     found = await find_model(host, folder, device, dtype)
     require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)

@@ -1,0 +1,66 @@
+"""The interface to a host that opens devices, and models on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..host import Host, use_host
+from ..host.storage import Progress
+from ..memory import Fit
+from ..model_files.config import GenaiConfig
+from .base import DeviceModel, TapeOptions
+from .interface import DeviceInterface
+
+__all__ = ["DeviceHost", "current_device_host", "use_device_host"]
+
+
+class DeviceHost(Host, Protocol):
+    """The host's devices, beside its files, clock and waits."""
+
+    async def open_model(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
+        onnx: bytes | None = None,
+    ) -> DeviceModel:
+        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
+
+    async def has_webgpu(self) -> bool:
+        """Whether there is a WebGPU adapter."""
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
+
+    async def fit(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        onnx: bytes | None = None,
+    ) -> Fit:
+        """Whether a model's sequences would fit the device, from its graph alone."""
+
+
+_make_host: Callable[[], DeviceHost] | None = None
+
+
+def use_device_host(make: Callable[[], DeviceHost]) -> None:
+    """Say what the host of this interpreter is, for `current_host`, too; `capstan/__init__.py` does, as it alone knows
+    all of them."""
+    global _make_host
+    _make_host = make
+    use_host(make)
+
+
+def current_device_host() -> DeviceHost:
+    """The host of this interpreter."""
+    assert _make_host is not None, "importing capstan calls use_device_host"
+    return _make_host()
