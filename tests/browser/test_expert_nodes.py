@@ -26,11 +26,13 @@ REFUSED = {
 SIZES = {
     f"{width} x {inner} in {block}": ExpertNode(1, width=width, inner=inner, block=block)
     for width, inner, block in (
-        *((64, 32, 32), (64, 128, 16), (128, 64, 64), (64, 64, 64), (192, 128, 64)),
+        *((64, 32, 32), (64, 128, 16), (128, 64, 64), (128, 64, 16), (64, 64, 64), (192, 128, 64)),
         *((64, 32, 64), (64, 96, 64), (64, 128, 64), (64, 128, 128)),
     )
 }
 """Whole blocks, then blocks that rows do not fill, or one block before several."""
+ROUNDED = ("128 x 64 in 64", "192 x 128 in 64")
+"""Refused on webgpu for GPUs with subgroups, which round the activations to int8; the software adapter does not."""
 
 
 def computed(scripts: PageScripts, device: str, nodes: dict[str, ExpertNode]) -> dict[str, Any]:
@@ -84,7 +86,8 @@ def test_experts_in_blocks_that_no_rule_forbids_are_computed(device: str, script
         name: not isinstance(found[name], str) and not wrong_rows(found[name], node) for name, node in SIZES.items()
     }
     allowed = {name: not uncomputed(graph.parse(node.model()), device, "") for name, node in SIZES.items()}
-    assert right == allowed
+    rounded = ROUNDED if device == "webgpu" else ()
+    assert allowed == right | dict.fromkeys(rounded, False)
     assert 4 < sum(right.values()) < len(SIZES)
 
 

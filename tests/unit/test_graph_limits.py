@@ -61,12 +61,31 @@ def test_experts_in_blocks_that_are_not_computed_are_refused_with_the_sizes() ->
         graph.require_computed(model, "webgpu")
     assert str(refused.value) == (
         "node experts (QMoE): onnxruntime-web refuses on webgpu block_size=64 for rows of 64 and 128 elements "
-        "(a qmoe_block_size below 64 is computed); export the model without it"
+        "(a qmoe_block_size below 64 is computed) (and 1 more); export the model without it"
     )
     with pytest.raises(
         UncomputedError, match=r"ignores on webgpu that rows of 32 .* \(block_size=64\); use device='wasm'"
     ):
         graph.require_computed(graph.parse(ExpertNode(1, block=64).model()), "webgpu")
+
+
+def test_experts_whose_activations_would_be_rounded_to_int8_are_refused_in_float32_alone() -> None:
+    for width, inner in ((128, 64), (192, 128)):
+        model = graph.parse(ExpertNode(1, width=width, inner=inner, block=64).model())
+        with pytest.raises(UncomputedError) as refused:
+            graph.require_computed(model, "webgpu")
+        assert str(refused.value) == (
+            "node experts (QMoE): onnxruntime-web ignores on webgpu the float32 of activations, which it rounds to "
+            "int8 in rows of 128 elements in blocks of 64 (rows that are no multiple of 128, blocks of 16 and float16 "
+            "are computed as they are); use device='wasm' for it"
+        )
+        graph.require_computed(model, "wasm")
+        for scales in (tensor for tensor in model.graph.initializer if tensor.name.startswith("scales")):
+            scales.data_type = TensorProto.FLOAT16
+        graph.require_computed(model, "webgpu")
+    for width, inner, block in ((128, 64, 16), (64, 64, 64), (192, 64, 64)):
+        model = graph.parse(ExpertNode(1, width=width, inner=inner, block=block).model())
+        graph.require_computed(model, "webgpu")
 
 
 def test_attention_over_windows_has_caches_of_all_positions() -> None:

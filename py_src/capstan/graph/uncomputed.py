@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import UncomputedError
 from .fed_lengths import source
-from .onnx_pb2 import ModelProto, NodeProto
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .wiring import Wiring
 
 __all__ = ["RULES", "Rule", "Uncomputed", "one_row_only", "require_computed", "uncomputed"]
@@ -23,9 +23,9 @@ ATTENTION = "GroupQueryAttention"
 POSITION_IDS, Q_NORM_WEIGHT = 9, 14
 """Inputs of GroupQueryAttention."""
 EXPERTS = "QMoE"
-FC1, FC2, FC3, ZERO_POINTS, ROUTER_WEIGHTS = 2, 5, 8, (11, 12, 13), 14
-"""Inputs of QMoE: weights of both products, those of a gate apart from fc1, zero points of each product, weights of the
-experts."""
+FC1, SCALES, FC2, FC3, ZERO_POINTS, ROUTER_WEIGHTS = 2, 3, 5, 8, (11, 12, 13), 14
+"""Inputs of QMoE: weights of both products with the scales of the first, weights of a gate apart from fc1, zero points
+of each product, weights of the experts."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,25 @@ def part_of_block(wiring: Wiring, node: NodeProto, position_ids: str) -> str | N
     return None if found is None else f"that rows of {found} elements are no whole blocks (block_size={block})"
 
 
+def rounded_activations(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    """Whether float32 activations of a product are rounded to int8. ORT does so in each product of QMoE on GPUs with
+    subgroups, as if the node allowed it (accuracy_level 4), if the sizes suit its kernel."""
+    block, rows = expert_rows(wiring, node)
+    scales = wiring.constants.get(given(node, SCALES))
+    if scales is None or scales.data_type != TensorProto.FLOAT or block % 32:
+        return None
+    # Each product gives what the other one reads, the first one a gate besides.
+    outputs = (2 * rows[1], rows[0]) if rows else ()
+    found = next((row for row, wide in zip(rows, outputs, strict=True) if row % 128 == 0 and wide % 16 == 0), None)
+    if found is None:
+        return None
+    sizes = f"rows of {found} elements in blocks of {block or found}"
+    return (
+        f"the float32 of activations, which it rounds to int8 in {sizes} (rows that are no multiple of 128, "
+        "blocks of 16 and float16 are computed as they are)"
+    )
+
+
 RULES = (
     Rule(ATTENTION, other_than("softcap", 0.0, integer=False), {"webgpu": "ignores"}),
     Rule(ATTENTION, own_positions, {"webgpu": "ignores"}),
@@ -146,6 +165,7 @@ RULES = (
     Rule(EXPERTS, other_than_swiglu, {"webgpu": "refuses"}),
     Rule(EXPERTS, one_block_of_few, {"webgpu": "refuses", "wasm": "refuses"}),
     Rule(EXPERTS, part_of_block, {"webgpu": "ignores"}),
+    Rule(EXPERTS, rounded_activations, {"webgpu": "ignores"}),
     Rule(EXPERTS, geglu, {"wasm": "refuses"}),
 )
 
