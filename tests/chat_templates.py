@@ -58,6 +58,7 @@ TEMPLATES = r"""{{ flag }}|{{ none }}|{{ one }}|{{ nested }}|{{ several }}
 {{ nested|string }} {{ 'x' ~ nested ~ flag ~ none ~ 1.0 }}
 {{ several|join(', ') }} {{ [true, none]|join('/') }} {{ 'abc'|join('-') }}
 {{ missing }}|{{ missing.x }}
+{{ 'Order 12345678901 of %s' % 'x' }} {{ 'Order 12345678901 of {:>5}'.format('x') }} {{ '12345678901: %5.2f' | format(one) }}
 {{ missing + 'a' }}
 {{ missing is defined }} {{ messages[9] is defined }} {{ messages[0].nope }}
 {{ text.upper() }} {{ text.title() }} {{ text.capitalize() }} {{ text.center(20) }} {{ text.zfill(14) }}

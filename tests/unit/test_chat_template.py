@@ -57,7 +57,15 @@ def test_a_refusal_has_the_value_the_limit_and_the_remedy(case: tuple[str, str])
         render(template, {})
 
 
-def test_a_long_conversation_is_within_the_budget() -> None:
+def test_a_long_conversation_is_within_the_budget(less_work: None) -> None:
     messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 800} for i in range(500)]
     for template in CHATS:
         assert len(render(template, {**VARIABLES, "messages": messages})) > 1_000_000
+    asks = "{% for each in messages %}{% if tools is not none %}{{ each.role }}{% endif %}{% endfor %}"
+    assert len(render(asks, {"messages": messages, "tools": ["x" * 1_000_000]})) > 3_000
+
+
+def test_a_long_conversation_does_not_let_a_template_double(less_work: None) -> None:
+    messages = [{"role": "user", "content": "word"} for _ in range(1_000)]
+    with pytest.raises(ValueError, match=r"at most \d+ are (allowed|made at once)"):
+        render(ENDLESS[0], {"messages": messages})

@@ -27,7 +27,8 @@ __all__ = ["render"]
 
 MOST_WORK = 100_000_000
 """Characters that one rendering makes or reads; an item of a collection and a call count as many as ITEM, a part of the
-body of a loop or macro as PART."""
+body of a loop or macro as PART. A long conversation has WORK_EACH more for each character that is rendered."""
+WORK_EACH = 100
 ITEM = 100
 PART = 50
 MOST_GROWN = 10_000_000
@@ -57,7 +58,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     if len(template) > LONGEST_TEMPLATE:
         raise ValueError(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read; shorten it")
     environment, compiled = _compiled(template)
-    environment.begin()
+    environment.begin(variables)
     return compiled.render(**variables)
 
 
@@ -163,13 +164,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         spent = pass_context(lambda context, cost: self._charge(cost))
         self.filters |= {"capstan looped": self._looped, "capstan spent": spent}
         self.filters |= {"capstan made": self._made, "capstan read": self._read}
-        self.begin()
+        self.begin({})
 
-    def begin(self) -> None:
-        """Begin a rendering, with the whole budget."""
-        self._left = MOST_WORK
+    def begin(self, variables: Mapping[str, Any]) -> None:
+        """Begin a rendering, with the whole budget for these variables."""
         self._weights: dict[int, tuple[Any, int]] = {}
         """By the address of a collection, which is kept, what it takes."""
+        self._most = self._left = MOST_WORK + WORK_EACH * sum(map(self._weight, variables.values()))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         found: nodes.Template = _Charged().visit(super()._parse(source, name, filename))
@@ -218,7 +219,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
             given = (*args[before:], *kwargs.values())
-            self._charge(ITEM + sum(map(self._size if name else self._weight, given)))
+            # A filter, or a test of one value, does not read what is in it.
+            self._charge(ITEM + sum(map(self._size if name or len(given) == 1 else self._weight, given)))
             if name is not None and given:
                 self._foresee(name, given[0], given[1:])
             return self._made(function(*args, **kwargs))
@@ -232,7 +234,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             text = str(receiver)
             # Only a `*`, or a field within a field, takes a width from the values.
             from_values = count if "*" in text or re.search(r"\{[^{}]+\{", text) else 0
-            self._grow(sum(map(int, re.findall(r"\d+", text))) + from_values)
+            # Numbers of the text around the fields are no widths; fields with names may hold anything.
+            fields = [text] if re.search(r"%\(|\{[^{}]*\{", text) else re.findall(r"%[-#0 +]*[\d.]*|\{[^{}]*\}", text)
+            self._grow(sum(map(int, re.findall(r"\d+", " ".join(fields)))) + from_values)
             return
         if name in NUMBERS_ARE_VALUES:
             count = 0
@@ -256,7 +260,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._left -= amount
         if self._left < 0:
             raise ValueError(
-                f"it takes {MOST_WORK - self._left} characters, an item counting as {ITEM}, and at most {MOST_WORK} "
+                f"it takes {self._most - self._left} characters, an item counting as {ITEM}, and at most {self._most} "
                 "are allowed; shorten its loops, or the conversation"
             )
 
