@@ -260,3 +260,29 @@ def test_the_tokenizers_package_gives_the_same_ids_and_text(make: Make) -> None:
         for text in TEXTS:
             assert local.encode(text) == page.encode(text)
             assert local.decode(local.encode(text)) == page.decode(page.encode(text))
+
+
+KIMI = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def split_by(expression: str, make: Make) -> Tokenizer:
+    content = json.loads((ONE_OF_EACH[0] / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, by_bytes]}
+    return Tokenizer.from_files(make, json.dumps(content))
+
+
+def test_sets_of_onigurumas_split_alike_or_are_refused(make: Make) -> None:
+    texts = [*TEXTS, "def f中文(x):\r\n  return don't HELLO world1234 abc!?\n"]
+    for expression in (KIMI, "[[:alpha:]]+", "[[:punct:]]|[[:^space:]a]+", "[a-z&&[^aeiou]]+", "[^[a-m]]+"):
+        page, local = split_by(expression, make), split_by(expression, LocalBackend)
+        for text in texts:
+            assert page.encode(text) == local.encode(text), (expression, text)
+    for expression in (r"\R", r"\X"):
+        assert split_by(expression, LocalBackend).encode("a\r\nb")
+        with pytest.raises(ConfigError, match="a BPE tokenizer that cannot be built .*Invalid"):
+            split_by(expression, make)

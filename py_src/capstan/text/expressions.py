@@ -9,12 +9,14 @@ loop, or from one loop to another, read the same text. That does harm only if it
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -30,12 +32,44 @@ _PRIVATE = 0xF0000
 """The first of the characters that stand for properties while Python reads an expression."""
 _EACH_CATEGORY = "AaǅʰªÀàΩжあ漢한\u0301\u0903\u20dd٣7Ⅷ½‿_-—([)]«»!、+∑$€^`ˆ©🙂 \u00a0\u2028\u2029\u3000\t\r\n\u200b\0"
 _TOKEN = re.compile(
-    r"\\[pP](?P<property>\{[^{}]*\}|[A-Z])|\\[xu]\{(?P<number>[0-9a-fA-F]{1,6})\}|\\.|\[:|\[\^?\]?|&&|\(\?<(?![=!])|.",
+    r"\\[pP](?P<property>\{[^{}]*\}|[A-Z])|\\[xu]\{(?P<number>[0-9a-fA-F]{1,6})\}|\\."
+    r"|(?P<posix>\[:\^?\w+:\])|\[\^?\]?|&&|\(\?<(?![=!])|.",
     re.DOTALL,
 )
-_SPELLINGS = {"|": "|()", "(?<": "(?P<", "\\z": "\\Z", "\\G": "", "\\h": "[0-9a-fA-F]"}
+# A library reads a line end (\R) and a character with its marks (\X) in one way only, so that each is one position.
+_SPELLINGS = {
+    "|": "|()",
+    "(?<": "(?P<",
+    "\\z": "\\Z",
+    "\\G": "",
+    "\\h": "[0-9a-fA-F]",
+    "\\R": "[\\n-\\r\\x85\u2028\u2029]",
+    "\\X": "(?s:.)",
+}
+_POSIX: dict[str, Callable[[str], bool | None]] = {
+    "alpha": str.isalpha,
+    "alnum": str.isalnum,
+    "digit": str.isdigit,
+    "lower": str.islower,
+    "upper": str.isupper,
+    "space": str.isspace,
+    "blank": " \t".__contains__,
+    "cntrl": lambda character: character < " " or character == "\x7f",
+    "graph": lambda character: "!" <= character <= "~",
+    "print": lambda character: " " <= character <= "~",
+    "ascii": lambda _: True,
+    "xdigit": string.hexdigits.__contains__,
+    "word": lambda character: character.isalnum() or character == "_",
+}
+"""Classes by name, for ASCII: `punct` has other characters in each library, and so have all beyond ASCII."""
+_FOREIGN = {"Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Arabic", "Hebrew", "Cyrillic", "Greek"}
+"""Scripts without a character of ASCII."""
 _MEMBERS = sorted({*map(chr, range(128)), *_EACH_CATEGORY})
 """Characters out of every general category, by which sets are compared; those that an expression names come to them."""
+
+
+_Test = Callable[[str], bool | None]
+"""Whether a character is in a set; None if that is not known."""
 
 
 class UnreadError(Exception):
@@ -51,6 +85,14 @@ def danger(expression: str) -> str | None:
         return _Walks(expression).danger()
     except (UnreadError, re.error, OverflowError, RecursionError) as error:
         return f"it cannot be looked at ({error})"
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A set in another one, or an intersection: the members of each part, as Python reads them."""
+
+    negated: bool
+    parts: list[Any]
 
 
 @dataclass
@@ -69,8 +111,9 @@ class _Part:
 
 class _Walks:
     def __init__(self, expression: str) -> None:
-        self._properties: list[str] = []
-        self._tests: list[Callable[[str], bool]] = []
+        self._properties: list[str | _Set] = []
+        """Properties, classes and sets, by the private characters that stand for them."""
+        self._tests: list[_Test] = []
         """Whether each position matches a character."""
         self._matches: dict[int, frozenset[str]] = {}
         """The members that each position matches, computed on demand."""
@@ -82,36 +125,53 @@ class _Walks:
             warnings.simplefilter("ignore")
             parsed = parser.parse(self._for_python(expression))
         self._flags: int = parsed.state.flags
-        self._members = frozenset({*_MEMBERS, *map(chr, _named(parsed))})
+        within = [part for each in self._properties if isinstance(each, _Set) for part in each.parts]
+        self._members = frozenset({*_MEMBERS, *map(chr, chain(_named(parsed), *map(_named, within)))})
         self._final = self._series(list(parsed)).final
 
     def _for_python(self, expression: str) -> str:
         """Other spellings become Python's, properties private characters. Each `|` gets an empty group behind it:
         without it Python would make one set of `a|A`."""
-        written: list[str] = []
-        sets = 0
-        """How deep in sets within each other, which become one."""
-        for found in _TOKEN.finditer(expression):
+        tokens = _TOKEN.finditer(expression)
+        return "".join(
+            self._set(found[0], tokens, 0) if found[0].startswith("[") and not found["posix"] else self._token(found)
+            for found in tokens
+        )
+
+    def _token(self, found: re.Match[str], within: bool = False) -> str:
+        """A token outside of sets, or `within` one."""
+        token = found[0]
+        if found["property"]:
+            return self._private(token[1] + found["property"].strip("{}"))
+        if found["number"]:
+            return "\\U" + found["number"].zfill(8)
+        if within:
+            return self._private(token) if found["posix"] else token.replace("\\h", "0-9a-fA-F")
+        return _SPELLINGS.get(token, token)
+
+    def _set(self, opening: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
+        """A set behind its opening; a private character for one in another set, or an intersection."""
+        if depth > MANY:
+            raise UnreadError(f"more than {MANY} sets in each other")
+        parts = ["\\]" if opening.endswith("]") else ""]
+        negated = "^" in opening
+        for found in tokens:
             token = found[0]
-            if found["property"]:
-                self._properties.append(token[1] + found["property"].strip("{}"))
-                token = chr(_PRIVATE + len(self._properties) - 1)
-            elif found["number"]:
-                token = "\\U" + found["number"].zfill(8)
-            elif token.startswith("["):
-                if (sets and token != "[") or token.startswith("[:"):
-                    raise UnreadError(f"{token} in a set")
-                token = "\\[" if sets else token
-                sets += 1
-            elif token == "]" and sets:
-                sets -= 1
-                token = "" if sets else token
-            elif token == "&&" and sets:
-                raise UnreadError("&& in a set")
-            elif not sets:
-                token = _SPELLINGS.get(token, token)
-            written.append(token)
-        return "".join(written)
+            if token == "&&":
+                parts.append("")
+            elif token.startswith("[") and not found["posix"]:
+                parts[-1] += self._set(token, tokens, depth + 1)
+            elif token != "]":
+                parts[-1] += self._token(found, within=True) if parts[-1] or token != "^" else "\\^"
+            elif depth or len(parts) > 1:
+                return self._private(_Set(negated, [list(parser.parse(f"[{part}]")) for part in parts]))
+            else:
+                return f"[{'^' * negated}{parts[0]}]"
+        raise UnreadError("a set without an end")
+
+    def _private(self, meaning: str | _Set) -> str:
+        self._properties.append(meaning)
+        return chr(_PRIVATE + len(self._properties) - 1)
 
     # Parts of an expression.
 
@@ -188,16 +248,16 @@ class _Walks:
         self._follow.append(Counter())
         return _Part(Counter([position]), Counter([position]), {position}, 0, False)
 
-    def _holds(self, kind: Any, given: Any) -> Callable[[str], bool]:
+    def _holds(self, kind: Any, given: Any) -> _Test:
         if kind is op.ANY:
             return lambda character: True
         if kind in (op.LITERAL, op.NOT_LITERAL):
             return self._one(given, kind is op.LITERAL)
         negated = any(each is op.NEGATE for each, _ in given)
         tests = [self._member(each, value) for each, value in given if each is not op.NEGATE]
-        return lambda character: any(test(character) for test in tests) != negated
+        return lambda character: _signed(_any(test(character) for test in tests), not negated)
 
-    def _member(self, kind: Any, given: Any) -> Callable[[str], bool]:
+    def _member(self, kind: Any, given: Any) -> _Test:
         if kind is op.RANGE:
             cases = self._cases if self._flags & re.IGNORECASE else lambda character: {character}
             return lambda character: any(given[0] <= ord(case) <= given[1] for case in cases(character))
@@ -205,17 +265,29 @@ class _Walks:
             return _CLASSES[given]
         return self._one(given, True)
 
-    def _one(self, code: int, positive: bool) -> Callable[[str], bool]:
-        """A test for a character, or for the property that a private one stands for; `positive` or negated."""
+    def _one(self, code: int, positive: bool) -> _Test:
+        """A test for a character, or for what a private one stands for; `positive` or negated."""
         if 0 <= code - _PRIVATE < len(self._properties):
-            sign, name = self._properties[code - _PRIVATE][0], self._properties[code - _PRIVATE][1:]
-            if not re.fullmatch(r"[CLMNPSZ][a-z]?", name):
-                # A script: any character beyond ASCII, for all that is known.
-                return lambda character: ord(character) > 127
-            wanted = (sign == "p") == positive
-            return lambda character: unicodedata.category(character).startswith(name) == wanted
+            test = self._meant(self._properties[code - _PRIVATE])
+            return lambda character: _signed(test(character), positive)
         same = self._cases(chr(code)) if self._flags & re.IGNORECASE else {chr(code)}
         return lambda character: (character in same) == positive
+
+    def _meant(self, meaning: str | _Set) -> _Test:
+        """The test for a property, a class or a set."""
+        if isinstance(meaning, _Set):
+            parts = [self._holds(*part[0]) for part in meaning.parts]
+            # In all parts: not outside of any.
+            return lambda character: _signed(_any(_signed(part(character), False) for part in parts), meaning.negated)
+        if meaning.startswith("["):
+            name = meaning.strip("[:^]")
+            holds = _POSIX.get(name, lambda _: None)
+            return lambda character: _signed(holds(character) if character.isascii() else None, "^" not in meaning)
+        sign, name = meaning[0] == "p", meaning[1:]
+        if re.fullmatch(r"[CLMNPSZ][a-z]?", name):
+            return lambda character: unicodedata.category(character).startswith(name) == sign
+        foreign = name.rpartition("=")[2] in _FOREIGN
+        return lambda character: not sign if foreign and character.isascii() else None
 
     @staticmethod
     def _cases(character: str) -> set[str]:
@@ -285,7 +357,8 @@ class _Walks:
 
     def _matched(self, position: int) -> frozenset[str]:
         if position not in self._matches:
-            self._matches[position] = frozenset(filter(self._tests[position], self._members))
+            test = self._tests[position]
+            self._matches[position] = frozenset(each for each in self._members if test(each) is not False)
         return self._matches[position]
 
 
@@ -297,6 +370,16 @@ _CLASSES: dict[Any, Callable[[str], bool]] = {
     op.CATEGORY_WORD: lambda character: character.isalnum() or character == "_",
     op.CATEGORY_NOT_WORD: lambda character: not (character.isalnum() or character == "_"),
 }
+
+
+def _any(found: Iterable[bool | None]) -> bool | None:
+    """Whether one is true; None if that is not known."""
+    values = set(found)
+    return True if True in values else None if None in values else False
+
+
+def _signed(value: bool | None, positive: bool) -> bool | None:
+    return None if value is None else value == positive
 
 
 def _named(parsed: Iterable[Any]) -> Iterator[int]:
