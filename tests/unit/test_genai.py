@@ -6,6 +6,7 @@ Intended differences have tests of their own here, and their reasons in docs/gen
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -296,10 +297,13 @@ def test_a_model_that_names_webgpu_is_asked_for_there(monkeypatch: pytest.Monkey
     assert asked == ["webgpu", "cpu"]
 
 
-def logged(og: Any, file: Path, **options: Any) -> tuple[list[str], str]:
+TOKENS = ("generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length")
+TENSORS = ("model_input_values", "model_output_shapes", "model_output_values", "model_logits")
+
+
+def logged(og: Any, file: Path, shown: tuple[str, ...] = TOKENS, **options: Any) -> tuple[list[str], str]:
     """The lines of a generation that a function got, and those of another one in a file."""
     lines: list[str] = []
-    shown = ("generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length")
     try:
         og.set_log_options(enabled=True, **dict.fromkeys(shown, True))
         og.set_log_callback(lines.append)
@@ -319,10 +323,53 @@ def test_the_log_is_the_native_packages(options: dict[str, Any], tmp_path: Path)
     assert len(found[0]) > 8
 
 
-def test_lines_of_tensors_are_a_step_down_and_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.warns(FallbackWarning, match="log option model_logits"):
-        genai.set_log_options(model_logits=True)
-    genai.set_log_options(model_logits=False)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_length": 7},
+        {"max_length": 6, "tokens": [[5, 6, 7], [8, 9, 10]], "batch_size": 2},
+        {"max_length": 8, "overlay": '{"search": {"past_present_share_buffer": false}}'},
+        {"max_length": 15, "tokens": list(range(5, 17))},
+    ],
+)
+def test_lines_of_tensors_are_the_native_packages(options: dict[str, Any], tmp_path: Path) -> None:
+    """Numbers of the two differ by rounding at the fifth digit; the rest of the text does not."""
+    number = r"-?\d+\.\d+(?:e-\d+)?"
+    for shown in ((*TOKENS, *TENSORS), ("model_logits", "model_output_shapes")):
+        expected, found = (logged(og, tmp_path / og.__name__, shown, **options) for og in (native, genai))
+        for one, other in (("".join(expected[0]), "".join(found[0])), (expected[1], found[1])):
+            assert re.sub(number, "#", other.rstrip("\r\n")) == re.sub(number, "#", one.rstrip("\r\n"))
+            numbers = ([float(value) for value in re.findall(number, text)] for text in (other, one))
+            np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-4)
+
+
+def test_a_rewound_sequence_and_beams_are_logged_as_natively(tmp_path: Path) -> None:
+    def work(og: Any) -> str:
+        lines: list[str] = []
+        try:
+            og.set_log_options(enabled=True, ansi_tags=False, append_next_tokens=True, model_logits=True)
+            og.set_log_options(value_stats=False)
+            og.set_log_callback(lines.append)
+            one = generator(og)
+            for _ in range(2):
+                one.get_logits()
+                one.generate_next_token()
+            one.rewind_to(6)
+            one.generate_next_token()
+            generate(generator(og, num_beams=2), 2)
+        finally:
+            og.set_log_callback(None)
+            og.set_log_options(enabled=False, ansi_tags=True, append_next_tokens=False, model_logits=False)
+            og.set_log_options(value_stats=True)
+        return re.sub(r"(-?\d+\.\d\d)\d*", r"\1", "".join(lines))
+
+    assert work(genai) == work(native)
+
+
+def test_onnxruntimes_log_is_a_step_down_and_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.warns(FallbackWarning, match="log option ort_lib"):
+        genai.set_log_options(ort_lib=True)
+    genai.set_log_options(ort_lib=False)
     with pytest.raises(CapstanError, match="filename is .*cannot be written"):
         genai.set_log_options(filename=str(tmp_path))
 

@@ -62,6 +62,22 @@ def test_states_that_each_run_overwrites(picks: int) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("picks", [0, 2])
+def test_positions_of_three_axes(picks: int) -> None:
+    outcomes = []
+    for og in (native, genai):
+        model = loaded(og, folder=str(ROOT / "tests/fixtures/families/qwen2_5_vl_text"))
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=16, batch_size=2)
+        one = og.Generator(model, params)
+        one.append_tokens([[5, 6, 7], [8, 9, 10]])
+        for _ in range(picks):
+            one.generate_next_token()
+        outcomes.append(one.get_input("position_ids"))
+    assert outcomes[0].shape[0] == 3
+    np.testing.assert_array_equal(*outcomes)
+
+
 def test_tensors_of_beams_behind_their_prompt() -> None:
     expected, found = (shown(og, num_beams=2) for og in (native, genai))
     for name, tensor in expected.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator as CapstanGenerator
 from .adapters import Adapters
 from .last_run import LastRun
-from .log import fields, log, logs
+from .log import fields, log, logs, tensor_lines
 from .model import Model
 from .params import GeneratorParams
 from .speculative import speculation_stats
@@ -44,6 +45,13 @@ class Generator:
         self._last = LastRun(model.capstan, self.capstan, chosen, whole)
         self._terminated = False
         search = chosen.search
+        self._beams = search.num_beams > 1
+        if whole and self._beams:
+            log(
+                "warning",
+                "past_present_share_buffer search option set to true, but has been disabled due to the current "
+                "configuration. See https://aka.ms/generate_config for details",
+            )
         self._told: dict[str, object] = {"do_sample": int(search.do_sample), "top_k": search.top_k}
         self._told |= {"top_p": f"{search.top_p:g}", "temperature": f"{search.temperature:g}"}
         self._ends, self._ended = search.eos_token_ids, set[int]()
@@ -61,8 +69,9 @@ class Generator:
         self._back, self._done = None, False
         self._ended.clear()
         if logs("append_next_tokens"):
-            for tokens_of_rows in zip(*rows, strict=True):
+            for tokens_of_rows in [chain(*rows)] if self._beams else zip(*rows, strict=True):
                 self._log_tokens(tokens_of_rows)
+        self._log_run()
 
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
@@ -74,19 +83,32 @@ class Generator:
         if self._back is not None:
             self.capstan.append_tokens([self._back])
             self._last.begin([[self._back]])
+            self._log_tokens([self._back])
+            self._log_run()
             self._back = None
         if self.capstan.token_count() >= self.capstan.max_length:
             raise OptionError(
                 f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
                 f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
             )
+        self._go_on()
         if logs("generate_next_token"):
             log("generate_next_token", fields(**self._told, sequence_length=self.capstan.token_count()))
         self.capstan.generate_next_token()
-        self._last.go_on()
         self._next = self._last.picked = self.capstan.get_next_tokens()
         self._done = self.capstan.is_done()
         self._log_step()
+
+    def _go_on(self) -> None:
+        """The picked tokens are run, if there are any."""
+        if self._last.picked is not None:
+            self._last.go_on()
+            self._log_run()
+
+    def _log_run(self) -> None:
+        """Log the tensors of the last run."""
+        if tensor_lines():
+            self._last.log(self._logits)
 
     def _log_step(self) -> None:
         """Log the tokens of a step, and whether they end rows."""
@@ -128,7 +150,10 @@ class Generator:
 
     def get_logits(self) -> Any:
         """The logits of the next tokens, float32 [rows, 1, vocabulary]."""
-        self._last.go_on()
+        self._go_on()
+        return self._logits()
+
+    def _logits(self) -> Any:
         return as_array(flat_numbers(self.capstan.get_logits()), "float32", [self._rows, 1, self._vocabulary])
 
     def set_logits(self, values: Any, /) -> None:

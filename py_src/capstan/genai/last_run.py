@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -13,9 +13,11 @@ from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.replay import Replay
+from ..graph import GraphDescription
 from ..host import wait_here
 from ..model import Model
 from ..model_files.config import InputNames, OutputNames
+from .log import log, log_logits, log_tensor, logs
 from .tensors import as_array, flat_numbers, of_bytes
 
 __all__ = ["LastRun"]
@@ -69,18 +71,24 @@ class LastRun:
     def input(self, name: str) -> Any:
         """An input by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
         names = self._model.config.decoder.inputs
+        about = self._about
         if is_carried(name, vars(names).values()):
             # If past and present share a buffer, the run wrote into the cache that it read.
             state = is_carried(name, (names.past_conv_names, names.past_recurrent_names))
             written = 0 if self._whole_caches and not state else len(self.tokens[0]) if self.tokens else 0
             return self._carried(name, self._length() - written)
-        if name not in (names.input_ids, names.attention_mask):
+        if name not in (names.input_ids, names.attention_mask, about.position_ids):
             raise OptionError(f"get_input({name!r}): the inputs are {listed(names)}")
         if not self.tokens:
             raise OptionError(f"get_input({name!r}): nothing was run yet; append tokens first")
         if name == names.input_ids:
             return as_array(chain(*self.tokens), "int64", [len(self.tokens), len(self.tokens[0])])
         length = self._length()
+        if name == about.position_ids:
+            axes = next(len(each.dims) for each in about.inputs if each.name == name) - 2
+            first = length - len(self.tokens[0])
+            rows = [place if place not in padded else 0 for padded in self._padded for place in range(first, length)]
+            return as_array(rows * (3 if axes else 1), "int64", [*[3] * axes, len(self._padded), length - first])
         mask = [int(place not in padded) for padded in self._padded for place in range(length)]
         return as_array(mask, "int64", [len(self._padded), length])
 
@@ -99,6 +107,30 @@ class LastRun:
         else:
             found = [value for row in range(self._rows) for value in self._logits(row, count)]
         return as_array(found, "float32", [self._rows, count, vocabulary])
+
+    def log(self, logits: Callable[[], Any]) -> None:
+        """Write the log's lines of tensors, as far as they are on; `logits` gives those that a token is picked from."""
+        about = self._about
+        carried = (*about.cache, *about.states)
+        if logs("model_input_values"):
+            log("model_input_values", "")
+            positions = [about.position_ids] if about.position_ids is not None else []
+            for name in (about.input_ids, *positions, about.mask):
+                log_tensor(name, self.input(name), values=True)
+            for each in carried:
+                # Before the run, unlike `input`.
+                log_tensor(each.past, self._carried(each.past, self._length() - len(self.tokens[0])), values=True)
+        for kind in ("model_output_shapes", "model_output_values"):
+            if logs(kind):
+                log(kind, "")
+                for name in (about.logits, *(each.present for each in carried)):
+                    log_tensor(name, self.output(name), kind == "model_output_values")
+        if logs("model_logits"):
+            log_logits(logits())
+
+    @property
+    def _about(self) -> GraphDescription:
+        return self._model._open().memory.description
 
     def _logits(self, row: int, count: int) -> list[float]:
         """Those of the last positions of a row, 0 at padding."""

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+from array import array
 from collections.abc import Callable
+from math import fsum, prod, sqrt
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from ..fallback import fall_back
 
-__all__ = ["fields", "log", "logs", "set_log_callback", "set_log_options"]
+__all__ = [
+    *("fields", "log", "log_logits", "log_tensor", "logs", "set_log_callback", "set_log_options", "tensor_lines"),
+]
 
-WRITTEN = ("generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length")
-"""The switches whose lines Capstan writes."""
 SWITCHES = (
-    *("enabled", "ansi_tags", *WRITTEN),
-    *("warning", "model_input_values", "model_output_shapes", "model_output_values", "model_logits", "ort_lib"),
-    "value_stats",
+    *("enabled", "ansi_tags", "warning", "generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length"),
+    *("model_input_values", "model_output_shapes", "model_output_values", "model_logits", "value_stats", "ort_lib"),
 )
 """Log options that are on or off; `filename` is a text."""
+SHOWN = 5
+"""Values that are shown of each end of a tensor."""
+TYPES = {"l": "int64", "q": "int64", "f": "float32", "e": "float16", "H": "float16"}
+"""Element types by the format of a memoryview; without numpy one of float16 has the bits."""
 
-on = dict.fromkeys(SWITCHES, False) | {"ansi_tags": True}
+on = dict.fromkeys(SWITCHES, False) | dict.fromkeys(("ansi_tags", "warning", "value_stats"), True)
 sinks: list[Callable[[str], Any] | Path] = []
 """The function or the file that gets the lines, whichever was set last."""
 
 
 def set_log_options(**options: Any) -> None:
     """Switches of the log, and `filename`: nothing is written before `enabled` is True; "" closes the file. Lines of
-    tensors and of onnxruntime are not written: turning these on is a step down, with a warning. OptionError for an
-    unknown name, a value of another type, or a file that cannot be written."""
+    tensors cost runs of the whole sequence, as get_input and get_output do. Lines of onnxruntime are not written:
+    turning these on is a step down, with a warning. OptionError for an unknown name, a value of another type, or a file
+    that cannot be written."""
     for name, value in options.items():
         if name not in SWITCHES and name != "filename":
             raise OptionError(f"{name!r} is not a log option; the options are {', '.join(SWITCHES)}, filename")
@@ -40,8 +47,8 @@ def set_log_options(**options: Any) -> None:
             to_file(value)
             continue
         on[name] = value
-        if value and name not in ("enabled", "ansi_tags", *WRITTEN):
-            fall_back(f"log option {name}", "Capstan logs tokens, not tensors", "get_input and get_output show tensors")
+        if value and name == "ort_lib":
+            fall_back("log option ort_lib", "onnxruntime's own log is not read", "capstan.trace shows what it does")
 
 
 def set_log_callback(callback: Callable[..., Any] | None, /) -> None:
@@ -69,8 +76,60 @@ def logs(kind: str) -> bool:
 def log(kind: str, text: str) -> None:
     """Write a line of a kind, if its switch is on."""
     if logs(kind):
-        start, end = ("\033[1m\033[44m", "\033[0m") if on["ansi_tags"] else ("", "")
-        write(f"{start}  {kind}  {end} {text}\n")
+        write(f"{label(kind)}{text}\n")
+
+
+def label(kind: str) -> str:
+    return tagged(f"  {kind}  ", "1m\033[44") + " "
+
+
+def tagged(text: str, colour: str = "32") -> str:
+    return f"\033[{colour}m{text}\033[0m" if on["ansi_tags"] else text
+
+
+def tensor_lines() -> bool:
+    """Whether lines of any tensors are written."""
+    return any(map(logs, ("model_input_values", "model_output_shapes", "model_output_values", "model_logits")))
+
+
+def log_tensor(name: str, tensor: Any, values: bool) -> None:
+    """Write a tensor's name and shape, and its values if it has any and they are wanted. As in the native package, a
+    shape alone ends without a new line."""
+    view = memoryview(tensor)
+    sizes = "".join(f"{size} " for size in view.shape)
+    shape = f"{tagged(f'ShapeDims[ {view.ndim}]')}{tagged('Shape[ ')}{sizes}{tagged(']')}"
+    write(f"{tagged('Name: ')}{name} {shape}{tagged(' Type: ')}{TYPES[view.format]}{tagged(' Location: ')}CPU\r\n")
+    if values and prod(view.shape):
+        write_values(view)
+
+
+def log_logits(tensor: Any) -> None:
+    """Write the values of the logits that a token is picked from."""
+    write_values(memoryview(tensor), label("model_logits"))
+    write("\n")
+
+
+def write_values(view: memoryview[Any], before: str = "") -> None:
+    """Write the first and the last values of a tensor, and the statistics of floats."""
+    data = view.cast("B")
+    floats = view.format in "feH"
+    found: array[Any] = array("f" if floats else "q")
+    if view.itemsize == 2:
+        # array has no float16.
+        found.extend(struct.unpack(f"{len(data) // 2}e", data))
+    else:
+        found.frombytes(data)
+    ends = found if len(found) <= 2 * SHOWN else (*found[:SHOWN], *found[-SHOWN:])
+    shown = [f"{value:g}" if floats else str(value) for value in ends]
+    if len(found) > len(ends):
+        shown.insert(SHOWN, "...")
+    write(f"{before}{tagged('Values[ ')}{' '.join(shown)} {tagged(']')}\n")
+    if floats and on["value_stats"]:
+        least, most, mean = min(found), max(found), fsum(found) / len(found)
+        deviation = sqrt(fsum((value - mean) ** 2 for value in found) / len(found))
+        places = [f"{value:g} at index[{found.index(value)}]" for value in (least, most)]
+        told = zip(("Min", "Max", "Mean", "StdDev"), (*places, f"{mean:g}", f"{deviation:g}"), strict=True)
+        log("value_stats", "".join(f"{tagged(f' {name}: ', '36')}{value}" for name, value in told))
 
 
 def fields(**values: object) -> str:
@@ -78,8 +137,8 @@ def fields(**values: object) -> str:
     *_, last = values
     found = []
     for name, value in values.items():
-        start, end = ("\033[36m" if name == last else "\033[32m", "\033[0m") if on["ansi_tags"] else ("", "")
-        found.append(f"{start}{name.replace('sequence_', 'sequence ')}: {end}{value}")
+        label = tagged(f"{name.replace('sequence_', 'sequence ')}: ", "36" if name == last else "32")
+        found.append(f"{label}{value}")
     return " ".join(found)
 
 
