@@ -38,13 +38,14 @@ buffers is a fault, which clamping would hide; users' browsers, the soak and the
 BARE = "--disable-features=" + ",".join(
     (
         *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "PreloadTopChromeWebUI"),
-        *("AvoidCorsURLLoaderRestartOnRedirect", "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose"),
-        *("HttpsFirstBalancedModeAutoEnable", "HttpsUpgrades", "LensOverlay", "MediaRouter", "NetworkTimeServiceQuerying"),
-        *("OptimizationHints", "PaintHolding", "PreconnectToSearch", "ThirdPartyStoragePartitioning"),
+        *("AvoidCorsURLLoaderRestartOnRedirect", "AvoidUnnecessaryBeforeUnloadCheckSync"),
+        *("DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable", "HttpsUpgrades", "LensOverlay"),
+        *("MediaRouter", "NetworkTimeServiceQuerying", "OptimizationHints", "PaintHolding", "PreconnectToSearch"),
+        "ThirdPartyStoragePartitioning",
     )
 )
-"""A window of a new context costs 0.6 instead of 1.6 core-seconds without the pages of the address bar's popup, the first
-three. Chromium obeys the last list alone: the others are those that Playwright disables."""
+"""A window of a new context costs 0.6 instead of 1.6 core-seconds without the pages of the address bar's popup, the
+first three. Chromium obeys the last list alone: the others are those that Playwright disables."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
