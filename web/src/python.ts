@@ -133,7 +133,10 @@ function watchWasm(url: string): { failed: Promise<never>; stop: () => void } {
         return await plain.call(WebAssembly, source, imports);
       } catch (error) {
         const isPyodide = "Jsv_GetError_import" in (imports?.["env"] ?? {});
-        const status = await Promise.resolve(source).then((response) => response.status, () => 200);
+        const status = await Promise.resolve(source).then(
+          (response) => response.status,
+          () => 200,
+        );
         const why = status < 400 ? String(error) : `HTTP ${status}`;
         if (isPyodide) reject(new Error(`${url} cannot be loaded (${why})`));
         throw error;
