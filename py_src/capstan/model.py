@@ -26,6 +26,7 @@ from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequi
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
+    from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
 __all__ = ["Model"]
@@ -272,6 +273,14 @@ class Model:
 
         device = self._open().device
         return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(), device, ids)
+
+    async def computed_output(self, ids: Sequence[int], name: str) -> HostArray:
+        """An output of the graph besides logits and caches, as its hidden states, after a run over these tokens. It is
+        computed as by `find_not_finite`, and as slow. UnsupportedModelError if no node makes it."""
+        from .onnxruntime.layered_run import computed_output
+
+        onnx, device = await self._read_graph(), self._open().device
+        return await computed_output(self.host, self.folder, self.config, onnx, device, ids, name)
 
     def healthy(self) -> bool:
         """Whether the model is open and its device still works."""

@@ -339,8 +339,8 @@ def test_lines_of_tensors_are_the_native_packages(options: dict[str, Any], tmp_p
         expected, found = (logged(og, tmp_path / og.__name__, shown, **options) for og in (native, genai))
         for one, other in (("".join(expected[0]), "".join(found[0])), (expected[1], found[1])):
             assert re.sub(number, "#", other.rstrip("\r\n")) == re.sub(number, "#", one.rstrip("\r\n"))
-            numbers = ([float(value) for value in re.findall(number, text)] for text in (other, one))
-            np.testing.assert_allclose(*numbers, rtol=1e-3, atol=1e-4)
+            numbers = [np.array(re.findall(number, text), float) for text in (other, one)]
+            np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-3, atol=1e-4)
 
 
 def test_a_rewound_sequence_and_beams_are_logged_as_natively(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import onnxruntime_genai as native
 import pytest
 
-from capstan import fallback, genai
+from capstan import CapstanError, fallback, genai
 from tests.unit import test_genai, test_genai_configs, test_genai_outputs
 from tests.unit.genai_cases import FOLDER, PROMPT, SAME, loaded
 
@@ -202,6 +203,68 @@ def add_input(graph: Any, node: Any, name: str) -> None:
     graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, []))
     graph.node.append(onnx.helper.make_node("Cast", [name], ["number"], to=onnx.TensorProto.FLOAT))
     graph.node.append(onnx.helper.make_node("Add", ["number", "few"], ["logits"]))
+
+
+@pytest.mark.parametrize("picks", [0, 2])
+def test_hidden_states_of_the_last_run(picks: int, tmp_path: Path) -> None:
+    def add_output(graph: Any, node: Any) -> None:
+        graph.output.append(
+            onnx.helper.make_tensor_value_info("hidden_states", onnx.TensorProto.FLOAT, ["batch", "tokens", 64])
+        )
+        graph.node.append(onnx.helper.make_node("Identity", [node.input[0]], ["hidden_states"]))
+
+    folder = changed_graph(tmp_path / "model", add_output)
+    shown = []
+    for og in (native, genai):
+        one = generator(og, opened(og, folder), max_length=10, batch_size=2)
+        one.append_tokens(ROWS)
+        for _ in range(picks):
+            one.generate_next_token()
+        shown.append(one.get_output("hidden_states"))
+        with pytest.raises(RuntimeError, match="other"):
+            one.get_output("other")
+    assert (shown[1].dtype, shown[1].shape) == (shown[0].dtype, shown[0].shape)
+    np.testing.assert_allclose(shown[1], shown[0], atol=1e-4)
+
+
+def test_an_output_without_a_row_for_each_token_is_not_shown(tmp_path: Path) -> None:
+    def add_output(graph: Any, node: Any) -> None:
+        graph.output.append(onnx.helper.make_tensor_value_info("sizes", onnx.TensorProto.INT64, [3]))
+        graph.node.append(onnx.helper.make_node("Shape", [node.input[0]], ["sizes"]))
+
+    one = generator(genai, opened(genai, changed_graph(tmp_path / "model", add_output)), max_length=10)
+    one.append_tokens(PROMPT)
+    with pytest.raises(CapstanError, match=r"sizes.*\[3\] after 5 tokens; outputs are shown that have a row for each"):
+        one.get_output("sizes")
+
+
+def test_an_input_that_has_a_default_and_is_no_factor_keeps_it(tmp_path: Path) -> None:
+    """The native package takes values for it from adapters only."""
+    bias = np.zeros(512, np.float32)
+
+    def add_bias(graph: Any, node: Any) -> None:
+        node.output[0] = "few"
+        graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+        graph.input.append(onnx.helper.make_tensor_value_info("bias", onnx.TensorProto.FLOAT, [512]))
+        graph.node.append(onnx.helper.make_node("Add", ["few", "bias"], ["logits"]))
+
+    folder = changed_graph(tmp_path / "model", add_bias)
+    adapter = onnxruntime.AdapterFormat()
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    adapter.set_parameters({"bias": onnxruntime.OrtValue.ortvalue_from_numpy(bias)})
+    adapter.export_adapter(str(tmp_path / "bias.onnx_adapter"))
+    for og in (native, genai):
+        model = opened(og, folder)
+        one = generator(og, model, max_length=10)
+        one.append_tokens(PROMPT)
+        assert finished(one).get_sequence(0).tolist() == [*PROMPT, 333, 344, 212, 351, 421]
+        adapters = og.Adapters(model)
+        if og is native:
+            adapters.load(str(tmp_path / "bias.onnx_adapter"), "bias")
+        else:
+            with pytest.raises(CapstanError, match=r"adapter 'bias' .* has no inputs for LoRA adapters"):
+                adapters.load(str(tmp_path / "bias.onnx_adapter"), "bias")
 
 
 def test_an_overlay_changes_what_generators_start_from(og: Any) -> None:

@@ -127,6 +127,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "io_binding",
         "captured",
         "session",
+        "layered_run",
         "not_finite",
     ),
     "page": ("requests", "adapters inspection memory_requests read_request", "page"),
@@ -164,6 +165,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
+    ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.read_request", "difflib"): "for an unknown field only",

@@ -13,7 +13,7 @@ from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.replay import Replay
-from ..graph import GraphDescription
+from ..graph import CachePair, GraphDescription, StateTensor
 from ..host import wait_here
 from ..model import Model
 from ..model_files.config import InputNames, OutputNames
@@ -97,10 +97,13 @@ class LastRun:
         names = self._model.config.decoder.outputs
         if is_carried(name, vars(names).values()):
             return self._carried(name, self._length())
-        if name != names.logits:
-            raise OptionError(f"get_output({name!r}): the outputs are {listed(names)}")
+        others = [each.name for each in self._about.outputs if each.name not in self._own_outputs()]
+        if name not in (names.logits, *others):
+            raise OptionError(f"get_output({name!r}): the outputs are {', '.join([listed(names), *others])}")
         if not self.tokens:
             raise OptionError(f"get_output({name!r}): nothing was run yet; append tokens first")
+        if name != names.logits:
+            return self._other(name)
         count, vocabulary = len(self.tokens[0]), self._model.config.vocab_size
         if self.picked is None and count == 1:
             found = flat_numbers(self._generator.get_logits())
@@ -109,9 +112,9 @@ class LastRun:
         return as_array(found, "float32", [self._rows, count, vocabulary])
 
     def log(self, logits: Callable[[], Any]) -> None:
-        """Write the log's lines of tensors, as far as they are on; `logits` gives those that a token is picked from."""
+        """Write the log's lines of tensors that are switched on; `logits` gives the logits of the next token."""
         about = self._about
-        carried = (*about.cache, *about.states)
+        carried: tuple[CachePair | StateTensor, ...] = (*about.cache, *about.states)
         if logs("model_input_values"):
             log("model_input_values", "")
             positions = [about.position_ids] if about.position_ids is not None else []
@@ -131,6 +134,28 @@ class LastRun:
     @property
     def _about(self) -> GraphDescription:
         return self._model._open().memory.description
+
+    def _own_outputs(self) -> set[str]:
+        about = self._about
+        return {about.logits, *(pair.present for pair in about.cache), *(state.present for state in about.states)}
+
+    def _other(self, name: str) -> Any:
+        """Another output of the graph, for the tokens of the last run: [rows, tokens, ...], with zeros at padding."""
+        model, count, end = self._model, len(self.tokens[0]), self._length()
+        parts: list[bytes] = []
+        for row in range(self._rows):
+            tokens, places = self._run_tokens(row)
+            found = self._wait(model.computed_output(tokens, name))
+            _, *rest = dims = found.dims
+            if dims[:2] != (1, len(tokens)):
+                raise UnsupportedModelError(
+                    f"get_output({name!r}): it is {list(dims)} after {len(tokens)} tokens; outputs are shown that have "
+                    "a row for each token, [1, tokens, ...]"
+                )
+            size = len(found.data) // len(tokens)
+            each = {place: found.data[index * size :][:size] for index, place in enumerate(places)}
+            parts += [bytes(each.get(place, bytes(size))) for place in range(end - count, end)]
+        return of_bytes(b"".join(parts), found.dtype, (self._rows, count, *rest[1:]))
 
     def _logits(self, row: int, count: int) -> list[float]:
         """Those of the last positions of a row, 0 at padding."""

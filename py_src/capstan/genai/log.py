@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable
-from math import fsum, prod, sqrt
+from math import fsum, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ sinks: list[Callable[[str], Any] | Path] = []
 
 def set_log_options(**options: Any) -> None:
     """Switches of the log, and `filename`: nothing is written before `enabled` is True; "" closes the file. Lines of
-    tensors cost runs of the whole sequence, as get_input and get_output do. Lines of onnxruntime are not written:
+    tensors cost runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are not written:
     turning these on is a step down, with a warning. OptionError for an unknown name, a value of another type, or a file
     that cannot be written."""
     for name, value in options.items():
@@ -96,15 +96,16 @@ def log_tensor(name: str, tensor: Any, values: bool) -> None:
     """Write a tensor's name and shape, and its values if it has any and they are wanted. As in the native package, a
     shape alone ends without a new line."""
     view = memoryview(tensor)
-    sizes = "".join(f"{size} " for size in view.shape)
-    shape = f"{tagged(f'ShapeDims[ {view.ndim}]')}{tagged('Shape[ ')}{sizes}{tagged(']')}"
-    write(f"{tagged('Name: ')}{name} {shape}{tagged(' Type: ')}{TYPES[view.format]}{tagged(' Location: ')}CPU\r\n")
-    if values and prod(view.shape):
+    shape = view.shape or ()
+    sizes = "".join(f"{size} " for size in shape)
+    told = f"{tagged(f'ShapeDims[ {view.ndim}]')}{tagged('Shape[ ')}{sizes}{tagged(']')}"
+    write(f"{tagged('Name: ')}{name} {told}{tagged(' Type: ')}{TYPES[view.format]}{tagged(' Location: ')}CPU\r\n")
+    if values and 0 not in shape:
         write_values(view)
 
 
 def log_logits(tensor: Any) -> None:
-    """Write the values of the logits that a token is picked from."""
+    """Write the values of the next token's logits."""
     write_values(memoryview(tensor), label("model_logits"))
     write("\n")
 

@@ -45,10 +45,10 @@ def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequenc
 
 
 def of_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
-    """Floats as an ndarray; where numpy is not there as a memoryview, of float16 its bits."""
+    """Numbers as an ndarray; where numpy is not there as a memoryview, of float16 its bits."""
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape).copy()
-    kind = {"float16": "H", "float32": "f"}[dtype]
+    kind = {**FORMATS, "float16": "H"}[dtype]
     return memoryview(data).cast(kind, tuple(shape)) if data else memoryview(data)
 
 

@@ -280,9 +280,8 @@ class _Walks:
             # In all parts: not outside of any.
             return lambda character: _signed(_any(_signed(part(character), False) for part in parts), meaning.negated)
         if meaning.startswith("["):
-            name = meaning.strip("[:^]")
-            holds = _POSIX.get(name, lambda _: None)
-            return lambda character: _signed(holds(character) if character.isascii() else None, "^" not in meaning)
+            holds, positive = _POSIX.get(meaning.strip("[:^]")), "^" not in meaning
+            return lambda character: _signed(holds(character) if holds and character.isascii() else None, positive)
         sign, name = meaning[0] == "p", meaning[1:]
         if re.fullmatch(r"[CLMNPSZ][a-z]?", name):
             return lambda character: unicodedata.category(character).startswith(name) == sign
