@@ -39,6 +39,8 @@ const FIRST_LOGITS = "capstan_first_logits";
 
 /** One session; each sequence is a WasmDecoder on it. */
 export class WasmEngine {
+  private closed = false;
+
   private constructor(
     private readonly ort: typeof Ort,
     private readonly session: Ort.InferenceSession,
@@ -58,11 +60,22 @@ export class WasmEngine {
   }
 
   close(): Promise<void> {
+    this.closed = true;
     return exclusively(() => this.session.release());
   }
 
   private run(feeds: Record<string, Ort.Tensor>): Promise<Ort.InferenceSession.OnnxValueMapType> {
-    return exclusively(() => this.session.run(feeds));
+    return exclusively(async () => {
+      if (this.closed) throw new EngineError("ClosedError", "the model of this generator was closed; load it again");
+      try {
+        return await this.session.run(feeds);
+      } catch (error) {
+        throw new EngineError(
+          "ValidationError",
+          `onnxruntime-web could not run the model on the CPU: ${String(error)}`,
+        );
+      }
+    });
   }
 }
 
@@ -136,13 +149,8 @@ export class WasmDecoder {
     };
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);
-    let results: Ort.InferenceSession.OnnxValueMapType;
     await breathe();
-    try {
-      results = await this.run(feeds);
-    } catch (error) {
-      throw new EngineError("ValidationError", `onnxruntime-web could not run the model on the CPU: ${String(error)}`);
-    }
+    const results = await this.run(feeds);
     const carried = [...this.spec.caches, ...this.spec.states];
     this.cache = Object.fromEntries(carried.map(([input, output]) => [input, results[output]!]));
     const logits = results[this.spec.logits]!;
