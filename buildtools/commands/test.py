@@ -27,7 +27,7 @@ PROCESSES = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
-    parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N, --no-page")
+    parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N ...")
     parser.add_argument("--mutations", action="store_true", help="seed faults and see each found instead: NAME, --list")
     parser.add_argument("--soak", metavar="MINUTES", help="run models and lose devices instead: --seed N, --out FILE")
 

@@ -1,4 +1,5 @@
-"""The short form of `build.py test --faults` in a page: Pyodide's limits, the protocol's messages, broken folders."""
+"""The short form of `build.py test --faults` in a page: Pyodide's limits, the protocol's messages, broken folders, a
+worker whose work is cancelled, disturbed page loads."""
 
 from __future__ import annotations
 
@@ -7,35 +8,45 @@ from pathlib import Path
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
-from tests.faults.main import CORPUS, model_files
-from tests.faults.page import Folders, attack_folders, attack_in_python, attack_requests
-from tests.faults.stored import attack_stored
-from tests.faults.visits import attack_visits
+from tests.faults.main import corpus, model_files
+from tests.faults.page import Folders, OpenedPage, page_attacks
+from tests.faults.share import Share
 from tests.harness import Harness
+from tests.plain_browser import plain_browser
 
-COUNT, SEED = 6, 1
+COUNT, SEED = 6, 5
+FEW = {"cancelled requests": 2, "cancelled scripts": 1, "visits": 1, "stored": 2}
+"""Cases of seconds."""
 
 
 def test_bad_input_ends_in_errors_of_ours_and_the_page_goes_on(
-    harness: Harness, site: SiteServer, tmp_path: Path
+    browser: Browser, harness: Harness, site: SiteServer, tmp_path: Path
 ) -> None:
     files = model_files()
-    corpus = {folder.name: [case.read_bytes() for case in folder.iterdir()] for folder in CORPUS.iterdir()}
-    folders = Folders(site, tmp_path, files)
+    page = OpenedPage(browser, site, harness, Folders(site, tmp_path, files))
+    attacks = page_attacks(Share(COUNT, SEED), files, corpus)
     try:
-        outcomes = [
-            *attack_in_python(harness, COUNT, SEED, files, corpus),
-            attack_requests(harness, folders, 2 * COUNT, SEED),
-            attack_folders(harness, folders, COUNT, SEED),
-        ]
+        outcomes = [attack(page) for kind, attack in attacks.items() if kind not in FEW]
     finally:
-        for name in [name for name in site.models if name.startswith("fault-")]:
-            del site.models[name]
+        unmount(site)
     assert not [failure for outcome in outcomes for failure in outcome.failures]
-    assert len(outcomes) > 5
+    assert all(outcome.tried >= COUNT for outcome in outcomes)
 
 
-def test_a_disturbed_page_load_and_changed_storage_end_rightly(browser: Browser, site: SiteServer) -> None:
-    outcomes = [attack_visits(browser, site.root, 1, SEED), attack_stored(browser, site.root, 2, SEED)]
+def test_cancelled_work_disturbed_page_loads_and_changed_storage_end_rightly(
+    browser: Browser, harness: Harness, site: SiteServer, tmp_path: Path
+) -> None:
+    files = model_files()
+    try:
+        with plain_browser(browser.browser_type) as plain:
+            page = OpenedPage(plain, site, harness, Folders(site, tmp_path, files))
+            outcomes = [page_attacks(Share(count, SEED), files, corpus)[kind](page) for kind, count in FEW.items()]
+    finally:
+        unmount(site)
     assert not [failure for outcome in outcomes for failure in outcome.failures]
-    assert [outcome.tried for outcome in outcomes] == [2, 2]
+    assert [outcome.tried for outcome in outcomes] == [2, 2, 3, 2]
+
+
+def unmount(site: SiteServer) -> None:
+    for name in [name for name in site.models if name.startswith("fault-")]:
+        del site.models[name]

@@ -3,7 +3,6 @@ there, and a frozen page goes on."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.browser import find_browser, flags
 from buildtools.server import running
 from buildtools.site import assemble
 from tests import oracle
 from tests.browser.weight_server import Faults, WeightServer
 from tests.harness import Harness, exec_request, generate_request
+from tests.plain_browser import plain_browser
 
 pytestmark = pytest.mark.extended
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -113,20 +112,10 @@ def wait(condition: Callable[[], bool], what: str, pause: float = 0.1) -> None:
 
 
 @pytest.fixture(scope="module")
-def context(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
-    """A context of a browser started as by a user: Playwright's never hides or freezes pages, or keeps old ones."""
-    profile = tmp_path_factory.mktemp("profile")
-    own = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--no-first-run", "--headless=new"]
-    process = subprocess.Popen([find_browser(), *own, *flags("software")], stderr=subprocess.DEVNULL)
-    try:
-        listening = profile / "DevToolsActivePort"
-        wait(lambda: listening.exists() and len(listening.read_text().split()) == 2, "the browser listens")
-        address = f"http://127.0.0.1:{listening.read_text().split()[0]}"
-        with browser.browser_type.connect_over_cdp(address, no_defaults=True) as attached:
-            yield attached.contexts[0]
-    finally:
-        process.terminate()
-        process.wait()
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A context whose pages are hidden, frozen and kept as a user's."""
+    with plain_browser(browser.browser_type) as plain:
+        yield plain.contexts[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,36 @@
-"""Tries every class of attacks and tells what came of it: `build.py test --faults`."""
+"""Tries every class of attacks and prints what came of it: `build.py test --faults`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from random import Random
 
+from playwright.sync_api import Error
+
+from buildtools.site import assemble
 from capstan.weights.manifest import Manifest
 from tests.repository_layout import CONFIG
 
 from . import downloads
 from .folders import folders
 from .options import attack_options
-from .page import attack_page
+from .page import PAGE_SHARE, opened_page, page_attacks
 from .report import Failure, Outcome, attack
 from .serving import attack_server
+from .share import Share
 from .targets import Target, targets
 
-__all__ = ["COUNT", "attack_here", "main", "model_files"]
+__all__ = ["COUNT", "attack_target", "attacks_here", "corpus", "main", "model_files"]
 
 COUNT = 200
 """Cases of a class, unless said otherwise; those in a page are a tenth."""
@@ -53,28 +62,36 @@ def corpus(kind: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / kind).glob("*"))]
 
 
-def attack_here(count: int, seed: int) -> list[Outcome]:
+def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     """Every class that needs no page, in this interpreter."""
     kinds = [
         *targets(model_files()),
         Target("downloads", downloads.good, downloads.script, downloads.run),
         folders,
     ]
+    return {
+        **{target.kind: partial(attack_target, target, share) for target in kinds},
+        "requests": partial(attack_server, share, corpus("requests")),
+        "options": partial(attack_options, share.times(10)),
+    }
+
+
+def attack_target(target: Target, share: Share) -> Outcome:
+    """The mutations of a class, and its corpus; the good input works before and after them."""
+    outcome = Outcome(target.kind)
+
+    async def attack_all() -> None:
+        made = share.cases(target.kind, lambda random: target.mutate(random, target.good))
+        for case in [target.good, *corpus(target.kind), *made]:
+            await attack(outcome, case, target.run)
+        before = outcome.taken
+        await attack(outcome, target.good, target.run)
+        if outcome.taken != before + 1:
+            outcome.fail(target.good, "the good input is not taken any more")
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [asyncio.run(attack_target(target, count, seed)) for target in kinds]
-    return [*found, attack_server(count, seed, corpus("requests")), attack_options(10 * count, seed)]
-
-
-async def attack_target(target: Target, count: int, seed: int) -> Outcome:
-    """So many mutations of a class, and its corpus; the good input works before and after them."""
-    outcome, random = Outcome(target.kind), Random(f"{target.kind} {seed}")
-    for case in [target.good, *corpus(target.kind), *(target.mutate(random, target.good) for _ in range(count))]:
-        await attack(outcome, case, target.run)
-    before = outcome.taken
-    await attack(outcome, target.good, target.run)
-    if outcome.taken != before + 1:
-        outcome.fail(target.good, "the good input is not taken any more")
+        asyncio.run(attack_all())
     return outcome
 
 
@@ -84,11 +101,86 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="what the cases are made of (default: 1)")
     parser.add_argument("--count", type=int, default=COUNT, metavar="N", help=f"cases of a class (default: {COUNT})")
     parser.add_argument("--no-page", action="store_true", help="only what needs no browser")
+    parser.add_argument("--class", action="append", dest="kinds", metavar="NAME", help="only these, such as 'page *'")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="so many share the cases (default: 1)")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N", help="the cases of one of N processes")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write what is found instead of printing it")
     args = parser.parse_args(arguments)
-    outcomes = attack_here(args.count, args.seed)
-    if not args.no_page:
-        outcomes += attack_page(max(1, args.count // 10), args.seed, model_files())
-    print(f"{'class':<16}{'tried':>7}{'survived':>10}{'failed':>8}")
+    kinds = args.kinds or ["*"]
+    if args.processes > 1:
+        given = ["--seed", str(args.seed), "--count", str(args.count), *(["--no-page"] if args.no_page else [])]
+        outcomes = spread([*given, *(f"--class={kind}" for kind in kinds)], args.processes)
+    else:
+        outcomes = attacked(Share(args.count, args.seed, *args.part), kinds, not args.no_page)
+    if not outcomes:
+        parser.error(f"no class is named {' or '.join(kinds)}")
+    if args.out:
+        args.out.write_text(json.dumps([outcome.as_json() for outcome in outcomes]))
+        return 0
+    return printed(outcomes)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """K and N of K/N."""
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
+
+
+def attacked(share: Share, kinds: Sequence[str], with_page: bool) -> list[Outcome]:
+    """What came of the classes with these names or patterns."""
+    outcomes = performed(attacks_here(share), kinds)
+    on_page = page_attacks(share.times(PAGE_SHARE), model_files(), corpus) if with_page else {}
+    if chosen(on_page, kinds):
+        with opened_page(model_files()) as page:
+            outcomes += performed({kind: partial(run, page) for kind, run in on_page.items()}, kinds)
+    return outcomes
+
+
+def chosen(names: Sequence[str] | Mapping[str, object], kinds: Sequence[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, kind) for kind in kinds)]
+
+
+def performed(attacks: Mapping[str, Callable[[], Outcome]], kinds: Sequence[str]) -> list[Outcome]:
+    """The outcome of each, and how long it took; a browser that is gone is a failure."""
+    outcomes = []
+    for kind in chosen(attacks, kinds):
+        begun = time.monotonic()
+        try:
+            outcome = attacks[kind]()
+        except (Error, AssertionError) as error:
+            outcome = Outcome(kind)
+            outcome.fail(b"", f"it ended with {type(error).__name__}: {error}")
+        outcome.seconds = time.monotonic() - begun
+        outcomes.append(outcome)
+    return outcomes
+
+
+def spread(arguments: Sequence[str], processes: int) -> list[Outcome]:
+    """The outcomes of so many processes that share the cases, added up."""
+    assemble()
+    found: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as place:
+        outs = [Path(place) / f"{part}.json" for part in range(1, processes + 1)]
+        command = [sys.executable, "-P", "-m", "tests.faults", *arguments]
+        running = [
+            subprocess.Popen([*command, f"--part={part}/{processes}", "--out", str(out)])
+            for part, out in enumerate(outs, 1)
+        ]
+        for process, out in zip(running, outs, strict=True):
+            if process.wait():
+                ended = found.setdefault("processes", Outcome("processes"))
+                ended.fail(b"", f"{out.stem}/{processes} ended with status {process.returncode}")
+                continue
+            for told in json.loads(out.read_text()):
+                found.setdefault(told["kind"], Outcome(told["kind"])).add(Outcome.read(told))
+    return [*found.values()]
+
+
+def printed(outcomes: Sequence[Outcome]) -> int:
+    """Print a table of classes and the failures; 1 if there are any."""
+    print(f"{'class':<20}{'tried':>7}{'survived':>10}{'failed':>8}{'seconds':>9}")
     for outcome in outcomes:
         print(outcome.line())
     failures = [failure for outcome in outcomes for failure in outcome.failures]

@@ -12,6 +12,7 @@ from capstan.page.read_request import read_request
 from tests.node import started
 
 from .report import Outcome, fault_of
+from .share import Share
 
 __all__ = ["attack_options"]
 
@@ -19,10 +20,10 @@ PAGE = Path(__file__).parent / "options_page.mjs"
 SECONDS = 600
 
 
-def attack_options(count: int, seed: int) -> Outcome:
+def attack_options(share: Share) -> Outcome:
     """So many calls; the case of a failure names the call and what was replaced in its arguments."""
     outcome = Outcome("options")
-    process = started(PAGE, arguments=[str(seed), str(count)])
+    process = started(PAGE, arguments=[str(number) for number in (share.seed, share.count, share.part, share.parts)])
     try:
         printed, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -37,6 +38,7 @@ def attack_options(count: int, seed: int) -> Outcome:
             outcome.taken += 1
         else:
             outcome.refused += 1
+    count = len(range(share.part - 1, share.count, share.parts))
     if process.returncode or len(lines) < count:
         outcome.fail(b"", f"Node ended with {process.returncode} after {len(lines)} of {count} calls")
     return outcome

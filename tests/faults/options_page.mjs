@@ -1,9 +1,9 @@
-// Calls of the JavaScript API with arguments of every kind, over a worker that answers: `node FILE SEED COUNT` prints the
-// outcome of each case as a line of JSON, and the request where one was sent.
+// Calls of the JavaScript API with arguments of every kind, over a worker that answers: `node FILE SEED COUNT PART PARTS`
+// prints the outcome of each case of that part as a line of JSON, and the request where one was sent.
 
 import { Capstan, CapstanError, Client } from "../../web/src/capstan.ts";
 
-const [seed, count] = process.argv.slice(2).map(Number);
+const [seed, count, part, parts] = process.argv.slice(2).map(Number);
 /** Milliseconds after which a call counts as hanging. */
 const LIMIT_MS = 20_000;
 const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: {} };
@@ -236,6 +236,7 @@ for (let number = 0; number < count; number++) {
   const name = one(Object.keys(CALLS));
   const [good, call] = CALLS[name];
   const [given, done] = mutated(good);
+  if (number % parts !== part - 1) continue;
   const about = { call: name, number, done };
   sent = [];
   unhandled = null;
@@ -254,7 +255,7 @@ for (let number = 0; number < count; number++) {
   await new Promise((resolve) => setTimeout(resolve));
   if (unhandled !== null)
     print({ ...about, outcome: `nobody handles ${unhandled?.stack ?? typeof unhandled}`, requests: [] });
-  if (number % 20 === 0) {
+  if (number % (20 * parts) < parts) {
     sent = [];
     const { text } = await llm.chat(MESSAGES, { maxTokens: 2 }).result;
     const { messages } = JSON.parse(sent[0]);

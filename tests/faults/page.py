@@ -1,5 +1,6 @@
 """Attacks on a page: the classes of targets.py in Pyodide, whose stack and limits are others, requests that are not in
-the protocol, broken model folders, disturbed page loads and changed storage; after each the page works."""
+the protocol, broken model folders, cancelled work, disturbed page loads and changed storage; after each the page works.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +8,40 @@ import base64
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from buildtools.browser import find_browser, flags
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan import errors
 from tests.harness import Harness, generate_request
+from tests.plain_browser import plain_browser
 
+from .cancels import attack_cancelled_requests, attack_cancelled_scripts
 from .mutations import mutated_bytes, mutated_graph, mutated_json
 from .report import Outcome, fault_of
+from .share import Share
 from .stored import attack_stored
+from .targets import targets
 from .visits import attack_visits
 
-__all__ = ["attack_folders", "attack_in_python", "attack_page", "attack_requests"]
+__all__ = ["PAGE_SHARE", "Folders", "OpenedPage", "opened_page", "page_attacks"]
+
+PAGE_SHARE = 0.1
+"""How many of a class's cases are tried in a page."""
 
 HERE = Path(__file__).parent
-MODULES = ("__init__.py", "arguments.py", "mutations.py", "report.py", "targets.py")
+MODULES = ("__init__.py", "arguments.py", "mutations.py", "report.py", "share.py", "targets.py")
 SCRIPT = """
 import base64, json, sys, warnings
 from pathlib import Path
-from random import Random
 
 given = json.loads(sys.argv[1])
 root = Path("/faults")
@@ -42,18 +51,17 @@ for name, text in given["modules"].items():
 if str(root) not in sys.path:
     sys.path.insert(0, str(root))
 from tests.faults.report import Outcome, attack
+from tests.faults.share import Share
 from tests.faults.targets import targets
 
 warnings.simplefilter("ignore")
-found = []
-for target in targets({name: base64.b64decode(text) for name, text in given["files"].items()}):
-    outcome, random = Outcome(target.kind), Random(f"{target.kind} {given['seed']}")
-    cases = [base64.b64decode(case) for case in given["corpus"].get(target.kind, [])]
-    for case in [*cases, *(target.mutate(random, target.good) for _ in range(given["count"])), target.good]:
-        await attack(outcome, case, target.run)
-    failures = [[base64.b64encode(failure.case).decode(), failure.why] for failure in outcome.failures]
-    found.append([outcome.kind, outcome.refused, outcome.taken, failures])
-print("found:" + json.dumps(found))
+files = {name: base64.b64decode(text) for name, text in given["files"].items()}
+[target] = [target for target in targets(files) if target.kind == given["kind"]]
+outcome = Outcome("page " + target.kind)
+made = Share(**given["share"]).cases(target.kind, lambda random: target.mutate(random, target.good))
+for case in [*(base64.b64decode(case) for case in given["corpus"]), *made, target.good]:
+    await attack(outcome, case, target.run)
+print("found:" + json.dumps(outcome.as_json()))
 """
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"kind": "models", "action": "list", "which": None},
@@ -65,29 +73,48 @@ LIMIT_MS = 60_000
 """After which a reply counts as a hang."""
 
 
-def attack_page(count: int, seed: int, files: Mapping[str, bytes]) -> list[Outcome]:
-    """All of it, in a browser of its own."""
-    arguments = ["--headless=new", *flags(os.environ.get("CAPSTAN_ADAPTER", "software"))]
+@dataclass(frozen=True)
+class OpenedPage:
+    """The harness page, in a browser as users start it."""
+
+    browser: Browser
+    site: SiteServer
+    harness: Harness
+    folders: Folders
+
+
+@contextmanager
+def opened_page(files: Mapping[str, bytes]) -> Iterator[OpenedPage]:
+    """A page in a browser of its own."""
+    adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
     with (
         serving(assemble(), {}) as site,
         sync_playwright() as playwright,
         tempfile.TemporaryDirectory() as place,
+        plain_browser(playwright.chromium, adapter) as browser,
     ):
-        browser = playwright.chromium.launch(executable_path=str(find_browser()), args=arguments)
-        try:
-            page = browser.new_page()
-            page.set_default_navigation_timeout(120_000)
-            harness = Harness.open(page, site.url)
-            folders = Folders(site, Path(place), files)
-            return [
-                *attack_in_python(harness, count, seed, files, {}),
-                attack_requests(harness, folders, count, seed),
-                attack_folders(harness, folders, count, seed),
-                attack_visits(browser, site.root, count, seed),
-                attack_stored(browser, site.root, count, seed),
-            ]
-        finally:
-            browser.close()
+        page = browser.new_page()
+        page.set_default_navigation_timeout(120_000)
+        yield OpenedPage(browser, site, Harness.open(page, site.url), Folders(site, Path(place), files))
+
+
+def page_attacks(
+    share: Share, files: Mapping[str, bytes], corpus: Callable[[str], list[bytes]]
+) -> dict[str, Callable[[OpenedPage], Outcome]]:
+    """Every class that needs a page."""
+    kinds = [target.kind for target in targets(files)]
+    in_python = {f"page {kind}": partial(attack_in_python, share, files, kind, corpus(kind)) for kind in kinds}
+    return {
+        **in_python,
+        "page messages": partial(attack_requests, share),
+        "page folders": partial(attack_folders, share),
+        "cancelled requests": lambda page: attack_cancelled_requests(page.harness, page.folders, share),
+        "cancelled scripts": lambda page: attack_cancelled_scripts(
+            page.harness, page.folders, share, corpus("cancelled scripts")
+        ),
+        "visits": lambda page: attack_visits(page.browser, page.site.root, share),
+        "stored": lambda page: attack_stored(page.browser, page.site.root, share),
+    }
 
 
 class Folders:
@@ -95,8 +122,8 @@ class Folders:
 
     def __init__(self, site: SiteServer, place: Path, files: Mapping[str, bytes]) -> None:
         self._site, self._place = site, place
-        self._files = {name: data for name, data in files.items() if "." in name and not name.endswith("config.json")}
-        self._files |= {name: files[name] for name in ("genai_config.json", "tokenizer_config.json")}
+        self.files = {name: data for name, data in files.items() if "." in name and not name.endswith("config.json")}
+        self.files |= {name: files[name] for name in ("genai_config.json", "tokenizer_config.json")}
         self._made = 0
         self.good = self.changed({})
 
@@ -105,72 +132,70 @@ class Folders:
         self._made += 1
         folder = self._place / f"fault-{self._made}"
         folder.mkdir()
-        for name, data in {**self._files, **changes}.items():
+        for name, data in {**self.files, **changes}.items():
             (folder / name).write_bytes(data)
         self._site.models[folder.name] = folder
         return folder.name
 
 
 def attack_in_python(
-    harness: Harness, count: int, seed: int, files: Mapping[str, bytes], corpus: Mapping[str, list[bytes]]
-) -> list[Outcome]:
-    """The classes of targets.py, inside Pyodide."""
+    share: Share, files: Mapping[str, bytes], kind: str, corpus: list[bytes], page: OpenedPage
+) -> Outcome:
+    """A class of targets.py, inside Pyodide."""
     given = {
         "modules": {name: (HERE / name).read_text() for name in MODULES},
         "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
-        "corpus": {kind: [base64.b64encode(case).decode() for case in cases] for kind, cases in corpus.items()},
-        "count": count,
-        "seed": seed,
+        "corpus": [base64.b64encode(case).decode() for case in corpus],
+        "kind": kind,
+        "share": asdict(share),
     }
-    done = harness.exec(SCRIPT, argv=[json.dumps(given)])
+    done = page.harness.exec(SCRIPT, argv=[json.dumps(given)])
     line = next((line for line in done.stdout.splitlines() if line.startswith("found:")), None)
     if done.status or line is None:
-        stopped = Outcome("page")
+        stopped = Outcome(f"page {kind}")
         stopped.fail(b"", f"the script ended with status {done.status}: {done.stderr[-500:]}")
-        return [stopped]
-    outcomes = []
-    for kind, refused, taken, failures in json.loads(line.removeprefix("found:")):
-        outcome = Outcome(f"page {kind}", refused, taken)
-        for case, why in failures:
-            outcome.fail(base64.b64decode(case), why)
-        outcomes.append(outcome)
-    return outcomes
+        return stopped
+    return Outcome.read(json.loads(line.removeprefix("found:")))
 
 
-def attack_requests(harness: Harness, folders: Folders, count: int, seed: int) -> Outcome:
+def attack_requests(share: Share, page: OpenedPage) -> Outcome:
     """Messages with fields of wrong types, without fields, and of other forms."""
-    outcome, random = Outcome("page messages"), Random(f"messages {seed}")
-    options = generate_request(folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
+    outcome = Outcome("page messages")
+    options = generate_request(page.folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
     chat = {**{name: options[name] for name in ("model", "dtype", "device", "capture", "run_ahead", "search")}}
     talk = {**chat, "kind": "chat", "messages": [], "max_length": 64, "max_new_tokens": 2}
-    for _ in range(count):
-        good = random.choice((*REQUESTS, dict(options), dict(options), talk))
-        text = mutated_json(random, json.dumps(good).encode())
+
+    def made(random: Random) -> bytes:
+        return mutated_json(random, json.dumps(random.choice((*REQUESTS, options, options, talk))).encode())
+
+    for text in share.cases("messages", made):
         try:
             request = json.loads(text)
         except (ValueError, RecursionError):
             request = text.decode(errors="replace")
-        answer(harness, outcome, text, request)
-    good_still(harness, folders, outcome)
+        answer(page.harness, outcome, text, request)
+    good_still(page.harness, page.folders, outcome)
     return outcome
 
 
-def attack_folders(harness: Harness, folders: Folders, count: int, seed: int) -> Outcome:
+def attack_folders(share: Share, page: OpenedPage) -> Outcome:
     """Folders with one broken file, loaded and run on the CPU."""
-    outcome, random = Outcome("page folders"), Random(f"folders {seed}")
+    outcome, folders = Outcome("page folders"), page.folders
     mutators = {
         "genai_config.json": mutated_json,
         "model.onnx": mutated_graph,
         "model.onnx.data": mutated_bytes,
         "tokenizer.json": mutated_json,
     }
-    for _ in range(count):
+
+    def made(random: Random) -> tuple[str, bytes]:
         name = random.choice(list(mutators))
-        data = mutators[name](random, folders._files[name])
-        folder = folders.changed({name: data})
-        request = generate_request(folder, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
-        answer(harness, outcome, data, request)
-    good_still(harness, folders, outcome)
+        return name, mutators[name](random, folders.files[name])
+
+    for name, data in share.cases("folders", made):
+        request = generate_request(folders.changed({name: data}), prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
+        answer(page.harness, outcome, data, request)
+    good_still(page.harness, folders, outcome)
     return outcome
 
 

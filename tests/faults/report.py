@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from capstan.errors import CapstanError
 
@@ -34,6 +36,7 @@ class Outcome:
     refused: int = 0
     taken: int = 0
     failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def tried(self) -> int:
@@ -42,9 +45,27 @@ class Outcome:
     def fail(self, case: bytes, why: str) -> None:
         self.failures.append(Failure(self.kind, case, why))
 
+    def add(self, other: Outcome) -> None:
+        """Count what another process tried of the class, too."""
+        self.refused += other.refused
+        self.taken += other.taken
+        self.failures += other.failures
+        self.seconds += other.seconds
+
     def line(self) -> str:
         survived = self.refused + self.taken
-        return f"{self.kind:<16}{self.tried:>7}{survived:>10}{len(self.failures):>8}"
+        return f"{self.kind:<20}{self.tried:>7}{survived:>10}{len(self.failures):>8}{self.seconds:>9.0f}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What `read` takes."""
+        failures = [[base64.b64encode(failure.case).decode(), failure.why] for failure in self.failures]
+        return {**vars(self), "failures": failures}
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Outcome:
+        """An outcome of another process, or of Python in a page."""
+        failures = [Failure(told["kind"], base64.b64decode(case), why) for case, why in told["failures"]]
+        return cls(**{**told, "failures": failures})
 
 
 async def attack(outcome: Outcome, case: bytes, target: Callable[[bytes], Awaitable[None]]) -> None:

@@ -9,12 +9,12 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 from buildtools.server import SiteServer, serving
 
 from .mutations import mutated_request
 from .report import Outcome
+from .share import Share
 
 __all__ = ["attack_server"]
 
@@ -24,11 +24,12 @@ GOOD = b"GET /models/m/model.onnx HTTP/1.1\r\nHost: localhost\r\nConnection: clo
 SECONDS = 5.0
 
 
-def attack_server(count: int, seed: int, corpus: list[bytes]) -> Outcome:
+def attack_server(share: Share, corpus: list[bytes]) -> Outcome:
     """So many requests, and those of the corpus."""
-    outcome, random = Outcome("requests"), Random(f"requests {seed}")
+    outcome = Outcome("requests")
+    made = share.cases(outcome.kind, lambda random: mutated_request(random, GOOD))
     with served() as server:
-        for case in [*corpus, *(mutated_request(random, GOOD) for _ in range(count))]:
+        for case in [*corpus, *made]:
             errors = io.StringIO()
             with contextlib.redirect_stderr(errors):
                 answer = ask(server, case)

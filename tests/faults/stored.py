@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import running
 
 from .report import Outcome
+from .share import Share
 from .visits import LIMIT_SECONDS, PROMPT, TOKENS, FaultyServer, opened, wanted
 
 __all__ = ["attack_stored"]
@@ -93,19 +94,14 @@ VISIT = """async ({ device, limit, ids, prompt, maxTokens }) => {
 """Damage found while a run is under way is told behind it, so that a first wrong answer may have come before."""
 
 
-def attack_stored(browser: Browser, root: Path, count: int, seed: int) -> Outcome:
-    """So many visits of one origin, each after one or two changes of what the visit before it left."""
-    outcome, random = Outcome("stored"), Random(f"stored {seed}")
+def attack_stored(browser: Browser, root: Path, share: Share) -> Outcome:
+    """Visits of one origin, each after one or two changes of what the visit before it left."""
+    outcome = Outcome("stored")
     with running(FaultyServer(root)) as server, opened(browser, server) as page:
         first = visit(page, "wasm")
         if "name" in first:
             outcome.fail(b"", f"the first visit: {first}")
-        for number in range(count):
-            device = "webgpu" if number % 10 == 9 else "wasm"
-            changes = [
-                {"pick": random.randrange(10**6), "how": random.choice(CHANGES), "at": random.randrange(10**6)}
-                for _ in range(random.choice((1, 1, 2)))
-            ]
+        for device, changes in share.cases(outcome.kind, made):
             told = page.evaluate(CHANGE, changes)
             found = visit(page, device)
             if "name" in found:
@@ -113,6 +109,15 @@ def attack_stored(browser: Browser, root: Path, count: int, seed: int) -> Outcom
             else:
                 outcome.taken += 1
     return outcome
+
+
+def made(random: Random) -> tuple[str, list[dict[str, Any]]]:
+    """A visit's device, and the changes before it."""
+    device = "webgpu" if random.random() < 0.1 else "wasm"
+    return device, [
+        {"pick": random.randrange(10**6), "how": random.choice(CHANGES), "at": random.randrange(10**6)}
+        for _ in range(random.choice((1, 1, 2)))
+    ]
 
 
 def visit(page: Page, device: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Attacks on page loads: at a random request the server is slow, cuts, or answers with something else, the load is
-given up, or the tab is discarded. A visit ends in the right ids or a CapstanError, and the next in the right ids."""
+given up, or the tab is frozen or discarded. A visit ends in the right ids or a CapstanError, and the next in the right
+ids."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from buildtools.server import SiteHandler, SiteServer, running
 from tests import oracle
 
 from .report import Outcome, fault_of
+from .share import Share
 
 __all__ = ["FaultyServer", "attack_visits"]
 
@@ -26,36 +28,39 @@ MODEL = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT, TOKENS = [5, 6, 7, 8, 9], 6
 SERVERS = ("slow", "cut", "reset", "missing", "busy", "page", "empty", "short")
 """The faults of a server; "short" is half a file that the server calls whole."""
-PAGES = ("abort", "cancel", "discard")
-"""The acts of a page: its signal ends the load, its run is aborted, or its tab goes."""
+PAGES = ("abort", "cancel", "freeze", "discard")
+"""The acts of a page: its signal ends the load, its run is aborted, or its tab is frozen or goes."""
+HARMLESS = ("none", "slow", "freeze")
+"""After these a visit ends in the right ids."""
+WORKER = "/capstan/worker.js"
 LIMIT_SECONDS = 60.0
 """After which a visit counts as hanging."""
 SLOW_SECONDS = 1.5
+FROZEN_SECONDS = 1.0
 
 
 class FaultyServer(SiteServer):
-    """Has one fault, at the request of that number from `begin` on."""
+    """Has one fault, at the request of that number from `begin` on, or at the first request for a path."""
 
     def __init__(self, root: Path) -> None:
         self._lock = threading.Lock()
-        self.begin("", -1)
+        self.begin("", "")
         super().__init__(root, {MODEL.name: MODEL})
 
     @property
     def handler(self) -> type[SiteHandler]:
         return FaultyHandler
 
-    def begin(self, fault: str, at: int) -> None:
+    def begin(self, fault: str, at: int | str) -> None:
         with self._lock:
-            self.fault, self.left, self.asked = fault, at, 0
+            self.fault, self.at, self.asked = fault, at, 0
             self.met = threading.Event()
             self.path = ""
 
     def next_fault(self, path: str) -> str:
         with self._lock:
-            self.asked += 1
-            self.left -= 1
-            if self.left != -1:
+            number, self.asked = self.asked, self.asked + 1
+            if self.at not in (number, path) or self.met.is_set():
                 return ""
             self.path = path
             self.met.set()
@@ -68,7 +73,7 @@ class FaultyHandler(SiteHandler):
 
     def _answer(self, with_body: bool) -> None:
         fault = self._fault = self.server.next_fault(self.path)
-        if fault == "slow":
+        if fault in ("slow", "freeze"):
             time.sleep(SLOW_SECONDS)
         if fault == "reset":
             self.close_connection = True
@@ -99,6 +104,7 @@ class FaultyHandler(SiteHandler):
 
 OPEN = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
+  document.addEventListener("freeze", () => (window.frozen = true));
   window.visit = async (llm) => {
     window.stop = new AbortController();
     window.run = null;
@@ -121,28 +127,29 @@ BEGIN = """(again) => {
 ACTS = {"abort": "() => window.stop.abort()", "cancel": "() => (window.run ?? window.stop).abort()"}
 
 
-def attack_visits(browser: Browser, root: Path, count: int, seed: int) -> Outcome:
-    """So many pages, each with nothing stored, in `browser`; a site's files are in `root`."""
-    outcome, random = Outcome("visits"), Random(f"visits {seed}")
+def attack_visits(browser: Browser, root: Path, share: Share) -> Outcome:
+    """Page loads in a row, each disturbed once, in a browser of tests/plain_browser.py; `root` has the site's files."""
+    outcome = Outcome("visits")
     with running(FaultyServer(root)) as server:
-        with opened(browser, server) as page:
-            server.begin("", -1)
-            first = visit(page, server, "", again=False)
-            requests = server.asked
-        judge(outcome, {"fault": "none"}, first)
-        for _ in range(count):
-            fault, at = random.choice((*SERVERS, *PAGES)), random.randrange(requests)
-            case = {"fault": fault, "at": at}
-            with opened(browser, server) as page:
+        requests = {}
+        for stored in (False, True):
+            with opened(browser, server, stored) as page:
+                server.begin("", "")
+                judge(outcome, {"fault": "none"}, visit(page, server, ""))
+                requests[stored] = server.asked
+        for case in share.cases(outcome.kind, made):
+            fault, stored = case["fault"], case["stored"]
+            at = WORKER if case["worker"] else int(case["at"] * requests[stored])
+            with opened(browser, server, stored) as page:
                 server.begin(fault, at)
-                found = visit(page, server, fault, again=False)
+                found = visit(page, server, fault)
                 case["path"] = server.path
                 if fault == "discard":
                     page.close()
-                    page = ready(page.context)
+                    page = ready(page.context, server)
                 else:
                     judge(outcome, case, found)
-                server.begin("", -1)
+                server.begin("", "")
                 after = visit(page, server, "", again=found is not None and "ids" in found)
                 if after is None or after.get("ids") != wanted():
                     outcome.fail(json.dumps(case).encode(), f"{case}: and then {after}")
@@ -151,24 +158,53 @@ def attack_visits(browser: Browser, root: Path, count: int, seed: int) -> Outcom
     return outcome
 
 
+def made(random: Random) -> dict[str, Any]:
+    """A visit's fault, the place of the request as a share of all, whether that is the worker's script, and whether the
+    page finds what the visit before has left."""
+    fault = random.choice((*SERVERS, *PAGES))
+    return {"fault": fault, "at": random.random(), "worker": random.random() < 0.1, "stored": random.random() < 0.5}
+
+
 @contextmanager
-def opened(browser: Browser, server: FaultyServer) -> Iterator[Page]:
-    """A page of the site in a context of its own, with the script loaded."""
-    context = browser.new_context(base_url=server.url)
-    try:
-        yield ready(context)
-    finally:
-        context.close()
-
-
-def ready(context: BrowserContext) -> Page:
+def opened(browser: Browser, server: FaultyServer, stored: bool = False) -> Iterator[Page]:
+    """A page of the site with the script loaded; nothing is stored unless `stored`."""
+    # In its first context alone a browser has tabs, of which all but one can be frozen.
+    context = browser.contexts[0]
     page = context.new_page()
-    page.goto("blank.html")
+    try:
+        if not stored:
+            session = context.new_cdp_session(page)
+            session.send("Storage.clearDataForOrigin", {"origin": server.url.rstrip("/"), "storageTypes": "all"})
+            session.send("Network.clearBrowserCache")
+            session.detach()
+        page.close()
+        page = ready(context, server)
+        yield page
+    finally:
+        for left in context.pages:
+            if left.url.startswith(server.url):
+                left.close()
+
+
+def ready(context: BrowserContext, server: FaultyServer) -> Page:
+    page = context.new_page()
+    page.goto(f"{server.url}blank.html")
     page.evaluate(OPEN)
     return page
 
 
-def visit(page: Page, server: FaultyServer, fault: str, again: bool) -> dict[str, Any] | None:
+def freeze(page: Page) -> None:
+    """Freeze a page for a while, behind another tab."""
+    other, session = page.context.new_page(), page.context.new_cdp_session(page)
+    session.send("Page.setWebLifecycleState", {"state": "frozen"})
+    time.sleep(FROZEN_SECONDS)
+    session.send("Page.setWebLifecycleState", {"state": "active"})
+    session.detach()
+    other.close()
+    assert page.evaluate("() => window.frozen"), "the browser froze no page"
+
+
+def visit(page: Page, server: FaultyServer, fault: str, again: bool = False) -> dict[str, Any] | None:
     """The outcome of a load and a run, or with `again` of another run of the model that is loaded; None without one."""
     page.evaluate(BEGIN, again)
     deadline, acted = time.monotonic() + LIMIT_SECONDS, False
@@ -178,7 +214,10 @@ def visit(page: Page, server: FaultyServer, fault: str, again: bool) -> dict[str
             acted = True
             if fault == "discard":
                 return None
-            page.evaluate(ACTS[fault])
+            if fault == "freeze":
+                freeze(page)
+            else:
+                page.evaluate(ACTS[fault])
         found: dict[str, Any] | None = page.evaluate("() => window.found")
         if found is not None:
             return found
@@ -196,6 +235,8 @@ def judge(outcome: Outcome, case: dict[str, Any], found: dict[str, Any] | None) 
             outcome.taken += 1
         else:
             outcome.fail(told, f"{case}: wrong ids {found}")
+    elif case["fault"] in HARMLESS:
+        outcome.fail(told, f"{case}: {found}")
     elif found["name"] == "AbortError" and case["fault"] in ACTS:
         outcome.refused += 1
     else:

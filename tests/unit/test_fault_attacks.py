@@ -10,15 +10,16 @@ import pytest
 
 from buildtools import ROOT
 from capstan.errors import ConfigError
-from tests.faults.main import attack_here, attack_target, model_files
+from tests.faults.main import attack_target, attacks_here, model_files
 from tests.faults.report import Outcome, attack
+from tests.faults.share import Share
 from tests.faults.targets import targets
 
 COUNT, SEED = 25, 1
 
 
 def test_bad_input_ends_in_errors_of_ours() -> None:
-    outcomes = attack_here(COUNT, SEED)
+    outcomes = [run() for run in attacks_here(Share(COUNT, SEED)).values()]
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     assert not failures
     assert all(outcome.tried >= COUNT for outcome in outcomes)
@@ -34,9 +35,15 @@ def test_the_same_seed_makes_the_same_cases() -> None:
             seen.append(case)
 
         for target in targets(model_files()):
-            asyncio.run(attack_target(type(target)(target.kind, target.good, target.mutate, look), 5, seed))
+            attack_target(type(target)(target.kind, target.good, target.mutate, look), Share(5, seed))
         cases.append(seen)
     assert cases[0] == cases[1] != cases[2]
+
+
+def test_parts_are_the_cases_of_a_whole_run() -> None:
+    whole = [*Share(7, SEED).cases("test", lambda random: random.random())]
+    parts = [[*Share(7, SEED, part, 3).cases("test", lambda random: random.random())] for part in (1, 2, 3)]
+    assert [parts[number % 3][number // 3] for number in range(7)] == whole
 
 
 @pytest.mark.parametrize(
@@ -68,10 +75,12 @@ def test_messages_have_a_bound() -> None:
 
 
 def test_the_command_prints_a_table_and_ends_well() -> None:
-    command = [sys.executable, str(ROOT / "build.py"), "test", "--faults", "--no-page", "--count", "1", "--seed", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, str(ROOT / "build.py"), "test", "--faults", "--no-page", "--count", "2", "--seed", "3"]
+    done = subprocess.run([*command, "--processes", "2"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     head, *lines = done.stdout.splitlines()
-    assert head.split() == ["class", "tried", "survived", "failed"]
-    assert {line.split()[0] for line in lines} >= {"config", "graph", "tokenizer", "downloads", "requests"}
-    assert {line.split()[-1] for line in lines} == {"0"}
+    assert head.split() == ["class", "tried", "survived", "failed", "seconds"]
+    rows = {line.split()[0]: line.split()[1:4] for line in lines}
+    assert rows.keys() >= {"config", "graph", "tokenizer", "downloads", "requests"}
+    assert rows["options"] == ["20", "20", "0"], "both processes are counted"
+    assert {failed for *_, failed in rows.values()} == {"0"}
