@@ -84,8 +84,8 @@ def attack_cancelled_requests(harness: Harness, folders: Folders, share: Share) 
 
 
 def cancelled_request(random: Random) -> dict[str, Any]:
-    """What is asked for, whether its model is loaded already, when it is cancelled and how often, and whether the next
-    request waits behind it."""
+    """A request, whether its model is loaded already, when and how often it is cancelled, and whether the next request
+    waits behind it."""
     return {
         "kind": random.choice(("load", "generate", "generate")),
         "device": random.choice(("wasm", "wasm", "wasm", "webgpu")),
@@ -97,7 +97,7 @@ def cancelled_request(random: Random) -> dict[str, Any]:
 
 
 def fault_of_replies(found: dict[str, Any] | None, cancels: int, restarts: int) -> str | None:
-    """Why these are not the replies of one worker to a cancelled request, the next and the last; None if they are."""
+    """The reason why these are not the replies of one worker to a cancelled request, the next and the last, or None."""
     if found is None:
         return f"no answer within {3 * LIMIT_SECONDS} s"
     if found["restarts"] != restarts:
@@ -141,7 +141,7 @@ def attack_cancelled_scripts(harness: Harness, folders: Folders, share: Share, c
 
 
 def disturbed_script(random: Random) -> dict[str, Any]:
-    """What happens, at which share of the suspensions, and how much later."""
+    """An act, the share of the suspensions before it, and how much later it comes."""
     return {
         "act": random.choice(("cancel", "cancel", "cancel one", "close", "close other")),
         "device": random.choice(("wasm", "wasm", "wasm", "webgpu")),
@@ -152,7 +152,7 @@ def disturbed_script(random: Random) -> dict[str, Any]:
 
 
 def fault_of_script(act: str, found: dict[str, Any]) -> str | None:
-    """Why the ends of disturbed works are wrong; None if they are right."""
+    """The reason why the ends of disturbed works are wrong, or None."""
     allowed = {"close other": (), "close": ("ClosedError", "CancelledError")}.get(act, ("CancelledError",))
     for name, errors in (("first", allowed), ("second", ()), ("last", ())):
         end = found[name]

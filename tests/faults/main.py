@@ -129,7 +129,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def attacked(share: Share, kinds: Sequence[str], with_page: bool) -> list[Outcome]:
-    """What came of the classes with these names or patterns."""
+    """The outcomes of the classes with these names or patterns."""
     outcomes = performed(attacks_here(share), kinds)
     on_page = page_attacks(share.times(PAGE_SHARE), model_files(), corpus) if with_page else {}
     if chosen(on_page, kinds):

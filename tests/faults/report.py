@@ -57,7 +57,7 @@ class Outcome:
         return f"{self.kind:<20}{self.tried:>7}{survived:>10}{len(self.failures):>8}{self.seconds:>9.0f}"
 
     def as_json(self) -> dict[str, Any]:
-        """What `read` takes."""
+        """The form that `read` takes."""
         failures = [[base64.b64encode(failure.case).decode(), failure.why] for failure in self.failures]
         return {**vars(self), "failures": failures}
 
