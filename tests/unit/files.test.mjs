@@ -8,6 +8,7 @@ import { after, before, beforeEach, test } from "node:test";
 import { gzipSync } from "node:zlib";
 import { fetchBytes, fetchOptional } from "../../web/src/storage/files.ts";
 import { openRepository } from "../../web/src/storage/hub.ts";
+import { entry, keep, kept } from "../../web/src/storage/kept.ts";
 import { prefetch } from "../../web/src/storage/prefetch.ts";
 import { setStallTimeout } from "../../web/src/storage/whole.ts";
 
@@ -142,8 +143,42 @@ test("an answer of a hub without an end is given up", async () => {
 test("a small file has a deadline, however steadily its bytes come", async () => {
   setStallTimeout(0.1);
   sent["tokenizer.json"] = endless(Buffer.from(" "), 10);
-  const said = /tokenizer\.json: \d+ bytes came in 1 s, the longest that this file may take; .* stall_timeout/;
+  const said = /tokenizer\.json: \d+ bytes came in 1\.\d s, and after 10 times stall_timeout 10000 bytes a second/;
   await refused(read(`${base}/m/tokenizer.json`), said);
+});
+
+test("a large small file takes its time over a slow link", async () => {
+  setStallTimeout(0.02);
+  const part = Buffer.alloc(1000, " ");
+  sent["tokenizer.json"] = async (response) => {
+    for (let i = 0; i < 40; i++) {
+      response.write(part);
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    response.end();
+  };
+  assert.equal((await read(`${base}/m/tokenizer.json`)).length, 40 * part.length);
+});
+
+test("a kept file whose bytes changed is dropped, so that the next visit asks its server", async () => {
+  const entries = new Map();
+  const cache = {
+    put: async (address, response) => void entries.set(address, response),
+    match: async (address) => entries.get(address),
+    delete: async (address) => entries.delete(address),
+  };
+  globalThis.caches = { open: async () => cache };
+  try {
+    await keep("files", "good", GOOD);
+    assert.deepEqual(Buffer.from(await (await kept("files", "good")).arrayBuffer()), GOOD);
+    await keep("files", "changed", GOOD);
+    const { headers } = await entry("files", "changed");
+    entries.set("changed", new Response("other", { headers }));
+    assert.equal(await kept("files", "changed"), null);
+    assert.equal(await entry("files", "changed"), null);
+  } finally {
+    delete globalThis.caches;
+  }
 });
 
 test("what is fetched ahead is not swallowed either", async () => {

@@ -36,7 +36,7 @@ export async function entry(cache: string, address: string): Promise<Response | 
   }
 }
 
-/** The entry of an address, with its status and headers; null also if its bytes are not those that were kept. */
+/** The entry of an address, with its status and headers; one whose bytes are not those that were kept is dropped: null. */
 export async function kept(cache: string, address: string): Promise<Response | null> {
   const found = await entry(cache, address);
   if (!found) return null;
@@ -44,5 +44,7 @@ export async function kept(cache: string, address: string): Promise<Response | n
   // A browser may give an entry without bytes no body.
   const body = new Body(found.body ?? new Blob().stream());
   const content = await readWhole(address, body, { most: LARGEST_KEPT, sha256: headers.get(DIGEST) }).catch(() => null);
-  return content && new Response(content, { status, headers });
+  if (content) return new Response(content, { status, headers });
+  await (await caches.open(cache)).delete(address, { ignoreVary: true }).catch(() => false);
+  return null;
 }

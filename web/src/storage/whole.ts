@@ -19,9 +19,9 @@ export interface Limits extends Partial<Listed> {
   progress?: ((done: number) => void) | null;
 }
 
-/** A file of up to PORTION bytes may take so many stall timeouts, a larger one as many for each PORTION. */
+/** Once a file has taken so many stall timeouts, its bytes must have come at SLOWEST a second or more. */
 const STALLS = 10;
-const PORTION = 64 << 20;
+const SLOWEST = 10_000;
 
 let stallMs = 30_000;
 
@@ -54,7 +54,6 @@ async function counted(name: string, reader: ByteReader, limits: Limits): Promis
   const { most, size = null, announced = null, progress = null } = limits;
   const told = size ?? announced;
   if (told !== null && told > most) throw tooLarge(name, `${told} bytes`, most);
-  const longest = STALLS * stallMs * Math.max(1, Math.ceil((told ?? most) / PORTION));
   const parts: Uint8Array[] = [];
   // A page that was frozen waited longer than it would have: no wait counts more than the stall timeout.
   for (let done = 0, waited = 0; ;) {
@@ -65,7 +64,7 @@ async function counted(name: string, reader: ByteReader, limits: Limits): Promis
     done += part.length;
     if (size !== null && done > size) throw otherFile(name, `more than the ${size} bytes came that are listed`);
     if (done > most) throw tooLarge(name, `more than ${most} bytes`, most);
-    if (waited > longest) throw tooSlow(name, done, longest / 1000);
+    if (waited > STALLS * stallMs && done * 1000 < waited * SLOWEST) throw tooSlow(name, done, waited / 1000);
     parts.push(part);
     progress?.(done);
   }
@@ -107,7 +106,7 @@ function tooLarge(name: string, what: string, most: number): EngineError {
 function tooSlow(name: string, done: number, seconds: number): EngineError {
   return new EngineError(
     "ModelFileError",
-    `${name}: ${done} bytes came in ${seconds} s, the longest that this file may take; load the model again over a ` +
-      "faster connection, or with a longer stall_timeout, which this time grows with",
+    `${name}: ${done} bytes came in ${seconds.toFixed(1)} s, and after ${STALLS} times stall_timeout ${SLOWEST} bytes a ` +
+      "second must have come; load the model again over a faster connection, or with a longer stall_timeout",
   );
 }
