@@ -49,14 +49,12 @@ class LoraGraph:
 
     async def combine(self, device: DeviceInterface, layers: Sequence[LoraWeights], owner: str) -> LoraWeights:
         """Merge adapters into one: if several fill the same input, the last one wins. Raises OutOfMemoryError."""
-        inputs = {each.name: each for each in self.inputs}
         tensors: dict[str, AdapterTensor] = {}
         for layer in layers:
             for slot in self.slots(layer.rank):
-                wanted = [part for part in slot.parts if part[0] in layer.filled]
-                if wanted:
-                    image = memoryview((await device.copy_device_to_cpu(layer.spans[slot.name])).data)
-                    tensors |= {part[0]: taken(image, slot, *part[1:], inputs[part[0]], layer.rank) for part in wanted}
+                if slot.name in layer.filled:
+                    data = (await device.copy_device_to_cpu(layer.spans[slot.name])).data
+                    tensors[slot.name] = AdapterTensor(slot.onnx_type, slot.dims, memoryview(data))
         return await laid_out(device, self, max(layer.rank for layer in layers), tensors, owner)
 
 
@@ -151,14 +149,12 @@ async def laid_out(
     spans: dict[str, DeviceSpan] = {}
     try:
         at = 0
-        inputs = {each.name: each for each in graph.inputs}
-        for slot, size in zip(slots, sizes, strict=True):
+        for each, slot, size in zip(graph.inputs, slots, sizes, strict=True):
             image = bytearray(round_up(size, ALIGNMENT))
-            for name, row, column in slot.parts:
-                if name in tensors:
-                    place(image, slot, row, column, tensors[name].data, tensors[name].dims)
-                elif inputs[name].default:
-                    place(image, slot, row, column, memoryview(inputs[name].default), inputs[name].sizes(rank))
+            if slot.name in tensors:
+                place(image, slot, tensors[slot.name])
+            elif each.default:
+                image[: len(each.default)] = each.default
             device.copy_cpu_to_device(buffer.span(at, len(image)), image)
             spans[slot.name] = buffer.span(at, size)
             at += len(image)
@@ -181,31 +177,11 @@ def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], li
     return tensors, data
 
 
-def rows_of(slot: LoraSlot, row: int, column: int, dims: Sequence[int]) -> tuple[int, int, list[int]]:
-    """The contiguous pieces of a part within its slot: the bytes of a piece, the number of pieces, and the byte offset
-    of each. A part that is as wide as the slot is one piece, any other has a piece for each row.
-
-    A part differs from the slot in its first and its last dimension only.
-    """
-    width, whole = dims[-1] if dims else 1, slot.dims[-1] if slot.dims else 1
-    count = math.prod(dims[:-1])
-    bits = byte_count(slot.dtype, (width,)), byte_count(slot.dtype, (whole,))
-    if width == whole and not column:
-        return bits[0] * count, 1, [bits[1] * row]
-    start = byte_count(slot.dtype, (column,))
-    return bits[0], count, [bits[1] * (row + number) + start for number in range(count)]
-
-
-def place(image: bytearray, slot: LoraSlot, row: int, column: int, data: memoryview, dims: Sequence[int]) -> None:
-    """Write a tensor into its part of a slot."""
-    size, count, starts = rows_of(slot, row, column, dims)
-    for number, start in zip(range(count), starts, strict=True):
-        image[start : start + size] = data[number * size : (number + 1) * size]
-
-
-def taken(image: memoryview, slot: LoraSlot, row: int, column: int, wanted: LoraInput, rank: int) -> AdapterTensor:
-    """Read a tensor from its part of a slot."""
-    dims = wanted.sizes(rank)
-    size, _, starts = rows_of(slot, row, column, dims)
-    data = b"".join(image[start : start + size] for start in starts)
-    return AdapterTensor(wanted.onnx_type, dims, memoryview(data))
+def place(image: bytearray, slot: LoraSlot, tensor: AdapterTensor) -> None:
+    """Write a tensor into a slot, whose first or last dimension is larger where the tensor's rank was rounded up."""
+    width, whole = (byte_count(slot.dtype, dims[-1:]) for dims in (tensor.dims, slot.dims))
+    if width == whole:
+        image[: len(tensor.data)] = tensor.data
+        return
+    for row in range(math.prod(tensor.dims[:-1])):
+        image[row * whole : row * whole + width] = tensor.data[row * width : (row + 1) * width]

@@ -64,18 +64,16 @@ class LoraInput:
 
     def slot(self, rank: int) -> LoraSlot:
         """The tensor that fills it, for adapters of that rank."""
-        return LoraSlot(self.name, self.onnx_type, self.sizes(rank), ((self.name, 0, 0),))
+        return LoraSlot(self.name, self.onnx_type, self.sizes(rank))
 
 
 @dataclass(frozen=True)
 class LoraSlot:
-    """A tensor that a session is given for adapters of one rank."""
+    """The tensor that a session is given for an input, of adapters of one rank."""
 
     name: str
     onnx_type: int
     dims: tuple[int, ...]
-    parts: tuple[tuple[str, int, int], ...]
-    """The inputs of the exported graph that it holds, each from a row and a column on; the rest of it is zeros."""
 
     @property
     def dtype(self) -> str:
