@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { afterEach, beforeEach, test } from "node:test";
 import { Capstan, Client } from "../../web/src/capstan.ts";
+import { pickedFolder } from "../../web/src/page_request.ts";
 
 const PAGE = "http://page.test/folder/index.html";
 const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: { read: [0, 2] } };
@@ -539,6 +540,14 @@ for (const [model, options, message] of [
     assert.equal(boots.length, 0);
   });
 }
+
+test("files and folders that another window picked stay what they are", () => {
+  for (const name of ["File", "FileSystemDirectoryHandle"]) {
+    const picked = { [Symbol.toStringTag]: name };
+    assert.equal(pickedFolder(picked) === picked, name !== "File");
+    assert.equal(pickedFolder([picked])[0] === picked, name === "File");
+  }
+});
 
 test("an option of a run that there is not, and two grammars, are refused at the call", async () => {
   const llm = await load();

@@ -33,10 +33,14 @@ function copied<T>(value: T): T {
 
 /** A folder that was picked, as it is; of anything else its JSON. */
 export function pickedFolder(model: unknown): unknown {
-  const handle = globalThis.FileSystemDirectoryHandle as typeof FileSystemDirectoryHandle | undefined;
-  if (handle && model instanceof handle) return model;
-  if (Array.isArray(model) && model.every((file) => file instanceof File)) return [...(model as File[])];
+  if (isA("FileSystemDirectoryHandle", model)) return model;
+  if (Array.isArray(model) && model.every((file) => isA("File", file))) return [...(model as File[])];
   return copied(model);
+}
+
+/** Whether a value is of a class of the browser's, that of another window too. */
+function isA(name: string, value: unknown): boolean {
+  return Object.prototype.toString.call(value) === `[object ${name}]`;
 }
 
 /** The type of each option, as `typeof` says it; "any" is checked where it is used. */
