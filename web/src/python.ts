@@ -61,7 +61,8 @@ export async function startPython(assets: Assets, host: object, snapshot: boolea
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
-      const wheel = wholeZip(response.url, new Uint8Array(await response.arrayBuffer()));
+      const wheel = new Uint8Array(await response.arrayBuffer());
+      requireWholeZip(response.url, wheel.length, wheel.subarray(-ZIP_END));
       return [index.folder + name.slice(name.lastIndexOf("/") + 1), wheel];
     }),
   );
@@ -110,18 +111,30 @@ async function load(assets: Assets, make: MakeModule, options: SnapshotOptions):
     // Pyodide goes on without it, and tells the console alone.
     const { FS } = pyodide;
     const name = (FS.readdir("/lib") as string[]).find((entry) => /^python\d+\.zip$/.test(entry));
-    wholeZip(stdLibURL, name ? (FS.readFile(`/lib/${name}`) as Uint8Array) : new Uint8Array());
+    requireWholeZip(stdLibURL, ...(name ? endOf(FS, `/lib/${name}`) : ([0, new Uint8Array()] as const)));
     return pyodide;
   } finally {
     watch.stop();
   }
 }
 
-/** The bytes of a zip archive; throws if its end, the list of its files, is not there. */
-function wholeZip<T extends Uint8Array>(url: string, bytes: T): T {
-  const end = String.fromCharCode(...bytes.subarray(-22, -18));
-  if (end !== "PK\x05\x06") throw new Error(`${url} did not come whole (${bytes.length} bytes)`);
-  return bytes;
+/** Bytes of the end of a zip archive without a comment. */
+const ZIP_END = 22;
+
+/** Throw unless a zip archive of so many bytes ends as one does: the list of its files is there. */
+function requireWholeZip(url: string, size: number, end: Uint8Array): void {
+  if (String.fromCharCode(...end.subarray(0, 4)) !== "PK\x05\x06")
+    throw new Error(`${url} did not come whole (${size} bytes)`);
+}
+
+/** The size of a zip archive in Python's file system, and its end. */
+function endOf(FS: PyodideInterface["FS"], path: string): [number, Uint8Array] {
+  const { size } = FS.stat(path) as { size: number };
+  const end = new Uint8Array(Math.min(size, ZIP_END));
+  const stream: unknown = FS.open(path, "r");
+  FS.read(stream, end, 0, end.length, size - end.length);
+  FS.close(stream);
+  return [size, end];
 }
 
 /** `failed` rejects if Pyodide's WebAssembly cannot be compiled: Pyodide tells the console alone, and waits for ever. */
