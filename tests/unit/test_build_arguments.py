@@ -318,6 +318,16 @@ def test_files_of_a_script_and_of_its_models_are_at_the_paths_that_were_given(
     assert cli.main(["exec", "s.py", "--file", "nowhere"]) == 2
 
 
+def test_a_run_of_a_configuration_of_10_000_levels_ends_with_a_message(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = "[" * 10_000 + "]" * 10_000
+    (model / "genai_config.json").write_text(f'{{"model": {{"decoder": {deep}}}}}')
+    assert cli.main(["run", "--model", str(model), "--prompt", "x"]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: {model}/genai_config.json is not JSON (maximum recursion depth exceeded")
+
+
 def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "s.py"
     script.write_bytes(b"\xff\xfe")
