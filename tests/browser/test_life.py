@@ -72,6 +72,51 @@ def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what:
     assert again["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
 
 
+MUTE = """
+class Mute(BaseException):
+    def __str__(self):
+        return str(1 / 0)
+raise Mute
+"""
+NO_ARRAY = """
+import capstan
+from capstan._js.errors import typed_errors
+from pyodide.code import run_js
+full = "throw new RangeError('Array buffer allocation failed')"
+try:
+    with typed_errors():
+        run_js(full)
+except capstan.OutOfMemoryError as error:
+    print("OutOfMemoryError", str(error).split(" (")[0])
+ort = await run_js("() => import('/capstan/ort/ort.wasm.min.mjs')")()
+create = ort.InferenceSession.create
+ort.InferenceSession.create = run_js("async () => { " + full + " }")
+try:
+    await capstan.Model.load("/models/nano-llama/", device="wasm", capture="off", prefix_cache=1)
+except capstan.UnsupportedModelError as error:
+    print("UnsupportedModelError")
+finally:
+    ort.InferenceSession.create = create
+"""
+
+
+def test_errors_that_leave_python_whole_end_no_worker(harness: Harness) -> None:
+    """Whatever escapes a script or the answer itself, and RangeErrors that are not of a heap that is full."""
+    harness.events.clear()
+    for source, kind, told in (
+        ("class Odd(BaseException):\n    pass\nraise Odd('odd')", "Odd", "odd"),
+        (MUTE, "PythonError", "ZeroDivisionError"),
+    ):
+        error = harness.reply(script(source))["error"]
+        assert (error["type"], told in error["message"]) == (kind, True), error
+    assert harness.reply(script(NO_ARRAY)) == {"ok": True, "result": {"status": 0}}
+    printed = "".join(event["text"] for event in harness.events if event["kind"] == "stdout")
+    assert printed == "OutOfMemoryError the browser has no memory left for JavaScript\nUnsupportedModelError\n"
+    assert [event for event in harness.events if event["kind"] == "restarted"] == []
+    again = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=12)
+    assert again["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
 START = """async (cancelDeadline) => {
   const { Client } = await import("/capstan/capstan.js");
   window.events = [];

@@ -135,13 +135,16 @@ export function onFatalError(tell: (error: unknown) => void): void {
   tellFatal = tell;
 }
 
+/**
+ * In errors without stack or heap left, as the engines and onnxruntime-web word them. Other RangeErrors are of a call, or
+ * of JavaScript's own memory.
+ */
+const SPENT =
+  /bad_alloc|failed to allocate a buffer|call stack size|too much recursion|offset is out of bounds|WebAssembly\.Memory/;
+
 /** Whether WebAssembly code ended in its midst (by a trap, by abort(), without stack left), or its heap is full. */
 function isFatal(error: unknown): boolean {
-  return (
-    error instanceof WebAssembly.RuntimeError ||
-    error instanceof RangeError ||
-    /bad_alloc|failed to allocate a buffer/.test(String(error))
-  );
+  return error instanceof WebAssembly.RuntimeError || SPENT.test(String(error));
 }
 
 /** The result of a call to onnxruntime-web; its fatal errors are reported. */

@@ -268,7 +268,7 @@ async function answer(id: number, request: Request): Promise<void> {
     dropAhead();
 }
 
-/** Python's reply; null if Python failed to give one, after which it is not used. */
+/** Python's reply; null if Python ended, or has no memory left. Any other error of Python's own is a reply as well. */
 async function replyOf(id: number, request: Request): Promise<Reply | null> {
   let asked: string;
   try {
@@ -279,6 +279,8 @@ async function replyOf(id: number, request: Request): Promise<Reply | null> {
   try {
     return JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
   } catch (error) {
+    const { name, type } = error as { name?: string; type?: string };
+    if (name === "PythonError" && type !== "MemoryError") return failure(error);
     died("Python", error);
     return null;
   }

@@ -19,8 +19,10 @@ ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
 """In what Chromium says of each call whose GPU process is gone."""
 
 
-FULL = re.compile(r"offset is out of bounds|allocation failed|out of memory", re.IGNORECASE)
+FULL = re.compile(r"offset is out of bounds|WebAssembly\.Memory")
 """In the RangeErrors of a copy into a heap that is full."""
+NO_ARRAY = re.compile(r"allocation failed|out of memory", re.IGNORECASE)
+"""In the RangeErrors of JavaScript's own memory, which leave Python's as it is."""
 LEFT_BYTES = 16 << 20
 """A heap that is not full can allocate so many."""
 
@@ -77,7 +79,8 @@ def spent(error: BaseException) -> errors.OutOfMemoryError:
 
 
 def require_memory() -> None:
-    """Raise OutOfMemoryError where Python has no memory left, after which errors say anything."""
+    """Raise OutOfMemoryError where Python has no memory left, after which errors say anything. Only an allocation tells:
+    a browser may refuse to let the heap grow long before its limit. A heap grows for it once, by LEFT_BYTES at most."""
     with typed_errors():
         bytearray(LEFT_BYTES)
 
@@ -86,6 +89,11 @@ def typed(error: JsException) -> Exception:
     code = getattr(error, "code", None)
     if code != "DeviceLostError" and ENDED_PROCESS.search(str(error)):
         return errors.DeviceLostError(f"the browser's GPU process ended ({error.message}); load the model again")
+    if error.name == "RangeError" and NO_ARRAY.search(str(error.message)):
+        return errors.OutOfMemoryError(
+            f"the browser has no memory left for JavaScript ({error.message}); close other models or pages, or take a "
+            "smaller model"
+        )
     kind = getattr(errors, code, None) if isinstance(code, str) else None
     if kind is None:
         return errors.DeviceError(f"{error.name}: {error.message}")

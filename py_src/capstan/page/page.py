@@ -102,7 +102,7 @@ async def handle(text: str, number: int) -> str:
             reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
-    except Exception as error:
+    except BaseException as error:  # a script's SystemExit, too
         reply = failure_of(error)
     finally:
         running = None
@@ -143,7 +143,7 @@ def cancel(number: int) -> None:
         running.cancel()
 
 
-def failure_of(error: Exception) -> dict[str, Any]:
+def failure_of(error: BaseException) -> dict[str, Any]:
     """The reply for an error; where memory is full, that is the reason, whatever the error says."""
     try:
         if isinstance(error, MemoryError):
