@@ -16,6 +16,7 @@ from buildtools import ROOT
 from buildtools.browser import find_browser, flags
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
 from buildtools.models import BUNDLED
+from buildtools.wheels import template_wheels
 from tests import oracle, products
 from tests.notebooks.pyodide_distribution import download, fresh_venv, lay_beside, of_npm, pyodide_distribution
 from tests.plain_server import serving_plainly
@@ -45,9 +46,9 @@ main()
 RUN_MS = 540_000
 
 
-def pip(*arguments: object) -> None:
+def pip(*arguments: object, **environment: str) -> None:
     command = [str(venv_python()), "-m", "pip", *map(str, arguments)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,11 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     download(folder / "wheels", *PURE, *BLACK)
     pip("download", "-q", "--no-deps", "-d", folder / "wheels", *MSGSPEC)
     # PyPI has no wheel of it for Pyodide; what its source makes without libyaml runs everywhere.
-    pip("wheel", "-q", "--no-deps", "--no-binary=pyyaml", "-w", folder / "wheels", PYYAML)
-    for wheel in (*(folder / "wheels").glob("*.whl"), *PROTOBUF_WHEELS.glob("*.whl"), products.wheel(folder / "wheel")):
+    without = {"PYYAML_FORCE_LIBYAML": "0"}
+    pip("wheel", "-q", "--no-deps", "--no-binary=pyyaml", "-w", folder / "wheels", PYYAML, **without)
+    # marimo's page has a lock file of its own, without what the wheel needs: micropip takes that from the index.
+    ours = (products.wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *template_wheels().values())
+    for wheel in (*(folder / "wheels").glob("*.whl"), *ours):
         project = folder / "simple" / wheel.name.split("-")[0].lower().replace("_", "-")
         project.mkdir(parents=True)
         shutil.copy(wheel, project)
