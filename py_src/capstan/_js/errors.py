@@ -79,8 +79,8 @@ def spent(error: BaseException) -> errors.OutOfMemoryError:
 
 
 def require_memory() -> None:
-    """Raise OutOfMemoryError where Python has no memory left, after which errors say anything. Only an allocation tells:
-    a browser may refuse to let the heap grow long before its limit. A heap grows for it once, by LEFT_BYTES at most."""
+    """Raise OutOfMemoryError if Python has no memory left, after which errors say anything. Only an allocation tells,
+    since a browser may refuse to let a heap grow long before its limit; the heap grows by it once at most."""
     with typed_errors():
         bytearray(LEFT_BYTES)
 
