@@ -79,11 +79,6 @@ class Stage:
     uses: tuple[str, ...] = ()
     """Texts of WGSL functions that several stages call; each is in the kernels once."""
 
-    @property
-    def remembers(self) -> bool:
-        """Whether it asks for anything of the sequence but its length."""
-        return self.counts or self.sequence
-
 
 class StageOptions:
     """Options of a stage: base of a frozen dataclass with their names, defaults and docs."""

@@ -92,7 +92,7 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
         if past:
             await decoder.prefill(past, 0)
         await decoder.prefill(prompt, len(past))
-        spans = [buffers.logits_bytes, *(span.length for span in buffers.cache_spans)]
+        spans = [buffers.spans["logits"].length, *(span.length for span in buffers.cache_spans)]
         handles = [buffers.logits, *buffers.cache]
         found.append([array("f", await engine.read(h, 0, n)) for h, n in zip(handles, spans, strict=True)])
     decoder._prefill_tapes = tapes

@@ -40,7 +40,7 @@ async def tape_and_eager(
         for name in ("ring", "logits"):
             spoil(buffers, name)
         burst = await decoder.submit(1, False)
-        tape_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
+        tape_logits = await engine.read(buffers.logits, 0, buffers.spans["logits"].length)
         tape_caches = [await engine.read(span.buffer.handle, 0, span.length) for span in buffers.cache_spans]
 
         for buffer, data in inputs:
@@ -49,7 +49,7 @@ async def tape_and_eager(
             engine.write(cache, 0, data)
         spoil(buffers, "logits")
         await engine.run(step.eager, length + 1)
-        eager_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
+        eager_logits = await engine.read(buffers.logits, 0, buffers.spans["logits"].length)
         eager_caches = [await engine.read(span.buffer.handle, 0, span.length) for span in buffers.cache_spans]
 
         pairs = zip(tape_caches, eager_caches, strict=True)
@@ -164,7 +164,7 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     watched = [buffers.logits, *buffers.cache]
     for buffer in watched:
         engine.fill(buffer, DEAD)
-    sizes = [buffers.logits_bytes, *(span.length for span in buffers.cache_spans)]
+    sizes = [buffers.spans["logits"].length, *(span.length for span in buffers.cache_spans)]
     before = probe.counts()
     recorded = await engine.record(binding)
     submits = probe.counts()["submits"] - before["submits"]

@@ -135,10 +135,6 @@ class SequenceBuffers:
         return self.handle("logits")
 
     @property
-    def logits_bytes(self) -> int:
-        return self.spans["logits"].length
-
-    @property
     def mask(self) -> int:
         return self.handle("mask")
 
