@@ -22,7 +22,7 @@ ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
 FULL = re.compile(r"offset is out of bounds|WebAssembly\.Memory")
 """In the RangeErrors of a copy into a heap that is full."""
 NO_ARRAY = re.compile(r"allocation failed|out of memory", re.IGNORECASE)
-"""In the RangeErrors of JavaScript's own memory, which leave Python's as it is."""
+"""In the RangeErrors of JavaScript's own memory, which do no harm to Python's."""
 LEFT_BYTES = 16 << 20
 """A heap that is not full can allocate so many."""
 

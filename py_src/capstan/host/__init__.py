@@ -107,7 +107,7 @@ _make_host: Callable[[], Host] | None = None
 
 
 def use_host(make: Callable[[], Host]) -> None:
-    """Say what the host of this interpreter is."""
+    """Set the function that makes the host of this interpreter."""
     global _make_host
     _make_host = make
 
