@@ -111,7 +111,8 @@ async function load(assets: Assets, make: MakeModule, options: SnapshotOptions):
     // Pyodide goes on without it, and tells the console alone.
     const { FS } = pyodide;
     const name = (FS.readdir("/lib") as string[]).find((entry) => /^python\d+\.zip$/.test(entry));
-    requireWholeZip(stdLibURL, ...(name ? endOf(FS, `/lib/${name}`) : ([0, new Uint8Array()] as const)));
+    const [size, end] = name ? endOf(FS, `/lib/${name}`) : [0, new Uint8Array()];
+    requireWholeZip(stdLibURL, size, end);
     return pyodide;
   } finally {
     watch.stop();

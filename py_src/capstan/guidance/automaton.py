@@ -65,6 +65,10 @@ class Automaton:
             stack[-1:] = [*pushed, following]
         return tuple(stack)
 
+    def may_end(self, position: Position) -> bool:
+        """Whether the output may end here."""
+        return all(self.accepting[state] for state in position)
+
     def table(self, tokens: TokenBytes) -> GrammarTable:
         """The same as the GPU takes it. Raises NoAutomatonError if it is too large."""
         width = max(self.classes) + 2
