@@ -1,0 +1,1 @@
+"""A GGUF file as a model: its header, its configuration and its tokenizer."""

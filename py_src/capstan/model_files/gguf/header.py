@@ -1,0 +1,435 @@
+"""Reads the header of a GGUF file: its metadata, and the place of each tensor.
+
+    "GGUF", version, number of tensors, number of metadata pairs
+    for each pair: key, type of the value, value
+    for each tensor: name, number of dimensions, dimensions (innermost first), type, offset
+    padding up to `general.alignment`, then the tensors' data
+
+All numbers are little-endian. Every count, length and offset is checked before it is used, so that a file which lies
+costs no more than the bytes that it has.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from math import isfinite, prod
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from ...errors import ConfigError, ModelFileError, UnsupportedModelError
+
+__all__ = ["GgmlType", "GgufFile", "GgufTensor", "read_header"]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+FIRST_BYTES = 1 << 20
+"""Bytes of the first read; each further one doubles what was read."""
+MOST_BYTES = 256 << 20
+"""The longest header; a vocabulary of 256,000 tokens takes about 10 MB."""
+MOST_COUNT = 1 << 16
+"""The most metadata pairs, and the most tensors."""
+MOST_ELEMENTS = 1 << 24
+"""The most elements of an array."""
+MOST_NAME = (1 << 16) - 1
+"""The longest key or name in bytes."""
+MOST_DEPTH = 4
+"""The deepest nesting of arrays."""
+MOST_DIMS = 4
+MOST_ALIGNMENT = 1 << 20
+
+COPY = "copy or download the file again"
+CONVERT = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
+
+Read = Callable[[int, int], Awaitable[bytes]]
+"""Bytes of the file from a start on, of a length."""
+
+Value: TypeAlias = "int | float | bool | str | tuple[Any, ...]"
+"""A value of the metadata; an array is a tuple."""
+
+
+class GgmlType(IntEnum):
+    """The type of a tensor's elements, by its number in the file."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
+    BF16 = 30
+    MXFP4 = 39
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """(elements, bytes) of a block, which lies along the innermost dimension."""
+        return BLOCKS[self]
+
+
+BLOCKS: Mapping[GgmlType, tuple[int, int]] = {
+    GgmlType.F32: (1, 4),
+    GgmlType.F16: (1, 2),
+    GgmlType.Q4_0: (32, 18),
+    GgmlType.Q4_1: (32, 20),
+    GgmlType.Q5_0: (32, 22),
+    GgmlType.Q5_1: (32, 24),
+    GgmlType.Q8_0: (32, 34),
+    GgmlType.Q2_K: (256, 84),
+    GgmlType.Q3_K: (256, 110),
+    GgmlType.Q4_K: (256, 144),
+    GgmlType.Q5_K: (256, 176),
+    GgmlType.Q6_K: (256, 210),
+    GgmlType.IQ4_NL: (32, 18),
+    GgmlType.IQ4_XS: (256, 136),
+    GgmlType.BF16: (1, 2),
+    GgmlType.MXFP4: (32, 17),
+}
+
+OTHER_TYPES = {
+    kind: name
+    for first, names in {
+        9: "Q8_1",
+        15: "Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S",
+        21: "IQ3_S IQ2_S",
+        24: "I8 I16 I32 I64 F64 IQ1_M",
+        34: "TQ1_0 TQ2_0",
+    }.items()
+    for kind, name in enumerate(names.split(), first)
+}
+"""Types of ggml that Capstan does not read."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor and the place of its data."""
+
+    name: str
+    dims: tuple[int, ...]
+    """Outermost first, as in numpy."""
+    type: GgmlType
+    offset: int
+    """The first byte of its data in the file."""
+    length: int
+    """Bytes of its data."""
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A header. The readers of the metadata raise ConfigError with the key, what was expected and what was found."""
+
+    name: str
+    """What errors call the file."""
+    version: int
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, GgufTensor]
+    data: int
+    """The byte of the file at which the tensors' data begin."""
+
+    @property
+    def architecture(self) -> str:
+        """The family of the model; the metadata's keys begin with it."""
+        return self.text("general.architecture")
+
+    def error(self, key: str, expected: str, remedy: str = CONVERT) -> ConfigError:
+        if key not in self.metadata:
+            return ConfigError(f"{self.name}: metadata {key} is missing, expected {expected}; {remedy}")
+        shown = repr(self.metadata[key])
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        return ConfigError(f"{self.name}: metadata {key}: expected {expected}, got {shown}; {remedy}")
+
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS) -> int:
+        """An integer from `least` to `most`; without a default it must be there."""
+        value = self.metadata.get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(key, f"an integer from {least} to {most}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number; without a default it must be there."""
+        value = self.metadata.get(key, default)
+        if type(value) not in (int, float) or not isfinite(value):  # type: ignore[arg-type]
+            raise self.error(key, "a finite number")
+        return float(value)  # type: ignore[arg-type]
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string that is not empty; without a default it must be there."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str) or not value:
+            raise self.error(key, "a string that is not empty")
+        return value
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """An array of strings."""
+        value = self.metadata.get(key)
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "an array of strings")
+        return value
+
+    def numbers(self, key: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
+        """An array of integers or of reals."""
+        value = self.metadata.get(key)
+        if not isinstance(value, tuple) or not all(type(item) is kind for item in value):
+            raise self.error(key, f"an array of {'integers' if kind is int else 'reals'}")
+        return value
+
+
+async def read_header(read: Read, size: int, name: str = "model.gguf") -> GgufFile:
+    """The header of a file of `size` bytes; `name` is what errors call it.
+
+    Raises ModelFileError if the bytes are no whole header of a GGUF file or contradict themselves;
+    UnsupportedModelError for a version or a type of tensor that Capstan does not read.
+    """
+    data = await read(0, min(size, FIRST_BYTES))
+    require_gguf(data, name, size)
+    while True:
+        try:
+            return Parser(data, size, name).file()
+        except ShortError as short:
+            most = min(size, MOST_BYTES)
+            if short.end > most or len(data) >= most:
+                raise short.error(name, size) from None
+            wanted = min(max(2 * len(data), short.end), most)
+        more = await read(len(data), wanted - len(data))
+        if not more:
+            raise ModelFileError(f"{name}: no bytes came from byte {len(data)} on, expected {size} in all; {COPY}")
+        data += more
+
+
+def require_gguf(data: bytes, name: str, size: int) -> None:
+    """Raise ModelFileError if the file is another one than GGUF, with a guess at its format."""
+    if data.startswith(MAGIC):
+        return
+    start = data[:64].lstrip()
+    if not data:
+        what = "an empty file"
+    elif start.startswith(b"<"):
+        what = "HTML or XML, as of a page that says the file is not there"
+    elif start.startswith(b"version https://git-lfs"):
+        what = "Git LFS' pointer to the file"
+    elif data[8:9] == b"{" and int.from_bytes(data[:8], "little") < size:
+        what = "safetensors"
+    elif data[:1] == b"\x08" and b"\x12" in data[:8]:
+        what = "ONNX; name its folder instead"
+    elif data[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
+        what = "a file of ggml from before GGUF; convert the model again"
+    elif data[:4] == MAGIC[::-1]:
+        what = "GGUF with its bytes reversed"
+    else:
+        what = f"a file that begins with {data[:8].hex(' ')}"
+    raise ModelFileError(
+        f"{name}: expected GGUF (47 47 55 46), found {what} ({size} bytes); give a GGUF file, or {COPY}"
+    )
+
+
+class ShortError(Exception):
+    """The bytes that were read end inside the header."""
+
+    def __init__(self, end: int, inside: str) -> None:
+        super().__init__(inside)
+        self.end, self.inside = end, inside
+
+    def error(self, name: str, size: int) -> ModelFileError:
+        if self.end > size:
+            return ModelFileError(
+                f"{name}: the file ends at byte {size}, but {self.inside} reaches to byte {self.end} at least; {COPY}"
+            )
+        return ModelFileError(
+            f"{name}: {self.inside} reaches to byte {self.end}, but a header has at most {MOST_BYTES} bytes; {CONVERT}"
+        )
+
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+"""Types of numbers in the metadata, by their code for `struct`."""
+BOOL, STRING, ARRAY = 7, 8, 9
+LENGTH = struct.Struct("<Q")
+LEAST_BYTES = {BOOL: 1, STRING: 8, ARRAY: 12, **{kind: struct.calcsize("<" + code) for kind, code in NUMBERS.items()}}
+"""The fewest bytes of a value of each type."""
+
+
+class Parser:
+    """One pass over the bytes that were read. Raises ShortError at their end."""
+
+    def __init__(self, data: bytes, size: int, name: str) -> None:
+        self._data, self._size, self._name = data, size, name
+        self._at, self._inside = len(MAGIC), "its beginning"
+
+    def file(self) -> GgufFile:
+        version = self._number("I")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            what = f"big-endian, of version {swapped}" if swapped in (1, *VERSIONS) else f"of version {version}"
+            known = " and ".join(map(str, VERSIONS))
+            raise UnsupportedModelError(
+                f"{self._name} is GGUF {what}; little-endian files of versions {known} are read: {CONVERT}"
+            )
+        tensors, pairs = self._count("tensors"), self._count("metadata pairs")
+        metadata: dict[str, Value] = {}
+        for index in range(pairs):
+            self._inside = f"the key of metadata pair {index} of {pairs}"
+            key = self._text(MOST_NAME)
+            self._inside = f"metadata {key}"
+            if key in metadata:
+                raise self._error("is there twice")
+            metadata[key] = self._value(self._number("I"), 0)
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 8 <= alignment <= MOST_ALIGNMENT or alignment & (alignment - 1):
+            self._inside = "metadata general.alignment"
+            raise self._error(f"is {alignment!r}, expected a power of two from 8 to {MOST_ALIGNMENT}")
+        described = [self._description(index, tensors) for index in range(tensors)]
+        data = -(-self._at // alignment) * alignment
+        found = {}
+        for name, dims, kind, offset in described:
+            self._inside = f"tensor {name}"
+            if name in found:
+                raise self._error("is there twice")
+            found[name] = self._tensor(name, dims, kind, offset, data, alignment)
+        require_apart(found, self._name)
+        return GgufFile(self._name, version, MappingProxyType(metadata), MappingProxyType(found), data)
+
+    def _error(self, what: str, remedy: str = COPY) -> ModelFileError:
+        return ModelFileError(f"{self._name}: {self._inside} {what}; {remedy}")
+
+    def _take(self, length: int) -> int:
+        """The place of the next `length` bytes, which are passed."""
+        at, end = self._at, self._at + length
+        if end > len(self._data):
+            raise ShortError(end, self._inside)
+        self._at = end
+        return at
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self._data, self._take(struct.calcsize("<" + code)))[0]
+
+    def _count(self, what: str) -> int:
+        count: int = self._number("Q")
+        if count > MOST_COUNT:
+            raise ModelFileError(f"{self._name}: {count} {what}, at most {MOST_COUNT} are read; {COPY}")
+        return count
+
+    def _text(self, most: int) -> str:
+        length = self._number("Q")
+        if length > most:
+            raise self._error(f"is a string of {length} bytes, at most {most} are read")
+        at = self._take(length)
+        try:
+            return self._data[at : at + length].decode()
+        except UnicodeDecodeError as error:
+            raise self._error(f"is not UTF-8 at byte {at + error.start} of the file") from error
+
+    def _value(self, kind: int, depth: int) -> Value:
+        if kind in NUMBERS:
+            number: int | float = self._number(NUMBERS[kind])
+            return number
+        if kind == BOOL:
+            return self._flags(1)[0]
+        if kind == STRING:
+            return self._text(min(MOST_BYTES, self._size))
+        if kind != ARRAY:
+            raise self._error(f"has a value of type {kind}, known are 0 to {max(LEAST_BYTES)}")
+        if depth == MOST_DEPTH:
+            raise self._error(f"is an array nested more than {MOST_DEPTH} deep")
+        return self._array(depth)
+
+    def _array(self, depth: int) -> tuple[Any, ...]:
+        kind, count = self._number("I"), self._number("Q")
+        least = LEAST_BYTES.get(kind, 1) * count
+        if count > MOST_ELEMENTS or least > self._size - self._at:
+            left = f"{self._size - self._at} bytes are left"
+            raise self._error(f"is an array of {count} elements; at most {MOST_ELEMENTS} are read, and {left}")
+        if kind in NUMBERS:
+            return struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, self._take(least))
+        if kind == BOOL:
+            return self._flags(count)
+        if kind == STRING:
+            return self._texts(count)
+        return tuple(self._value(kind, depth + 1) for _ in range(count))
+
+    def _flags(self, count: int) -> tuple[bool, ...]:
+        at = self._take(count)
+        found = self._data[at : at + count]
+        if found.strip(b"\x00\x01"):
+            raise self._error("is a truth value other than 0 and 1")
+        return tuple(map(bool, found))
+
+    def _texts(self, count: int) -> tuple[str, ...]:
+        """An array of strings. A loop of its own, since a vocabulary has hundreds of thousands of them."""
+        data, at, read = self._data, self._at, LENGTH.unpack_from
+        end, found = len(data), []
+        try:
+            for _ in range(count):
+                if at + 8 > end:
+                    raise ShortError(at + 8, self._inside)
+                start = at + 8
+                at = start + read(data, at)[0]
+                if at > end:
+                    if at - start > min(MOST_BYTES, self._size):
+                        raise self._error(f"has a string of {at - start} bytes, at most {MOST_BYTES} are read")
+                    raise ShortError(at, self._inside)
+                found.append(data[start:at].decode())
+        except UnicodeDecodeError as error:
+            raise self._error(f"is not UTF-8 at byte {start + error.start} of the file") from error
+        self._at = at
+        return tuple(found)
+
+    def _description(self, index: int, count: int) -> tuple[str, tuple[int, ...], int, int]:
+        """A tensor's name, dimensions, type and offset as the file says."""
+        self._inside = f"the description of tensor {index} of {count}"
+        name = self._text(MOST_NAME)
+        self._inside = f"the description of tensor {name}"
+        dims = self._number("I")
+        if not 1 <= dims <= MOST_DIMS:
+            raise self._error(f"has {dims} dimensions, expected 1 to {MOST_DIMS}")
+        at = self._take(8 * dims + 12)
+        *sizes, kind, offset = struct.unpack_from(f"<{dims}QIQ", self._data, at)
+        return name, tuple(reversed(sizes)), kind, offset
+
+    def _tensor(
+        self, name: str, dims: tuple[int, ...], kind: int, offset: int, data: int, alignment: int
+    ) -> GgufTensor:
+        if kind not in BLOCKS:
+            types = ", ".join(known.name for known in GgmlType)
+            raise UnsupportedModelError(
+                f"{self._name}: {self._inside} is of type {OTHER_TYPES.get(kind, 'number')} ({kind}); "
+                f"take a file whose tensors are of {types}"
+            )
+        type_ = GgmlType(kind)
+        elements, size = type_.block
+        shown = " x ".join(map(str, dims))
+        if 0 in dims or dims[-1] % elements:
+            raise self._error(f"of type {type_.name} is {shown}; rows must be multiples of {elements}", CONVERT)
+        length = prod(dims) // elements * size
+        start = data + offset
+        if offset % alignment:
+            raise self._error(f"begins at byte {offset} of the data, which is no multiple of {alignment}")
+        if start + length > self._size:
+            raise self._error(
+                f"({shown}, {type_.name}) is bytes {start} to {start + length}, but the file has {self._size}"
+            )
+        return GgufTensor(name, dims, type_, start, length)
+
+
+def require_apart(tensors: Mapping[str, GgufTensor], name: str) -> None:
+    """Raise ModelFileError if two tensors overlap."""
+    for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+        if one.offset + one.length > other.offset:
+            raise ModelFileError(
+                f"{name}: tensors {one.name} and {other.name} overlap: the first one ends at byte "
+                f"{one.offset + one.length}, the second one begins at byte {other.offset}; {COPY}"
+            )
