@@ -120,7 +120,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names hub json_text model_types", "config", "gguf"),
-    "model_files.gguf": ("header",),
+    "model_files.gguf": ("header", "config tokenizer"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value placement requirements",

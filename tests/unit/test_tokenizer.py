@@ -15,8 +15,11 @@ import pytest
 from capstan._js.tokenizer import PageBackend
 from capstan.errors import ArgumentTypeError, ConfigError, OptionError
 from capstan.local.tokenizer import LocalBackend
+from capstan.model_files.gguf.tokenizer import tokenizer_files
 from capstan.tokenizer import Tokenizer
 from tests import oracle
+from tests.gguf_files import gguf_file, header_of
+from tests.gguf_tokenizers import answers, digest, metadata, texts
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.parent for path in (ROOT / "tests" / "fixtures").glob("*/tokenizer.json"))
@@ -111,6 +114,14 @@ def test_decode_gives_the_oracles_text(folder: Path, make: Make) -> None:
     for text in TEXTS:
         ids = oracle.encode(folder, text)
         assert tokenizer.decode(ids) == (oracle.decode(folder, ids) if ids else ""), text
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_tokenizers_of_gguf_files_encode_as_llama_cpp(kind: str, make: Make) -> None:
+    files = tokenizer_files(header_of(gguf_file(metadata(kind))))
+    tokenizer = Tokenizer.from_files(make, files["tokenizer.json"], files["tokenizer_config.json"])
+    asked = [*zip(texts(kind), answers(kind), strict=True)][:600]
+    assert [text for text, answer in asked if digest(tokenizer.encode(text)) != answer] == []
 
 
 @pytest.mark.parametrize("folder", ONE_OF_EACH, ids=lambda folder: folder.name)

@@ -1,0 +1,116 @@
+"""What genai_config.json would say of a GGUF file, from its metadata."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from ...errors import UnsupportedModelError
+from ..config import LARGEST, DecoderConfig, GenaiConfig
+from .header import GgufFile
+
+__all__ = ["MODEL_TYPES", "gguf_config"]
+
+MODEL_TYPES = {
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "granite": "granite",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+"""Families that are read, by their name in `general.architecture`, with the type that genai_config.json gives them."""
+
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>"),
+    *("<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+"""Tokens that end an output by their text, as in llama.cpp: converters name only one of them in the metadata."""
+
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+"""Search options by their names below `general.sampling.`."""
+
+
+def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
+    """The configuration of the file, whose name in its folder is `filename`.
+
+    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError, with those that are read, for another
+    family, and for a part of a model.
+    """
+    family = file.architecture
+    if family not in MODEL_TYPES:
+        raise UnsupportedModelError(
+            f"{file.name}: metadata general.architecture is {family!r}; families that are read are "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    parts = file.integer("split.count", 1, least=0)
+    if parts > 1:
+        raise UnsupportedModelError(
+            f"{file.name} is one of {parts} shards (metadata split.count); join them with llama-gguf-split --merge"
+        )
+    heads = file.integer(f"{family}.attention.head_count", most=LARGEST["num_attention_heads"])
+    kv_heads = file.integer(f"{family}.attention.head_count_kv", heads, most=heads)
+    if heads % kv_heads:
+        raise file.error(f"{family}.attention.head_count_kv", f"a divisor of head_count ({heads})")
+    width = file.integer(f"{family}.embedding_length")
+    head_size = file.integer(f"{family}.attention.key_length", width // heads)
+    file.integer(f"{family}.attention.value_length", head_size, least=head_size, most=head_size)
+    vocab_size = rows_of_embedding(file)
+    eos = ends(file, vocab_size)
+    return GenaiConfig(
+        model_type=MODEL_TYPES[family],
+        vocab_size=vocab_size,
+        context_length=file.integer(f"{family}.context_length"),
+        bos_token_id=token(file, "bos", vocab_size),
+        eos_token_ids=eos,
+        pad_token_id=next((found for found in (token(file, "padding", vocab_size), *eos) if found is not None), 0),
+        decoder=DecoderConfig(
+            filename=filename,
+            head_size=head_size,
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            num_hidden_layers=file.integer(f"{family}.block_count", most=LARGEST["num_hidden_layers"]),
+        ),
+        search=MappingProxyType(search(file)),
+        name=file.name,
+    )
+
+
+def rows_of_embedding(file: GgufFile) -> int:
+    """Tokens that the model knows. Raises ConfigError if the tokenizer has more."""
+    tokens = len(file.strings("tokenizer.ggml.tokens"))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UnsupportedModelError(f"{file.name} has no tensor token_embd.weight; take a file with a whole model")
+    rows = embedding.dims[0]
+    if tokens > rows:
+        raise file.error("tokenizer.ggml.tokens", f"at most {rows} tokens, the rows of token_embd.weight, not {tokens}")
+    return rows
+
+
+def token(file: GgufFile, name: str, vocab_size: int) -> int | None:
+    """A special token's id, None if the file names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    return file.integer(key, least=0, most=vocab_size - 1) if key in file.metadata else None
+
+
+def ends(file: GgufFile, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end an output: those of the metadata, and those of known texts."""
+    named = [token(file, name, vocab_size) for name in ("eos", "eot", "eom")]
+    tokens = file.strings("tokenizer.ggml.tokens")
+    known = [place for place, text in enumerate(tokens) if text in ENDS]
+    return tuple(dict.fromkeys([*(found for found in named if found is not None), *known]))
+
+
+def search(file: GgufFile) -> dict[str, Any]:
+    """The search options that the file recommends; they count for sampling only, and the model is greedy without
+    a temperature."""
+    found: dict[str, Any] = {
+        name: file.metadata[f"general.sampling.{key}"]
+        for key, name in SAMPLING.items()
+        if f"general.sampling.{key}" in file.metadata
+    }
+    if found.get("temperature") == 0:
+        del found["temperature"]
+    return {"do_sample": True, **found} if "temperature" in found else found

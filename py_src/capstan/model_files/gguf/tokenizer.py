@@ -1,0 +1,253 @@
+"""Writes Hugging Face's tokenizer files from the metadata of a GGUF file.
+
+The tokenizer that a file describes is llama.cpp's: `gpt2` is byte-level BPE with a list of merges and a named
+pre-tokenizer, `llama` is SentencePiece's BPE, which merges by the scores of the results and falls back to bytes. Both
+become a tokenizer.json of type BPE, which the page and CPython read alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import UnsupportedModelError
+from .header import GgufFile
+
+__all__ = ["tokenizer_files"]
+
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+"""Types of tokens; 1 is a normal one, 5 an unused one."""
+
+# The white space of Unicode, spelled out: \s is another set in each library of regular expressions.
+SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+CONTRACTIONS = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
+GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^{SPACE}\p{{L}}\p{{N}}]+|[{SPACE}]+(?![^{SPACE}])"
+WORDS = (
+    rf"(?:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}%s| ?[^{SPACE}\p{{L}}\p{{N}}]+[\r\n]*"
+    rf"|[{SPACE}]*[\r\n]+|[{SPACE}]+(?![^{SPACE}])|[{SPACE}]+"
+)
+PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), (WORDS % "{1,3}",)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (WORDS % "",)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone"), (r"\p{N}", GPT2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), (GPT2,)),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+}
+"""The regular expressions of a pre-tokenizer in order: each cuts what the ones before it left in one piece."""
+IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3")
+"""Pre-tokenizers whose words are looked up whole before they are merged. They also begin a text with bos."""
+
+
+def tokenizer_files(file: GgufFile) -> dict[str, str]:
+    """The text of tokenizer.json and tokenizer_config.json.
+
+    Raises ConfigError where the metadata lack something or contradict themselves; UnsupportedModelError, with those
+    that are known, for another kind of tokenizer or pre-tokenizer.
+    """
+    kind = file.text("tokenizer.ggml.model")
+    known = {"gpt2": byte_level, "llama": sentence_piece}
+    if kind not in known:
+        raise UnsupportedModelError(
+            f"{file.name}: metadata tokenizer.ggml.model is {kind!r}; tokenizers of {' and '.join(known)} are read"
+        )
+    tokens = file.strings("tokenizer.ggml.tokens")
+    if not tokens:
+        raise file.error("tokenizer.ggml.tokens", "at least one token")
+    types = of_each(file, "tokenizer.ggml.token_type", tokens, int) or (1,) * len(tokens)
+    vocabulary = {text: place for place, text in enumerate(tokens)}
+    special = special_tokens(file, tokens)
+    parts = known[kind](file, tokens, types, vocabulary)
+    begins = file.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre_tokenizer(file) in IGNORES_MERGES)
+    ends = file.flag("tokenizer.ggml.add_eos_token", False)
+    content = {
+        "version": "1.0",
+        "added_tokens": added_tokens(tokens, types, vocabulary),
+        **parts,
+        "post_processor": surrounded(
+            special.get("bos") if begins else None, special.get("eos") if ends else None, vocabulary
+        ),
+    }
+    config: dict[str, Any] = {f"{name}_token": text for name, text in special.items()}
+    config.update(add_bos_token=begins, add_eos_token=ends, clean_up_tokenization_spaces=False)
+    template = chat_template(file)
+    if template is not None:
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": json.dumps(content, ensure_ascii=False, separators=(",", ":")),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False),
+    }
+
+
+def of_each(file: GgufFile, key: str, tokens: Sequence[str], kind: type[int] | type[float]) -> tuple[Any, ...]:
+    """An array with a number for each token, empty if there is none."""
+    if key not in file.metadata:
+        return ()
+    found = file.numbers(key, kind)
+    if len(found) != len(tokens):
+        raise file.error(key, f"{len(tokens)} numbers, as many as tokens (it has {len(found)})")
+    return found
+
+
+def special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
+    """The text of bos, eos, pad and unk, of those that there are."""
+    found = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        full = f"tokenizer.ggml.{key}_token_id"
+        if full in file.metadata:
+            found[name] = tokens[file.integer(full, least=0, most=len(tokens) - 1)]
+    return found
+
+
+def added_tokens(tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The tokens that are found in a text before anything else is done with it."""
+    return [
+        {
+            "id": place,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != USER_DEFINED,
+        }
+        for place, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and text and vocabulary[text] == place
+    ]
+
+
+def surrounded(first: str | None, last: str | None, vocabulary: Mapping[str, int]) -> dict[str, Any] | None:
+    """The post-processor that puts these tokens around a text."""
+    around = [text for text in (first, last) if text is not None]
+    if not around:
+        return None
+
+    def template(kinds: Sequence[int]) -> list[dict[str, Any]]:
+        before = [{"SpecialToken": {"id": first, "type_id": 0}}] if first is not None else []
+        after = [{"SpecialToken": {"id": last, "type_id": 0}}] if last is not None else []
+        return [*before, *({"Sequence": {"id": "AB"[kind], "type_id": kind}} for kind in kinds), *after]
+
+    tokens = {text: {"id": text, "ids": [vocabulary[text]], "tokens": [text]} for text in around}
+    return {"type": "TemplateProcessing", "single": template([0]), "pair": template([0, 1]), "special_tokens": tokens}
+
+
+def pre_tokenizer(file: GgufFile) -> str:
+    """The name of the pre-tokenizer."""
+    return file.text("tokenizer.ggml.pre", "default")
+
+
+def byte_level(
+    file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
+) -> dict[str, Any]:
+    """BPE over bytes that are written as printable characters."""
+    name = pre_tokenizer(file)
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedModelError(
+            f"{file.name}: metadata tokenizer.ggml.pre is {name!r}; pre-tokenizers known by name are "
+            f"{', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    splits = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        for expression in PRE_TOKENIZERS[name]
+    ]
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, bytes_]},
+        "decoder": bytes_,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": name in IGNORES_MERGES,
+            "vocab": vocabulary,
+            "merges": list(listed_merges(file, vocabulary)),
+        },
+    }
+
+
+def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """The pairs of a file that lists its merges."""
+    key = "tokenizer.ggml.merges"
+    for place, merge in enumerate(file.strings(key)):
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut < 0 or not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise file.error(key, f"two tokens that make a third one at {place}, and not {merge!r}")
+        yield left, right
+
+
+def sentence_piece(
+    file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
+) -> dict[str, Any]:
+    """BPE over characters with \u2581 for a space; characters without a token become bytes."""
+    scores = of_each(file, "tokenizer.ggml.scores", tokens, float)
+    if not scores:
+        raise file.error("tokenizer.ggml.scores", "a score for each token")
+    missing = next((byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary), None)
+    if missing is not None:
+        raise file.error("tokenizer.ggml.tokens", f"a token for each byte, and there is none for <0x{missing:02X}>")
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    escape = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    unescape = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    begin = [{"type": "Prepend", "prepend": "\u2581"}] if prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*begin, escape]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": next((text for text, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None),
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": merges_by_score(tokens, types, scores, vocabulary),
+        },
+    }
+
+
+def merges_by_score(
+    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocabulary: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a third one, the best result first; a control token is no result."""
+    no_result = (UNKNOWN, CONTROL, BYTE)
+    ranked = sorted(
+        (place for place, text in enumerate(tokens) if types[place] not in no_result and vocabulary[text] == place),
+        key=lambda place: -scores[place],
+    )
+    found = []
+    for place in ranked:
+        text = tokens[place]
+        pairs = []
+        for cut in range(1, len(text)):
+            left = vocabulary.get(text[:cut])
+            if left is not None:
+                right = vocabulary.get(text[cut:])
+                if right is not None:
+                    pairs.append((left, right))
+        found += sorted(pairs)
+    return [(tokens[left], tokens[right]) for left, right in found]
+
+
+def chat_template(file: GgufFile) -> str | list[dict[str, str]] | None:
+    """The chat template, or several with their names; None if there is none."""
+    key = "tokenizer.chat_template"
+    main = file.text(key) if file.metadata.get(key, "") != "" else None
+    if "tokenizer.chat_templates" not in file.metadata:
+        return main
+    named = [
+        {"name": name, "template": file.text(f"{key}.{name}")} for name in file.strings("tokenizer.chat_templates")
+    ]
+    return named if main is None else [{"name": "default", "template": main}, *named]

@@ -1,0 +1,103 @@
+"""Tokenizers out of GGUF files, against llama.cpp's ids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from capstan.errors import CapstanError, ConfigError, UnsupportedModelError
+from capstan.local.tokenizer import LocalBackend
+from capstan.model_files.gguf.header import GgufFile
+from capstan.model_files.gguf.tokenizer import tokenizer_files
+from capstan.tokenizer import Tokenizer
+from tests.gguf_files import gguf_file, header_of
+from tests.gguf_tokenizers import KINDS, PRE, answers, digest, metadata, texts
+
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+def header(pairs: dict[str, Any]) -> GgufFile:
+    return header_of(gguf_file(pairs))
+
+
+def tokenizer(pairs: dict[str, Any]) -> Tokenizer:
+    files = tokenizer_files(header(pairs))
+    return Tokenizer.from_files(LocalBackend, files["tokenizer.json"], files["tokenizer_config.json"])
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_llama_cpp(kind: str) -> None:
+    made, asked, expected = tokenizer(metadata(kind)), texts(kind), answers(kind)
+    assert len(asked) == len(expected) >= 2000
+    ids = [made.encode(text) for text in asked]
+    assert [text for text, found, answer in zip(asked, ids, expected, strict=True) if digest(found) != answer] == []
+    if kind != "llama":
+        made.update_options(skip_special_tokens=False)
+        back = [(made.decode(found), text) for text, found in zip(asked, ids, strict=True)]
+        space = "\u2581" if kind in PRE else " "
+        assert [pair for pair in back if pair[0] != pair[1].replace("\u2581", space)] == []
+
+
+def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
+    pairs = metadata("llama")
+    for flags, begins, ends in (({}, 1, 0), ({"bos": False}, 0, 0), ({"bos": True, "eos": True}, 1, 1)):
+        made = tokenizer(pairs | {f"tokenizer.ggml.add_{name}_token": value for name, value in flags.items()})
+        plain = made.encode("the")
+        made.update_options(add_special_tokens=True)
+        assert made.encode("the") == [1] * begins + plain + [2] * ends
+    made = tokenizer(metadata("smollm"))
+    made.update_options(add_special_tokens=True)
+    assert made.encode("") == []
+
+
+def test_chat_template_with_its_special_tokens() -> None:
+    made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE})
+    assert made.apply_chat_template([{"role": "user", "content": "hello"}]) == "<s>hello</s>"
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools"}
+    made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE} | named)
+    assert made.chat_template == TEMPLATE
+    assert tokenizer(metadata("llama")).chat_template is None
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in metadata("llama").items() if key != f"tokenizer.ggml.{name}"}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        (without("model"), ConfigError, "metadata tokenizer.ggml.model is missing, expected a string"),
+        (without("tokens"), ConfigError, "tokenizer.ggml.tokens: expected an array of strings|tokens is missing"),
+        (without("scores"), ConfigError, "tokenizer.ggml.scores is missing, expected a score for each token"),
+        (
+            {**metadata("llama"), "tokenizer.ggml.model": "t5"},
+            UnsupportedModelError,
+            "'t5'; tokenizers of gpt2 and llama",
+        ),
+        ({**metadata("qwen2"), "tokenizer.ggml.pre": "odd"}, UnsupportedModelError, "'odd'; pre-tokenizers .* smollm"),
+        ({**metadata("qwen2"), "tokenizer.ggml.merges": ["a"]}, ConfigError, "two tokens that make a third one at 0"),
+        (
+            {**metadata("qwen2"), "tokenizer.ggml.token_type": [1]},
+            ConfigError,
+            "2048 numbers, as many as tokens .it has 1",
+        ),
+        ({**metadata("llama"), "tokenizer.ggml.bos_token_id": 70000}, ConfigError, "an integer from 0 to"),
+        ({**metadata("llama"), "tokenizer.chat_template": 3}, ConfigError, "chat_template: expected a string"),
+        ({**metadata("llama"), "tokenizer.ggml.add_bos_token": 1}, ConfigError, "expected true or false, got 1"),
+    ],
+)
+def test_metadata_that_are_wrong(pairs: dict[str, Any], error: type[CapstanError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tokenizer_files(header(pairs))
+
+
+def test_a_byte_without_a_token_is_named() -> None:
+    pairs = metadata("llama")
+    tokens = list(pairs["tokenizer.ggml.tokens"])
+    tokens[4 + 0x20] = "other"
+    with pytest.raises(ConfigError, match="none for <0x20>"):
+        tokenizer_files(header(pairs | {"tokenizer.ggml.tokens": tokens}))
+    assert json.loads(tokenizer_files(header(metadata("llama")))["tokenizer.json"])["model"]["byte_fallback"] is True
