@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from capstan.graph import Part, WeightEntry
+from capstan.graph import Beside, Narrow, Part, Turn, WeightEntry
 
 __all__ = ["beside_one_another", "bytes_of", "part_bytes"]
 
 
 def bytes_of(entry: WeightEntry, data: bytes) -> bytes:
-    if any(part.beside for part in entry.pieces):
+    if any(isinstance(part.change, Beside) for part in entry.pieces):
         return beside_one_another(entry.pieces, data)
     return b"".join(part_bytes(part, data) for part in entry.pieces)
 
@@ -21,27 +21,28 @@ def beside_one_another(parts: Sequence[Part], data: bytes) -> bytes:
     """The buffer's bytes of parts whose rows are beside one another."""
     matrices = []
     for part in parts:
-        assert part.beside is not None
+        assert isinstance(part.change, Beside)
         held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
-        matrices.append(held.reshape(-1, part.beside.row))
+        matrices.append(held.reshape(-1, part.change.row))
     joined = np.concatenate(matrices, axis=1)
-    assert {part.beside.stride for part in parts if part.beside} == {joined.shape[1]}
+    assert {part.change.stride for part in parts if isinstance(part.change, Beside)} == {joined.shape[1]}
     return joined.tobytes()
 
 
 def part_bytes(part: Part, data: bytes) -> bytes:
     """One part's bytes in the buffer."""
     held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
-    if part.narrow:
+    if isinstance(part.change, Narrow):
         return held.view(np.float32).astype(np.float16).tobytes()
-    if part.turn is None:
+    if part.change is None:
         return held.tobytes()
-    rows, columns, bits = part.turn.rows, part.turn.columns, part.turn.bits
+    assert isinstance(part.change, Turn)
+    rows, columns, bits = part.change.rows, part.change.columns, part.change.bits
     if bits == 4:
         elements = np.stack([held & 15, held >> 4], axis=1).reshape(-1)[: rows * columns]
     else:
         elements = held.view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
-    if part.turn.flipped:
+    if part.change.flipped:
         elements = elements ^ elements.dtype.type(1 << (bits - 1))
     turned = np.ascontiguousarray(elements.reshape(rows, columns).T)
     if bits == 4:

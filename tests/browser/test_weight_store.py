@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -239,6 +238,10 @@ def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
     assert found == {"wanted": 1, "weight": [(offset + i) % 256 for i in range(32)]}
 
 
+def fields(parts: list[graph.Part]) -> list[Any]:
+    return [(part.offset, part.length, graph.fields_of(part.change)) for part in parts]
+
+
 def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(origin: Origin) -> None:
     """Every width, signed and unsigned; rows that end within bytes and words; parts that begin anywhere in the file."""
     turns = [(64, 40, 4, True), (6, 12, 4, False), (5, 16, 4, True), (48, 20, 8, True), (6, 10, 16, False)]
@@ -250,9 +253,8 @@ def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(origin: Origin) 
         at += length + 5
     size, made = at + 100, sum(part.made for part in parts)
     assert all(part.made % 4 == 0 for part in parts[:-1])
-    fields = [dataclasses.astuple(part) for part in parts]
     padded = -(-made // 16) * 16
-    told: dict[str, Any] = {"parts": fields, "shard": 700, "size": size, "made": padded}
+    told: dict[str, Any] = {"parts": fields(parts), "shard": 700, "size": size, "made": padded}
     found = origin.run("turned", model=origin.model, **told)
     data = bytes(i * 151 >> 3 & 255 for i in range(size))
     wanted = b"".join(part_bytes(part, data) for part in parts)
@@ -263,11 +265,11 @@ def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(origin: Origin) 
 def test_matrices_of_a_file_are_put_beside_one_another_on_the_gpu(origin: Origin) -> None:
     rows, widths, parts, at = 37, (4, 132, 64), [], 21
     for row in widths:
-        parts.append(graph.Part(at, rows * row, beside=graph.Beside(row, sum(widths))))
+        parts.append(graph.Part(at, rows * row, graph.Beside(row, sum(widths))))
         at += rows * row + 5
     made = rows * sum(widths)
     told: dict[str, Any] = {"shard": 700, "size": at, "made": made}
-    found = origin.run("turned", model=origin.model, parts=[dataclasses.astuple(part) for part in parts], **told)
+    found = origin.run("turned", model=origin.model, parts=fields(parts), **told)
     data = bytes(i * 151 >> 3 & 255 for i in range(at))
     assert bytes(found["bytes"]) == beside_one_another(parts, data)
     assert not found["left"]
@@ -275,10 +277,10 @@ def test_matrices_of_a_file_are_put_beside_one_another_on_the_gpu(origin: Origin
 
 def test_float32_of_a_file_becomes_float16_on_the_gpu(origin: Origin) -> None:
     """Behind bytes that stay as they are, from anywhere in the file; float16 does not hold some of the numbers."""
-    parts = [graph.Part(5, 8), graph.Part(21, 4000, narrow=True), graph.Part(4103, 8, narrow=True)]
+    parts = [graph.Part(5, 8), graph.Part(21, 4000, graph.Narrow()), graph.Part(4103, 8, graph.Narrow())]
     made = sum(part.made for part in parts)
     told: dict[str, Any] = {"shard": 700, "size": 4200, "made": -(-made // 16) * 16}
-    found = origin.run("turned", model=origin.model, parts=[dataclasses.astuple(part) for part in parts], **told)
+    found = origin.run("turned", model=origin.model, parts=fields(parts), **told)
     data = bytes(i * 151 >> 3 & 255 for i in range(4200))
     wanted = b"".join(part_bytes(part, data) for part in parts)
     assert np.array_equal(

@@ -98,7 +98,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "graph": (
         "onnx_pb2",
-        "model_file wiring",
+        "model_file parts wiring",
         "attention_writer carried one_node slices weights",
         "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence quantized_products scratch "

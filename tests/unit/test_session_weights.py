@@ -16,7 +16,7 @@ from capstan.device.webgpu.engine import WeightPiece
 from capstan.device.webgpu.session_weights import SessionWeights, load_weights
 from capstan.errors import ModelFileError, OutOfMemoryError, WeightsChangedError
 from capstan.fallback import FallbackWarning, fallbacks
-from capstan.graph import Part, Turn
+from capstan.graph import Part, change_of
 from capstan.host.storage import ExternalData
 from capstan.memory import BufferRequest
 from capstan.weights.shared import SharedWeights
@@ -45,9 +45,7 @@ class BufferSink(PaperSink):
     async def finish(self) -> None:
         await super().finish()
         for piece, found in zip(self.pieces, self.found, strict=True):
-            turn = Turn(*piece.turn) if piece.turn else None
-            assert piece.beside is None
-            made = part_bytes(Part(0, piece.length, turn, None, piece.narrow), bytes(found))
+            made = part_bytes(Part(0, piece.length, change_of(piece.change)), bytes(found))
             self.memory[piece.buffer][piece.at : piece.at + len(made)] = made
 
 

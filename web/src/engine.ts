@@ -297,12 +297,9 @@ export class GpuEngine implements EngineCalls {
   }
 
   private makeUpload(pieces: PieceFields[]): WeightUpload {
-    const resolved = pieces.map(([buffer, offset, length, at, turn, beside, narrow]) => ({
-      ...{ buffer: this.buffers.get(buffer), offset, length, at },
-      turn: turn && { rows: turn[0], columns: turn[1], bits: turn[2], flipped: turn[3] },
-      beside: beside && { row: beside[0], stride: beside[1] },
-      narrow,
-    }));
+    const resolved = pieces.map(([handle, offset, length, at, change]) => {
+      return { buffer: this.buffers.get(handle), offset, length, at, change };
+    });
     return new WeightUpload(this.watched, this.turner, resolved);
   }
 

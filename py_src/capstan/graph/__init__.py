@@ -56,6 +56,7 @@ from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, wi
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .norms_apart import norms_apart
+from .parts import Beside, Change, Narrow, Part, Turn, change_of, fields_of
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
@@ -67,28 +68,21 @@ from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
-from .weights import (
-    Beside,
-    Part,
-    Turn,
-    WeightEntry,
-    constants_to_inline,
-    external_entries,
-    known_external_entries,
-    weights_to_inputs,
-)
+from .weights import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
 from .whole_caches import whole_caches
 
 __all__ = [
     "Activations",
     "Beside",
     "CachePair",
+    "Change",
     "FedLengths",
     "GraphDescription",
     "LeftOut",
     "LoraInput",
     "LoraSlot",
     "NBitsProduct",
+    "Narrow",
     "Part",
     "StateTensor",
     "TensorInfo",
@@ -99,12 +93,14 @@ __all__ = [
     "attention_window",
     "cache_pairs",
     "caches_in_place",
+    "change_of",
     "constants_to_inline",
     "contradictions",
     "data_ends",
     "describe",
     "external_entries",
     "known_external_entries",
+    "fields_of",
     "float_islands_in_half",
     "group_query_attention",
     "nbits_products",

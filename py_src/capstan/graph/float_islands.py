@@ -13,7 +13,8 @@ import struct
 from dataclasses import dataclass
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
-from .weights import Part, entry_of, made_of
+from .parts import Narrow, Part
+from .weights import entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
 __all__ = ["float_islands_in_half"]
@@ -182,7 +183,7 @@ def half_weight(graph: GraphProto, tensor: TensorProto) -> str:
     name = fresh_name(graph, name)
     if tensor.data_location == TensorProto.EXTERNAL:
         entry = entry_of(tensor)
-        part = Part(entry.offset, entry.length, narrow=True)
+        part = Part(entry.offset, entry.length, Narrow())
         graph.initializer.append(made_of(name, HALF, tensor.dims, entry.location, [part]))
         return name
     values = struct.unpack(f"<{len(tensor.raw_data) // 4}f", tensor.raw_data)

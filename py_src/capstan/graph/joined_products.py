@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .weights import DTYPES, Beside, Part, entry_of, made_of
+from .parts import Beside, Part
+from .weights import DTYPES, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
 
 __all__ = ["joined_products"]
@@ -250,7 +251,6 @@ def side_by_side(tensors: Sequence[TensorProto], name: str) -> TensorProto | Non
         return None
     columns = sum(entry.dims[1] for entry in entries)
     parts = [
-        Part(entry.offset, entry.length, beside=Beside(entry.dims[1] * bits // 8, columns * bits // 8))
-        for entry in entries
+        Part(entry.offset, entry.length, Beside(entry.dims[1] * bits // 8, columns * bits // 8)) for entry in entries
     ]
     return made_of(name, first.data_type, [first.dims[0], columns], entries[0].location, parts)

@@ -7,7 +7,8 @@ onnxruntime would do that once to an initializer, but weights are inputs of the 
 from __future__ import annotations
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .weights import DTYPES, Part, Turn, entry_of, made_of
+from .parts import Part, Turn
+from .weights import DTYPES, entry_of, made_of
 from .wiring import Wiring, copy_of, fresh_name, prune
 
 __all__ = ["turned_weights"]

@@ -10,24 +10,21 @@ filled straight from the network or from disk and shared by every session. These
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from ..errors import ModelFileError, UncomputedError, UnsupportedModelError
 from ..model_files.file_names import why_not_below
 from ..model_files.json_text import clipped
 from .model_file import PARTS
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
+from .parts import Part, parts_of, text_of
 from .wiring import copy_of
 
 __all__ = [
     "CONSTANT_BYTES",
-    "Beside",
     "DTYPES",
-    "Part",
-    "Turn",
     "WeightEntry",
     "constants_to_inline",
     "external_entries",
@@ -62,54 +59,6 @@ HELD = frozenset({"float32", "float16", "int64", "int32", "uint32", "uint8", "bo
 MOST_BYTES = 1 << 44
 """The largest weight and weight file, 16 TiB; numbers beyond 64 bits occur in no file."""
 MOST_DIMENSIONS = 16
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A matrix whose file has [rows, columns] and whose buffer has [columns, rows], each row of the buffer from a whole
-    byte on."""
-
-    rows: int
-    columns: int
-    bits: int
-    """Bits of an element: 4, 8, 16 or 32; int4 has the even elements in the low halves of bytes."""
-    flipped: bool
-    """Whether the highest bit of each element is inverted on the way: signed integers become unsigned ones, by adding
-    half of their range."""
-
-    @property
-    def length(self) -> int:
-        """Bytes in the buffer."""
-        return self.columns * ((self.rows * self.bits + 7) // 8)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A matrix whose rows, of `row` bytes in the file, are `stride` bytes apart in the buffer: other parts are beside
-    them. Both are multiples of 4."""
-
-    row: int
-    stride: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """`length` bytes at `offset` of a file, as they are or rearranged. In the buffer they are behind the part before,
-    or each of their rows is behind that part's."""
-
-    offset: int
-    length: int
-    turn: Turn | None = None
-    beside: Beside | None = None
-    narrow: bool = False
-    """Whether it is float32, an even number of elements, that the buffer has as float16."""
-
-    @property
-    def made(self) -> int:
-        """Bytes in the buffer."""
-        if self.narrow:
-            return self.length // 2
-        return self.turn.length if self.turn else self.length
 
 
 @dataclass(frozen=True)
@@ -183,10 +132,7 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
         )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:
-        parts = tuple(
-            Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None, narrow)
-            for offset, length, turn, beside, narrow in json.loads(fields[PARTS])
-        )
+        parts = parts_of(fields[PARTS])
         assert sum(part.made for part in parts) == size, tensor.name
         return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, parts[0].offset, size, parts)
     offset = byte_count(tensor.name, "offset", fields.get("offset", "0"))
@@ -204,8 +150,7 @@ def made_of(name: str, onnx_type: int, dims: Sequence[int], location: str, parts
     """An external initializer whose bytes are these parts of the file; `external_entries` tells them again."""
     tensor = TensorProto(name=name, data_type=onnx_type, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
-    told = json.dumps([astuple(part) for part in parts])
-    for key, value in (("location", location), (PARTS, told)):
+    for key, value in (("location", location), (PARTS, text_of(parts))):
         tensor.external_data.add(key=key, value=value)
     return tensor
 

@@ -17,7 +17,7 @@ from capstan._js import storage
 from capstan.device.webgpu.engine import WeightPiece
 from capstan.device.webgpu.weight_lease import pieces
 from capstan.fallback import counted
-from capstan.graph import Beside, Part, Turn
+from capstan.graph import Part, change_of
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
 
@@ -213,15 +213,12 @@ async def uploaded(models: Mapping[str, str], *, model: str, offset: int, size: 
 async def turned(
     models: Mapping[str, str], *, model: str, parts: list[Any], shard: int, size: int, made: int
 ) -> dict[str, Any]:
-    """Fill one buffer with parts of a file, and what staging memory is left; `parts` are the fields of Parts."""
+    """Fill one buffer with parts of a file, and what staging memory is left; `parts` are fields of Parts."""
     opened = await Model.load(models[model], device="webgpu")
     engine = gpu()
     buffer = engine.create_buffer("turned", made, "user", "test")
     staged = [entry for entry in engine.ledger() if entry["category"] == "staging"]
-    wanted = [
-        Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None, narrow)
-        for offset, length, turn, beside, narrow in parts
-    ]
+    wanted = [Part(offset, length, change_of(fields)) for offset, length, fields in parts]
     sink = engine.upload_weights(list(pieces(buffer, wanted)))
     try:
         for start in range(0, size, shard):

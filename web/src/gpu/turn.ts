@@ -7,19 +7,11 @@ import narrowCode from "../shaders/memory/narrow.wgsl";
 import turnCode from "../shaders/memory/turn.wgsl";
 import type { WatchedDevice } from "./device";
 
-/** As capstan.graph.Turn: a matrix [rows, columns] of the file that a buffer is to hold as [columns, rows]. */
-export interface Turn {
-  rows: number;
-  columns: number;
-  bits: number;
-  flipped: boolean;
-}
-
-/** As capstan.graph.Beside: rows of `row` bytes of the file that a buffer is to hold `stride` bytes apart. */
-export interface Beside {
-  row: number;
-  stride: number;
-}
+/** The kind and the fields of a capstan.graph.Change. */
+export type Change =
+  | [kind: "turn", rows: number, columns: number, bits: number, flipped: boolean]
+  | [kind: "beside", row: number, stride: number]
+  | [kind: "narrow"];
 
 const WORKGROUP = 64;
 const MOST_WORKGROUPS = 65535;
@@ -29,36 +21,36 @@ export class Turner {
 
   constructor(private readonly watched: WatchedDevice) {}
 
-  /** Encode what fills `into` from byte `at` on with what `source` holds, turned; returns a buffer to destroy once that
-   * is submitted. */
-  turn(encoder: GPUCommandEncoder, turn: Turn, source: GPUBuffer, into: GPUBuffer, at: number): GPUBuffer {
-    const { rows, columns, bits, flipped } = turn;
-    const rowBytes = Math.ceil((rows * bits) / 8);
-    const words = Math.ceil((columns * rowBytes) / 4);
-    const flip = flipped ? 2 ** (bits - 1) : 0;
-    const told = (threads: number): number[] => [rows, columns, bits, flip, rowBytes, at, words, threads];
-    return this.encode(encoder, turnCode, words, told, source, into);
-  }
-
-  /** The same for the first `length` bytes of `source`, whose rows go next to others. */
-  beside(
+  /** Encode what fills `into` from byte `at` on with the first `length` bytes of `source`, rearranged; returns a buffer
+   * to destroy once that is submitted. */
+  change(
     encoder: GPUCommandEncoder,
-    { row, stride }: Beside,
+    change: Change,
     source: GPUBuffer,
     length: number,
     into: GPUBuffer,
     at: number,
   ): GPUBuffer {
-    const words = length / 4;
-    const told = (threads: number): number[] => [words, row / 4, stride / 4, at / 4, threads, 0, 0, 0];
-    return this.encode(encoder, besideCode, words, told, source, into);
-  }
-
-  /** The same for the first `length` bytes of `source`, float32 that become float16. */
-  narrow(encoder: GPUCommandEncoder, source: GPUBuffer, length: number, into: GPUBuffer, at: number): GPUBuffer {
-    const words = length / 8;
-    const told = (threads: number): number[] => [words, at / 4, threads, 0, 0, 0, 0, 0];
-    return this.encode(encoder, halfCode + narrowCode, words, told, source, into);
+    const encode = (code: string, words: number, told: (threads: number) => number[]): GPUBuffer =>
+      this.encode(encoder, code, words, told, source, into);
+    switch (change[0]) {
+      case "turn": {
+        const [, rows, columns, bits, flipped] = change;
+        const rowBytes = Math.ceil((rows * bits) / 8);
+        const words = Math.ceil((columns * rowBytes) / 4);
+        const flip = flipped ? 2 ** (bits - 1) : 0;
+        return encode(turnCode, words, (threads) => [rows, columns, bits, flip, rowBytes, at, words, threads]);
+      }
+      case "beside": {
+        const [, row, stride] = change;
+        const words = length / 4;
+        return encode(besideCode, words, (threads) => [words, row / 4, stride / 4, at / 4, threads, 0, 0, 0]);
+      }
+      case "narrow": {
+        const words = length / 8;
+        return encode(halfCode + narrowCode, words, (threads) => [words, at / 4, threads, 0, 0, 0, 0, 0]);
+      }
+    }
   }
 
   /** An invocation for each word; `told` are the parameters for so many invocations in x. */

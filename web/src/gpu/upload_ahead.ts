@@ -4,20 +4,11 @@
 import type { DataFile } from "../storage/backing";
 import { type Ahead, type LoadPlan, WeightLoad } from "../storage/load";
 import type { Category } from "./device";
+import type { Change } from "./turn";
 import type { WeightUpload } from "./weights";
 
-type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
-
-/** [buffer, offset, length, at, turn, beside, narrow]; see capstan.device.webgpu.engine.WeightPiece. */
-export type PieceFields = [
-  number,
-  number,
-  number,
-  number,
-  Turned | null,
-  [row: number, stride: number] | null,
-  boolean,
-];
+/** See capstan.device.webgpu.engine.WeightPiece. */
+export type PieceFields = [buffer: number, offset: number, length: number, at: number, change: Change | null];
 
 /** An upload as capstan.weights.store notes it; pieces name their buffers by their places in `requests`. */
 export interface UploadPlan {

@@ -5,7 +5,7 @@ import type { ReadAt } from "../storage/chunk";
 import type { Ahead, Target } from "../storage/load";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
-import type { Beside, Turn, Turner } from "./turn";
+import type { Change, Turner } from "./turn";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -14,10 +14,7 @@ export interface WeightPiece {
   length: number;
   /** Its offset in the buffer; a multiple of 4. */
   at: number;
-  turn: Turn | null;
-  beside: Beside | null;
-  /** Whether it is float32 in the file and float16 in the buffer. */
-  narrow: boolean;
+  change: Change | null;
 }
 
 /** Bytes of one write: the browser copies a larger one once more on its way to the GPU process. */
@@ -183,7 +180,6 @@ type Send = (buffer: GPUBuffer, at: number, bytes: Uint8Array<ArrayBuffer>) => v
 /** Writes what belongs to one piece; keeps back what is not a multiple of 4 bytes. */
 class PieceWriter {
   readonly end: number;
-  private readonly rearranged: boolean;
   private seen = 0;
   private written: number;
   /** Holds the bytes of a piece before they are rearranged. */
@@ -198,12 +194,11 @@ class PieceWriter {
     readonly piece: WeightPiece,
   ) {
     this.end = piece.offset + piece.length;
-    this.rearranged = piece.turn !== null || piece.beside !== null || piece.narrow;
-    this.written = this.rearranged ? 0 : piece.at;
+    this.written = piece.change ? 0 : piece.at;
   }
 
   get wantsRoom(): boolean {
-    return this.rearranged && this.room === null && this.seen < this.piece.length;
+    return this.piece.change !== null && this.room === null && this.seen < this.piece.length;
   }
 
   /** Whether it is whole, and to be rearranged. */
@@ -223,10 +218,8 @@ class PieceWriter {
 
   turn(encoder: GPUCommandEncoder, turner: Turner): void {
     this.finish();
-    const { turn, beside, buffer, at, length } = this.piece;
-    if (turn) this.params = turner.turn(encoder, turn, this.room!, buffer, at);
-    else if (beside) this.params = turner.beside(encoder, beside, this.room!, length, buffer, at);
-    else this.params = turner.narrow(encoder, this.room!, length, buffer, at);
+    const { change, buffer, at, length } = this.piece;
+    this.params = turner.change(encoder, change!, this.room!, length, buffer, at);
   }
 
   /** Free what was made of the room, once what reads it is submitted. */

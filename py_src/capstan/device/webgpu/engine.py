@@ -74,12 +74,8 @@ class WeightPiece(NamedTuple):
     length: int
     at: int = 0
     """In the buffer; a multiple of 4."""
-    turn: tuple[int, int, int, bool] | None = None
-    """The fields of a capstan.graph.Turn."""
-    beside: tuple[int, int] | None = None
-    """The fields of a capstan.graph.Beside."""
-    narrow: bool = False
-    """Whether it is float32 in the file and float16 in the buffer."""
+    change: tuple[Any, ...] | None = None
+    """The kind and the fields of a capstan.graph.Change."""
 
 
 @dataclass(frozen=True)

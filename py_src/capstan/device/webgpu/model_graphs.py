@@ -10,10 +10,10 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ... import graph
 from ...fallback import fall_back
@@ -79,12 +79,13 @@ PLAIN = (str, int, float, bool, int | str)
 
 def rebuilt(kind: Any, tree: Any) -> Any:
     """Rebuild a value of type `kind` from its JSON: a frozen dataclass, or a field of one."""
-    if tree is None or kind in PLAIN:
+    if tree is None or kind in PLAIN or get_origin(kind) is Literal:
         return tree
     if kind is bytes:
         return b64decode(tree)
     if isinstance(kind, UnionType):
-        (kind,) = (part for part in get_args(kind) if is_dataclass(part))
+        kinds = (part for part in get_args(kind) if is_dataclass(part))
+        (kind,) = (part for part in kinds if {*tree} == {field.name for field in fields(part)})
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         return tuple(tree) if item in PLAIN else tuple(rebuilt(item, part) for part in tree)
@@ -110,7 +111,7 @@ async def rewrite(
     """
     facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
     with graph.contradictions():
-        parsed = rewritten(graph.parse(data), "webgpu", facts)
+        parsed = rewritten(graph.parse(data, config.decoder.filename), "webgpu", facts)
         facts.constants = await read_constants(parsed, open_weights)
         decode = rewritten(parsed, "decode", facts)
         captured = rewritten(decode, "captured prefill", facts)

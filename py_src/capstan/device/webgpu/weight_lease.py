@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
 
-from ...graph import Part, WeightEntry
+from ...graph import Part, WeightEntry, fields_of
 from ...host.storage import WeightData
 from ...weights.shared import Lease, SharedWeights, Span
 from .engine import GpuBuffers, WeightPiece
@@ -50,6 +49,5 @@ def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
     """The pieces that fill a weight's buffer, one part behind the other, or row by row."""
     at = 0
     for part in parts:
-        turn, beside = (astuple(how) if how else None for how in (part.turn, part.beside))
-        yield WeightPiece(buffer, part.offset, part.length, at, turn, beside, part.narrow)
-        at += part.beside.row if part.beside else part.made
+        yield WeightPiece(buffer, part.offset, part.length, at, fields_of(part.change))
+        at += part.step
