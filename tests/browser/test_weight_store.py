@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -20,11 +21,14 @@ from buildtools.digests import Digests
 from buildtools.server import running
 from buildtools.site import assemble
 from capstan import graph
+from capstan.device.reference import unpacked as definition
+from capstan.model_files.gguf.header import GgmlType
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
+from tests.gguf_tensors import random_tensor, ways
 from tests.harness import Harness, exec_request
 from tests.weight_bytes import beside_one_another, part_bytes
 
@@ -289,6 +293,30 @@ def test_float32_of_a_file_becomes_float16_on_the_gpu(origin: Origin) -> None:
         equal_nan=True,
     )
     assert not found["left"]
+
+
+def test_tensors_of_a_gguf_file_are_unpacked_on_the_gpu(origin: Origin) -> None:
+    """Every type and everything that a buffer may have of it, byte for byte; the last two are beside one another."""
+    rows, columns = 8, 512
+    data, parts, wanted = bytearray(), list[graph.Part](), list[bytes]()
+    for kind in GgmlType:
+        tensor = random_tensor(kind, rows, columns, seed=kind)
+        for how in (*ways(kind, rows, columns), *ways(kind, rows, columns, halves=4)):
+            parts.append(graph.Part(len(data), len(tensor), how))
+            wanted.append(definition.unpacked(how, tensor).tobytes())
+        data += tensor
+    beside = graph.Unpack(GgmlType.F16, "values", rows, columns, 16, stride=2 * rows)
+    place = next(part.offset for part in parts if isinstance(part.change, graph.Unpack) and part.change.type == 1)
+    tensor = bytes(data[place : place + 2 * rows * columns])
+    parts += [graph.Part(place, len(tensor), beside)] * 2
+    wanted.append(np.tile(definition.unpacked(beside, tensor), (1, 2)).tobytes())
+    whole = b"".join(wanted)
+    told = {"data": base64.b64encode(data).decode(), "parts": fields(parts), "made": -(-len(whole) // 16) * 16}
+    found = base64.b64decode(origin.run("unpacked", model=origin.model, **told))
+    at = 0
+    for part, bytes_ in zip(parts, wanted, strict=False):
+        assert found[at : at + len(bytes_)] == bytes_, part
+        at += len(bytes_)
 
 
 def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) -> None:

@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
     ),
-    "device.reference": ("device session", "model"),
+    "device.reference": ("device session unpacked", "model"),
     "device.wasm": ("device", "model"),
     "device.webgpu": (
         "engine",
@@ -104,9 +104,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence quantized_products scratch "
         "session_weights soft_caps text_positions total_length turned_weights uncomputed "
         "whole_caches",
-        "description",
+        "description gguf",
         "pipeline",
     ),
+    "graph.gguf": ("types",),
     "guidance": (
         "grammar matcher merging schema_keywords",
         "byte_graph json_numbers json_text regex vocabulary",

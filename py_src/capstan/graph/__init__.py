@@ -56,7 +56,7 @@ from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, wi
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .norms_apart import norms_apart
-from .parts import Beside, Change, Narrow, Part, Turn, change_of, fields_of
+from .parts import Beside, Change, Narrow, Part, Turn, Unpack, change_of, fields_of
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
@@ -88,6 +88,7 @@ __all__ = [
     "TensorInfo",
     "Turn",
     "Uncapturable",
+    "Unpack",
     "WeightEntry",
     "activations",
     "attention_window",

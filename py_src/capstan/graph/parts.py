@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-__all__ = ["Beside", "Change", "Narrow", "Part", "Turn", "change_of", "fields_of", "parts_of", "text_of"]
+__all__ = ["Beside", "Change", "Narrow", "Part", "Turn", "Unpack", "change_of", "fields_of", "parts_of", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,41 @@ class Narrow:
     step = made
 
 
-Change = Turn | Beside | Narrow
+@dataclass(frozen=True)
+class Unpack:
+    """A tensor of a GGUF file, of which the buffer has one thing; see graph/gguf/types.py."""
+
+    kind: ClassVar[str] = "unpack"
+    type: int
+    """A GgmlType."""
+    what: Literal["quants", "scales", "minima", "values"]
+    rows: int
+    columns: int
+    bits: int
+    """Bits of an element in the buffer: 4 or 8 of quants, 16 or 32 of floats."""
+    block: int = 1
+    """Elements of a row of the tensor for one of the buffer: those that share a scale and a minimum."""
+    halves: int = 0
+    """Rows of an attention head whose file has the two halves of the rows in turn and whose buffer has one half behind
+    the other; 0 for rows that stay."""
+    shift: int = 0
+    """The q that becomes zero, of a type with minima."""
+    stride: int = 0
+    """Elements of a row of the buffer that is [columns, rows]: `rows` of them, and those of other parts beside; 0 for a
+    buffer of [rows, columns]."""
+
+    def made(self, length: int) -> int:
+        return self.rows * (self.columns // self.block) * self.bits // 8
+
+    def step(self, length: int) -> int:
+        return self.rows * self.bits // 8 if self.stride > self.rows else self.made(length)
+
+
+Change = Turn | Beside | Narrow | Unpack
 """A way to rearrange a part. `made(length)` is the bytes in the buffer of a part of `length` bytes, `step(length)` how
 far behind its start the next part starts."""
 
-CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow)}
+CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow, Unpack)}
 
 
 @dataclass(frozen=True)

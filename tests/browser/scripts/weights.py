@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import inspect
@@ -126,6 +127,7 @@ APPEND_NO_MORE = "() => { Blob.prototype.text = globalThis.realText; }"
 READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
 MIXED = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = (at + i) * 151 >> 3; return into.length; }"
+GIVEN = "data => (into, at) => { into.set(Uint8Array.from(atob(data), (c) => c.charCodeAt(0))); return into.length; }"
 
 kept: list[Model] = []
 
@@ -228,6 +230,24 @@ async def turned(
         left = [entry for entry in engine.ledger() if entry["category"] == "staging"]
         return {"bytes": list(await engine.read(buffer, 0, made)), "left": left != staged}
     finally:
+        engine.destroy_buffer(buffer)
+        await opened.aclose()
+
+
+async def unpacked(models: Mapping[str, str], *, model: str, data: str, parts: list[Any], made: int) -> str:
+    """Fill one buffer with parts of a file, given in base64 as the buffer's bytes are returned."""
+    opened = await Model.load(models[model], device="webgpu")
+    engine = gpu()
+    buffer = engine.create_buffer("unpacked", made, "user", "test")
+    wanted = [Part(offset, length, change_of(fields)) for offset, length, fields in parts]
+    sink = engine.upload_weights(list(pieces(buffer, wanted)))
+    size = len(data) // 4 * 3 - data.count("=")
+    try:
+        assert await sink.js.put(0, size, run_js(GIVEN)(data))
+        await sink.js.finish()
+        return base64.b64encode(await engine.read(buffer, 0, made)).decode()
+    finally:
+        sink.js.close()
         engine.destroy_buffer(buffer)
         await opened.aclose()
 

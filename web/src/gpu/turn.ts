@@ -1,17 +1,34 @@
 // Rearranges weights on the GPU: what a data file has by columns into rows (shaders/memory/turn.wgsl), matrices next to one
-// another (shaders/memory/beside.wgsl), and float32 into float16 (shaders/memory/narrow.wgsl).
+// another (shaders/memory/beside.wgsl), float32 into float16 (shaders/memory/narrow.wgsl), and tensors of GGUF files into
+// what products and tables hold (shaders/memory/unpack.wgsl).
 
 import besideCode from "../shaders/memory/beside.wgsl";
 import halfCode from "../shaders/memory/half.wgsl";
 import narrowCode from "../shaders/memory/narrow.wgsl";
 import turnCode from "../shaders/memory/turn.wgsl";
+import unpackCode from "../shaders/memory/unpack.wgsl";
 import type { WatchedDevice } from "./device";
 
 /** The kind and the fields of a capstan.graph.Change. */
 export type Change =
   | [kind: "turn", rows: number, columns: number, bits: number, flipped: boolean]
   | [kind: "beside", row: number, stride: number]
-  | [kind: "narrow"];
+  | [kind: "narrow"]
+  | [
+      kind: "unpack",
+      type: number,
+      what: (typeof THINGS)[number],
+      rows: number,
+      columns: number,
+      bits: number,
+      block: number,
+      halves: number,
+      shift: number,
+      stride: number,
+    ];
+
+/** What a buffer has of a tensor of a GGUF file, by its number in shaders/memory/unpack.wgsl. */
+const THINGS = ["quants", "scales", "minima", "values"] as const;
 
 const WORKGROUP = 64;
 const MOST_WORKGROUPS = 65535;
@@ -50,6 +67,12 @@ export class Turner {
         const words = length / 8;
         return encode(halfCode + narrowCode, words, (threads) => [words, at / 4, threads, 0, 0, 0, 0, 0]);
       }
+      case "unpack": {
+        const [, type, what, rows, columns, bits, block, halves, shift, stride] = change;
+        const words = Math.ceil((rows * (columns / block) * bits) / 32);
+        const shape = [type, THINGS.indexOf(what), rows, columns, bits, block, halves, stride];
+        return encode(halfCode + unpackCode, words, (threads) => [...shape, at, words, threads, shift]);
+      }
     }
   }
 
@@ -66,8 +89,10 @@ export class Turner {
     const x = Math.min(groups, MOST_WORKGROUPS);
     const { device } = this.watched;
     const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
-    const params = this.watched.buffer("staging", "uploads", { label: "weights rearranged", size: 32, usage });
-    this.watched.write(params, 0, new Uint8Array(Uint32Array.from(told(x * WORKGROUP)).buffer));
+    const values = Uint32Array.from(told(x * WORKGROUP));
+    const size = values.byteLength;
+    const params = this.watched.buffer("staging", "uploads", { label: "weights rearranged", size, usage });
+    this.watched.write(params, 0, new Uint8Array(values.buffer));
     const pipeline = this.pipeline(code);
     const layout = pipeline.getBindGroupLayout(0);
     const entries = [params, source, into].map((buffer, binding) => ({ binding, resource: { buffer } }));

@@ -1,0 +1,1 @@
+"""Graphs of GGUF files: ONNX as onnxruntime-genai's model builder writes it, over the file's own bytes."""
