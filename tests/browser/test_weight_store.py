@@ -311,7 +311,11 @@ def test_tensors_of_a_gguf_file_are_unpacked_on_the_gpu(origin: Origin) -> None:
     parts += [graph.Part(place, len(tensor), beside)] * 2
     wanted.append(np.tile(definition.unpacked(beside, tensor), (1, 2)).tobytes())
     whole = b"".join(wanted)
-    told = {"data": base64.b64encode(data).decode(), "parts": fields(parts), "made": -(-len(whole) // 16) * 16}
+    told: dict[str, Any] = {
+        "data": base64.b64encode(data).decode(),
+        "parts": fields(parts),
+        "made": -(-len(whole) // 16) * 16,
+    }
     found = base64.b64decode(origin.run("unpacked", model=origin.model, **told))
     at = 0
     for part, bytes_ in zip(parts, wanted, strict=False):

@@ -107,7 +107,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "description gguf",
         "pipeline",
     ),
-    "graph.gguf": ("types",),
+    "graph.gguf": ("families types", "tensors", "builder"),
     "guidance": (
         "grammar matcher merging schema_keywords",
         "byte_graph json_numbers json_text regex vocabulary",

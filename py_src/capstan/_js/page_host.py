@@ -250,7 +250,7 @@ class PageHost:
         open_weights: OpenWeights,
         progress: Progress,
     ) -> WasmModel:
-        parsed = parse(await read_graph())
+        parsed = parse(await read_graph(), config.decoder.filename)
         graph, about, lora = prepare(parsed, config)
         tell_growing(about)
         memory = wasm_memory(wasm_device(), parsed, about, config)
@@ -281,7 +281,7 @@ class PageHost:
 
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
-                parsed = parse(model)
+                parsed = parse(model, config.decoder.filename)
                 _, about, _ = prepare(parsed, config)
                 memory = wasm_memory(wasm_device(), parsed, about, config)
                 return memory.fit(batch_size, max_length, budget)

@@ -11,10 +11,12 @@ from google.protobuf.message import DecodeError
 from ..errors import CapstanError, ModelFileError, UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto
 
-__all__ = ["PARTS", "contradictions", "parse", "refuse_pointer", "serialize"]
+__all__ = ["GGUF", "PARTS", "contradictions", "parse", "refuse_pointer", "serialize"]
 
 PARTS = "capstan.parts"
 """The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
+GGUF = ".gguf"
+"""The end of the name of a file whose graph Capstan writes (graph/gguf), its weights parts of that file."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -33,7 +35,8 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
             f"{name}: {len(content)} bytes that are not an ONNX model ({error}); copy or export the file again"
         ) from error
     require_texts(model.graph, name)
-    if any(item.key == PARTS for tensor in model.graph.initializer for item in tensor.external_data):
+    made = name.endswith(GGUF)
+    if not made and any(item.key == PARTS for tensor in model.graph.initializer for item in tensor.external_data):
         raise ModelFileError(f"{name}: external data with {PARTS!r}, which files do not have; export the model again")
     if not model.graph.node or not model.graph.output:
         raise ModelFileError(

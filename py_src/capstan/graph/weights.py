@@ -30,6 +30,7 @@ __all__ = [
     "external_entries",
     "made_of",
     "require_held",
+    "require_whole",
     "weights_to_inputs",
 ]
 
@@ -223,6 +224,15 @@ def weights_to_inputs(
     for data in survivors:
         graph.initializer.add().ParseFromString(data)
     return result, manifest
+
+
+def require_whole(model: ModelProto, what: str) -> None:
+    """Raise UnsupportedModelError for the graph of a GGUF file, whose weights are rearranged on the way to the GPU."""
+    if any(entry.parts for entry in known_external_entries(model)):
+        raise UnsupportedModelError(
+            f"{what} takes no GGUF file: its weights are rearranged on the GPU alone; use device='webgpu', or an ONNX "
+            "export of the model"
+        )
 
 
 def require_held(weights: Sequence[WeightEntry]) -> None:

@@ -35,6 +35,7 @@ from ..model_memory import ModelMemory
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
 from .session import PROVIDER
+from .unpacked import made_weights
 
 __all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
 
@@ -78,6 +79,9 @@ class ReferenceModel(HostSampledModel):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
+        if made := made_weights(parsed, self.folder / decoder.folder):
+            options.add_external_initializers(list(made), list(made.values()))
+            onnx = parsed.SerializeToString()
         file = self.folder / decoder.filename
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
         try:

@@ -8,6 +8,7 @@ since it is a float16 times an integer of at most 8 bits; so is m.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -144,7 +145,7 @@ def made_weights(model: ModelProto, folder: Path) -> dict[str, Any]:
             continue
         entry = entry_of(tensor)
         with open_file(folder / entry.location) as file:
-            data = weight_bytes(entry, lambda offset, length, file=file: read_at(file, offset, length))
+            data = weight_bytes(entry, partial(read_at, file))
         kind = np.dtype(entry.dtype)
         made[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.frombuffer(data, kind).reshape(entry.dims))
         del tensor.external_data[:]

@@ -10,6 +10,7 @@ from ... import graph
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
+from ...graph.weights import require_whole
 from ...model_files.config import GenaiConfig
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
@@ -62,6 +63,7 @@ def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescri
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
+    require_whole(parsed, "wasm")
     facts = Rewriting(config, first_logits=FIRST_LOGITS)
     with graph.contradictions():
         data = graph.serialize(rewritten(parsed, "wasm", facts))

@@ -1,0 +1,329 @@
+"""Writes the ONNX graph of a GGUF file, node for node as onnxruntime-genai's model builder writes it.
+
+    write_graph(file, "float16", "model.gguf", {})    GgufFile -> ModelProto, its weights parts of the file
+
+Where q, k and v are of different types, as in K mixes, their products are concatenated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from ...errors import ModelFileError, UnsupportedModelError
+from ...model_files.gguf.header import GgufFile
+from ..onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from .families import family_of
+from .tensors import Rows, TensorWriter, node_name
+
+__all__ = ["ROPE_FACTORS", "write_graph"]
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor whose bytes `write_graph` needs: what llama 3 divides its rotary frequencies by."""
+ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+OPSET = 22
+MICROSOFT = "com.microsoft"
+
+
+def write_graph(file: GgufFile, element: str, location: str, small: Mapping[str, bytes]) -> ModelProto:
+    """The graph over activations of `element`, float16 or float32, whose weights are in the file `location` beside it.
+
+    `small` has the bytes of ROPE_FACTORS, if the file has that tensor. Raises UnsupportedModelError for what the graph
+    would leave out, ModelFileError for tensors that contradict the metadata.
+    """
+    model = ModelProto(ir_version=10, producer_name="capstan")
+    model.opset_import.add(domain="", version=OPSET)
+    model.opset_import.add(domain=MICROSOFT, version=1)
+    model.graph.name = "main_graph"
+    Builder(model.graph, file, ELEMENTS[element], location, small).write()
+    return model
+
+
+class Builder:
+    """The graph of one file."""
+
+    def __init__(
+        self, graph: GraphProto, file: GgufFile, element: int, location: str, small: Mapping[str, bytes]
+    ) -> None:
+        self.graph, self.file, self.element, self.small = graph, file, element, small
+        self.family = family_of(file)
+        self.t = TensorWriter(graph, file, location, element)
+        front = file.architecture
+        self.layers = file.integer(f"{front}.block_count", most=4096)
+        self.hidden = file.integer(f"{front}.embedding_length")
+        self.inner = file.integer(f"{front}.feed_forward_length")
+        self.heads = file.integer(f"{front}.attention.head_count")
+        self.kv_heads = file.integer(f"{front}.attention.head_count_kv", self.heads)
+        self.head = file.integer(f"{front}.attention.key_length", self.hidden // self.heads)
+        self.epsilon = file.real(f"{front}.attention.layer_norm_rms_epsilon")
+        self.context = file.integer(f"{front}.context_length")
+        self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
+        self.require_known()
+
+    def require_known(self) -> None:
+        """Raise UnsupportedModelError for metadata whose meaning the graph would leave out."""
+        front = self.file.architecture
+        for key, wanted in (
+            (f"{front}.attention.value_length", self.head),
+            (f"{front}.rope.dimension_count", self.head),
+            (f"{front}.expert_count", 0),
+        ):
+            if self.file.integer(key, wanted, least=0) != wanted:
+                raise UnsupportedModelError(
+                    f"{self.file.name}: {key} is {self.file.metadata[key]}, only {wanted} is supported in a model of "
+                    "this shape; take an ONNX export of the model"
+                )
+        scaling = self.file.text(f"{front}.rope.scaling.type", "none")
+        if scaling not in ("none", "linear"):
+            raise UnsupportedModelError(
+                f"{self.file.name}: {front}.rope.scaling.type is {scaling!r}, known are 'none' and 'linear'; take an "
+                "ONNX export of the model"
+            )
+
+    def write(self) -> None:
+        self.declare()
+        lengths = self.attention_lengths()
+        embedding = self.t.tensor("token_embd.weight", self.vocabulary, self.hidden)
+        x = self.t.lookup("model.embed_tokens", embedding, "input_ids")
+        skip = self.scaled("/model/embed_tokens/Mul", x, self.family.embedding_scale(self.file))
+        normed = self.norm("layers.0.input_layernorm", skip, "blk.0.attn_norm")
+        for layer in range(self.layers):
+            normed, skip = self.layer(layer, normed, skip, lengths)
+        output = self.t.tensor("output.weight", *embedding.dims) if self.t.has("output.weight") else embedding
+        logits = self.t.product("lm_head.MatMul", normed, [Rows(output)])
+        logits = self.scaled("/lm_head/Mul", logits, self.family.logits_scale(self.file))
+        self.capped(logits)
+        left = sorted(self.file.tensors.keys() - self.t.read)
+        if left:
+            raise UnsupportedModelError(
+                f"{self.file.name}: {len(left)} tensors are of no use to a graph of {self.file.architecture}, as "
+                f"{left[0]}; take another file of the model"
+            )
+
+    def declare(self) -> None:
+        """The inputs and outputs of the graph."""
+        batch: tuple[str | int, ...] = ("batch_size", "sequence_length")
+        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in range(self.layers)]
+        cache = ("batch_size", self.kv_heads, "past_sequence_length", self.head)
+        grown = ("batch_size", self.kv_heads, "total_sequence_length", self.head)
+        self.graph.input.append(declared("input_ids", TensorProto.INT64, batch))
+        mask = ("batch_size", "total_sequence_length")
+        self.graph.input.append(declared("attention_mask", TensorProto.INT64, mask))
+        self.graph.output.append(declared("logits", self.element, (*batch, self.vocabulary)))
+        for name in caches:
+            self.graph.input.append(declared(f"past_key_values.{name}", self.element, cache))
+            self.graph.output.append(declared(f"present.{name}", self.element, grown))
+
+    def attention_lengths(self) -> list[str]:
+        """The positions before the last one of each row, and the most positions."""
+        front = "/model/attn_mask_reformat/attn_mask_subgraph"
+        whole = self.t.node("Cast", f"{front}/Cast", ["attention_mask"], to=TensorProto.INT32)
+        total = self.t.node("ReduceSum", f"{front}/ReduceSum", [whole, self.t.integers(1)], keepdims=0)
+        one = TensorProto(name="/model/constants/INT32/[1]", data_type=TensorProto.INT32, dims=[1])
+        one.raw_data = struct.pack("<i", 1)
+        self.graph.initializer.append(one)
+        before = self.t.node("Sub", f"{front}/Sub", [total, one.name])
+        return [before, self.t.node("ReduceMax", f"{front}/ReduceMax", [total], keepdims=0)]
+
+    def layer(self, layer: int, x: str, skip: str, lengths: Sequence[str]) -> tuple[str, str]:
+        """One layer: the normed input of the next one, and the sum of all before."""
+        front, names = f"layers.{layer}", f"blk.{layer}"
+        made = self.attention(layer, x, lengths)
+        mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
+        made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
+        made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.family.residual_scale(self.file))
+        x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.ffn_norm")
+        made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
+        made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.family.residual_scale(self.file))
+        if layer + 1 == self.layers:
+            return self.skip_norm(f"layers.{layer + 1}.final_norm_layernorm", skip, made, "output_norm", last=True)
+        return self.skip_norm(f"layers.{layer + 1}.input_layernorm", skip, made, f"blk.{layer + 1}.attn_norm")
+
+    def attention(self, layer: int, x: str, lengths: Sequence[str]) -> str:
+        front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn"
+        sizes = {"q": self.heads * self.head, "k": self.kv_heads * self.head, "v": self.kv_heads * self.head}
+        if self.family.joined:
+            rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(sizes.values()), self.hidden))]
+        else:
+            rows = [self.rows(f"blk.{layer}.attn_{name}.weight", name, n, self.hidden) for name, n in sizes.items()]
+        made = self.packed(layer, x, rows)
+        if self.t.has(f"blk.{layer}.attn_q.bias"):
+            biases = [self.rows(f"blk.{layer}.attn_{name}.bias", name, n) for name, n in sizes.items()]
+            made = self.t.node(
+                "Add", f"{node}/qkv_proj/Add", [made, self.t.vector(f"{front}.qkv_proj.Add.bias", biases)]
+            )
+        taken = [made, "", ""]
+        if self.t.has(f"blk.{layer}.attn_q_norm.weight"):
+            split = f"{node}/qkv_proj/Split"
+            taken = [f"{split}/output_{place}" for place in range(3)]
+            self.t.node("Split", split, [made, self.t.integers(*sizes.values())], *taken, axis=-1)
+            for place, name in enumerate("qk"):
+                taken[place] = self.head_norm(layer, name, taken[place], sizes[name])
+        window = self.family.window(self.file, layer)
+        cosines, sines = self.angles(window)
+        caches = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
+        attended = self.t.node(
+            "GroupQueryAttention",
+            f"{node}/GroupQueryAttention",
+            [*taken, *caches, *lengths, cosines, sines, "", "", ""],
+            f"{node}/GroupQueryAttention/output_0",
+            f"present.{layer}.key",
+            f"present.{layer}.value",
+            domain=MICROSOFT,
+            num_heads=self.heads,
+            kv_num_heads=self.kv_heads,
+            scale=self.family.attention_scale(self.file, self.head),
+            local_window_size=window,
+            softcap=self.soft_cap("attn"),
+            do_rotary=1,
+            rotary_interleaved=0,
+        )
+        output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
+        return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
+
+    def packed(self, layer: int, x: str, rows: Sequence[Rows]) -> str:
+        """q, k and v beside one another, of one product for neighbours of one type. The attention of decode steps is
+        recognised by them."""
+        groups = [list(group) for _, group in groupby(rows, key=lambda each: each.tensor.type)]
+        front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn/qkv_proj/Concat"
+        if len(groups) == 1:
+            return self.t.product(f"{front}.qkv_proj.MatMul", x, rows)
+        made = [self.t.product(f"{front}.qkv_proj_{place}.MatMul", x, group) for place, group in enumerate(groups)]
+        return self.t.node("Concat", node, made, axis=-1)
+
+    def rows(self, name: str, part: str, *dims: int) -> Rows:
+        """The weights or the bias of q, k or v."""
+        return Rows(self.t.tensor(name, *dims), self.head if self.family.neighbours and part != "v" else 0)
+
+    def head_norm(self, layer: int, name: str, x: str, size: int) -> str:
+        """The norm of each head of q or k."""
+        node, weight = f"/model/layers.{layer}/attn/{name}_norm", f"model.layers.{layer}.attn.{name}_norm.layernorm"
+        heads = self.t.node("Reshape", f"{node}/Reshape_1", [x, self.t.integers(0, -1, self.head)])
+        tensor = self.t.tensor(f"blk.{layer}.attn_{name}_norm.weight", self.head)
+        vector = self.t.vector(f"{weight}.weight", [Rows(tensor)])
+        normed = self.simple_norm(f"{node}/SimplifiedLayerNormalization", heads, vector)
+        return self.t.node("Reshape", f"{node}/Reshape_2", [normed, self.t.integers(0, -1, size)])
+
+    def mlp(self, layer: int, x: str) -> str:
+        front, node = f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp"
+        if self.family.joined:
+            both = self.t.tensor(f"blk.{layer}.ffn_up.weight", 2 * self.inner, self.hidden)
+            rows = [Rows(both, share=(place, 2)) for place in range(2)]
+        else:
+            tensors = (f"blk.{layer}.ffn_{name}.weight" for name in ("gate", "up"))
+            rows = [Rows(self.t.tensor(name, self.inner, self.hidden)) for name in tensors]
+        named = zip(("gate", "up"), rows, strict=True)
+        gate, up = (self.t.product(f"{front}.{name}_proj.MatMul", x, [each]) for name, each in named)
+        if self.family.gelu:
+            active = self.t.node("Gelu", f"{node}/act_fn/FastGelu", [gate], approximate="tanh")
+        else:
+            sigmoid = self.t.node("Sigmoid", f"{node}/act_fn/Sigmoid", [gate])
+            active = self.t.node("Mul", f"{node}/act_fn/Mul", [gate, sigmoid])
+        gated = self.t.node("Mul", f"{node}/Mul", [active, up])
+        down = self.t.tensor(f"blk.{layer}.ffn_down.weight", self.hidden, self.inner)
+        return self.t.product(f"{front}.down_proj.MatMul", gated, [Rows(down)])
+
+    def norm(self, name: str, x: str, tensor: str) -> str:
+        weight, front = self.norm_weight(name, tensor), node_name(f"model.{name}")
+        return self.simple_norm(f"{front}/LayerNorm", x, weight, f"{front}/output_0")
+
+    def simple_norm(self, name: str, x: str, weight: str, *outputs: str) -> str:
+        kind, inputs = "SimplifiedLayerNormalization", [x, weight]
+        return self.t.node(kind, name, inputs, *outputs, epsilon=self.epsilon, axis=-1, stash_type=1)
+
+    def norm_weight(self, name: str, tensor: str) -> str:
+        return self.t.vector(f"model.{name}.weight", [Rows(self.t.tensor(f"{tensor}.weight", self.hidden))])
+
+    def behind(self, x: str, name: str, tensor: str) -> str:
+        """With the norm behind attention or the MLP, if the family has any."""
+        return self.norm(name, x, tensor) if self.family.sandwich else x
+
+    def skip_norm(self, name: str, skip: str, x: str, tensor: str, last: bool = False) -> tuple[str, str]:
+        """The norm of the sum, and the sum."""
+        weight, front = self.norm_weight(name, tensor), node_name(f"model.{name}")
+        summed = [] if last else ["", "", f"{front}/output_3"]
+        made = self.t.node(
+            *("SkipSimplifiedLayerNormalization", f"{front}/SkipLayerNorm", [skip, x, weight], f"{front}/output_0"),
+            *summed,
+            domain=MICROSOFT,
+            epsilon=self.epsilon,
+        )
+        return made, f"{front}/output_3"
+
+    def scaled(self, name: str, x: str, factor: float) -> str:
+        return x if factor == 1.0 else self.t.node("Mul", name, [x, self.t.number(factor)])
+
+    def soft_cap(self, what: str) -> float:
+        key = f"{self.file.architecture}.{what}_logit_softcapping"
+        return self.file.real(key, 0.0) if self.family.soft_caps else 0.0
+
+    def capped(self, logits: str) -> None:
+        """Name the logits, and cap them where the family does."""
+        cap = self.soft_cap("final")
+        if cap:
+            divided = self.t.node("Div", "/lm_head/softcap/Div", [logits, self.t.number(cap)])
+            bounded = self.t.node("Tanh", "/lm_head/softcap/Tanh", [divided])
+            logits = self.t.node("Mul", "/lm_head/softcap/Mul", [bounded, self.t.number(cap)])
+        maker = self.graph.node[-1]
+        assert maker.output[0] == logits
+        maker.output[0] = "logits"
+
+    def angles(self, window: int) -> tuple[str, str]:
+        """Cosines and sines [context, half a head], which onnxruntime computes once as it makes the session."""
+        local = self.family.local_base is not None and window >= 0
+        suffix = "" if self.family.local_base is None else "_local" if local else "_global"
+        cosines, sines = f"cos_cache{suffix}", f"sin_cache{suffix}"
+        if not any(node.output[0] == cosines for node in self.graph.node):
+            frequencies = self.frequencies(self.family.local_base if local else None)
+            self.write_angles(frequencies, cosines, sines, f"/model/rotary{suffix}")
+        return cosines, sines
+
+    def write_angles(self, frequencies: Sequence[float], cosines: str, sines: str, front: str) -> None:
+        bounds = []
+        for name, value in (("start", 0.0), ("limit", float(self.context)), ("delta", 1.0)):
+            bounds.append(f"{front}/{name}")
+            self.constant(bounds[-1], [], [value])
+        self.constant(f"{front}/frequencies", [1, len(frequencies)], frequencies)
+        positions = self.t.node("Range", f"{front}/Range", bounds)
+        column = self.t.node("Unsqueeze", f"{front}/Unsqueeze", [positions, self.t.integers(1)])
+        angles = self.t.node("Mul", f"{front}/Mul", [column, f"{front}/frequencies"])
+        for wave, name in (("Cos", cosines), ("Sin", sines)):
+            if self.element == TensorProto.FLOAT:
+                self.t.node(wave, f"{front}/{wave}", [angles], name)
+            else:
+                made = self.t.node(wave, f"{front}/{wave}", [angles])
+                self.t.node("Cast", f"{front}/{wave}/Cast", [made], name, to=self.element)
+
+    def constant(self, name: str, dims: Sequence[int], values: Sequence[float]) -> None:
+        data = struct.pack(f"<{len(values)}f", *values)
+        self.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
+
+    def frequencies(self, local_base: float | None) -> list[float]:
+        """The angle of each pair of a head between neighbouring positions."""
+        front = self.file.architecture
+        base = local_base or self.file.real(f"{front}.rope.freq_base", 10000.0)
+        half = self.head // 2
+        factors = [1.0] * half
+        if self.t.has(ROPE_FACTORS):
+            self.t.tensor(ROPE_FACTORS, half)
+            held = self.small.get(ROPE_FACTORS, b"")
+            if len(held) != 4 * half:
+                raise ModelFileError(f"{self.file.name}: {len(held)} bytes of {ROPE_FACTORS}, expected {4 * half}")
+            factors = list(struct.unpack(f"<{half}f", held))
+        if local_base is None and self.file.text(f"{front}.rope.scaling.type", "none") == "linear":
+            factor = self.file.real(f"{front}.rope.scaling.factor", 1.0)
+            factors = [each * factor for each in factors]
+        return [base ** (-pair / half) / factor for pair, factor in enumerate(factors)]
+
+
+def declared(name: str, kind: int, dims: Sequence[str | int]) -> ValueInfoProto:
+    value = ValueInfoProto(name=name)
+    value.type.tensor_type.elem_type = kind
+    for size in dims:
+        dim = value.type.tensor_type.shape.dim.add()
+        if isinstance(size, str):
+            dim.dim_param = size
+        else:
+            dim.dim_value = size
+    return value

@@ -1,0 +1,226 @@
+"""Small random GGUF models: their bytes, and what they compute by definition, in float32 over what `gguf` reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from capstan.device.reference.unpacked import weight_bytes
+from capstan.graph import external_entries
+from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
+from tests.gguf_tensors import float32_of, weights
+
+__all__ = ["FIXTURES", "FURTHER", "MIXED", "SIZES", "VOCABULARY", "Made", "folder_of", "make"]
+
+Floats = NDArray[np.float32]
+
+SIZES: dict[str, int] = {
+    "block_count": 2,
+    "embedding_length": 256,
+    "feed_forward_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "context_length": 64,
+}
+VOCABULARY = 96
+FIXTURES = Path(__file__).parent / "fixtures"
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "llama": {"rope.freq_base": 500000.0},
+    "qwen2": {},
+    "qwen3": {"attention.key_length": 128},
+    "gemma2": {"attention.sliding_window": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3": {
+        "block_count": 7,
+        "attention.sliding_window": 8,
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    },
+    "phi3": {"attention.sliding_window": 8},
+    "granite": {"attention.scale": 0.1, "embedding_scale": 4.0, "residual_scale": 0.6, "logit_scale": 3.0},
+}
+MIXED = {"": GgmlType.Q4_K, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0, "ffn_down": GgmlType.Q5_1}
+"""As in a file of a K mix: attention reads three products, and the table is that of the output."""
+
+
+@dataclass
+class Made:
+    """A file: its header, and its bytes."""
+
+    file: GgufFile
+    data: bytes = b""
+    tensors: dict[str, Floats] = field(default_factory=dict)
+    """As `gguf` reads them."""
+
+    def meta(self, key: str, default: float = 0.0) -> float:
+        return float(self.file.metadata.get(f"{self.file.architecture}.{key}", default))  # type: ignore[arg-type]
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+    def graph(self, element: str = "float32") -> ModelProto:
+        factors = self.file.tensors.get(ROPE_FACTORS)
+        small = {ROPE_FACTORS: self.read(factors.offset, factors.length)} if factors else {}
+        return write_graph(self.file, element, "model.gguf", small)
+
+    def session(self) -> Any:
+        """onnxruntime's session over the graph, its weights made by the definition."""
+        model = self.graph()
+        entries = {entry.name: entry for entry in external_entries(model)}
+        for tensor in model.graph.initializer:
+            if tensor.name in entries:
+                data = weight_bytes(entries[tensor.name], self.read)
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+                tensor.raw_data = data
+        return onnxruntime.InferenceSession(model.SerializeToString())
+
+    def defined(self, ids: Sequence[int]) -> Floats:
+        """The logits of all positions."""
+        w, family, positions = self.tensors, self.file.architecture, np.arange(len(ids))
+        heads, kv_heads = int(self.meta("attention.head_count")), int(self.meta("attention.head_count_kv"))
+        hidden = int(self.meta("embedding_length"))
+        size, gemma = int(self.meta("attention.key_length", hidden // heads)), family.startswith("gemma")
+        x = w["token_embd.weight"][list(ids)] * np.float32(sqrt(hidden) if gemma else self.meta("embedding_scale", 1.0))
+        residual = np.float32(self.meta("residual_scale", 1.0))
+        for layer in range(int(self.meta("block_count"))):
+
+            def of(name: str, layer: int = layer) -> Floats | None:
+                return w.get(f"blk.{layer}.{name}")
+
+            local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True}.get(family, False)
+            base = 10000.0 if family == "gemma3" and local else self.meta("rope.freq_base", 10000.0)
+            angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(ROPE_FACTORS, np.float32(1))
+            if self.meta("rope.scaling.factor") and not local:
+                angles = angles / self.meta("rope.scaling.factor")
+            n = self.norm(x, of("attn_norm.weight"))
+            q, k, v = (n @ of(f"attn_{name}.weight").T for name in "qkv")  # type: ignore[union-attr]
+            if of("attn_q.bias") is not None:
+                biases = (w[f"blk.{layer}.attn_{name}.bias"] for name in "qkv")
+                q, k, v = (made + bias for made, bias in zip((q, k, v), biases, strict=True))
+            q, k, v = (made.reshape(len(ids), -1, size).swapaxes(0, 1) for made in (q, k, v))
+            if of("attn_q_norm.weight") is not None:
+                q, k = self.norm(q, of("attn_q_norm.weight")), self.norm(k, of("attn_k_norm.weight"))
+            q, k = (rotated(made, positions[:, None] * angles, family in ("llama", "granite")) for made in (q, k))
+            k, v = (np.repeat(made, heads // kv_heads, axis=0) for made in (k, v))
+            scores = q @ k.swapaxes(1, 2) * np.float32(self.meta("attention.scale", 1 / sqrt(size)))
+            if cap := self.meta("attn_logit_softcapping"):
+                scores = np.tanh(scores / cap) * cap
+            apart = positions[:, None] - positions
+            hidden_ones = (apart < 0) | (local & (apart >= self.meta("attention.sliding_window")))
+            scores = np.where(hidden_ones, -np.inf, scores)
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            made = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
+            made = made @ of("attn_output.weight").T  # type: ignore[union-attr]
+            x = x + residual * (self.norm(made, of("post_attention_norm.weight")) if gemma else made)
+            n = self.norm(x, of("ffn_norm.weight"))
+            gate, up = (n @ of(f"ffn_{name}.weight").T for name in ("gate", "up"))  # type: ignore[union-attr]
+            gelu = gate * (1 + np.tanh(sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+            made = ((gelu if gemma else gate / (1 + np.exp(-gate))) * up) @ of("ffn_down.weight").T  # type: ignore[union-attr]
+            x = x + residual * (self.norm(made, of("post_ffw_norm.weight")) if gemma else made)
+        logits = self.norm(x, w["output_norm.weight"]) @ w.get("output.weight", w["token_embd.weight"]).T
+        logits = logits / np.float32(self.meta("logit_scale", 1.0))
+        if cap := self.meta("final_logit_softcapping"):
+            logits = np.tanh(logits / cap) * cap
+        return np.asarray(logits, np.float32)
+
+    def norm(self, x: Floats, weight: Floats | None) -> Floats:
+        epsilon = np.float32(self.meta("attention.layer_norm_rms_epsilon"))
+        return np.asarray(x / np.sqrt(np.mean(x * x, -1, keepdims=True) + epsilon) * weight, np.float32)
+
+
+def rotated(x: Floats, angles: NDArray[np.float64], neighbours: bool) -> Floats:
+    a, b = (x[..., ::2], x[..., 1::2]) if neighbours else np.split(x, 2, axis=-1)
+    c, s = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    if neighbours:
+        return np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(x.shape)
+    return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+def make(
+    family: str,
+    types: Mapping[str, GgmlType],
+    given: Mapping[str, Any] | None = None,
+    tied: bool = True,
+    vocabulary: int = VOCABULARY,
+) -> Made:
+    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others."""
+    told: dict[str, Any] = {**SIZES, "attention.layer_norm_rms_epsilon": 1e-5, **(given or {})}
+    hidden, inner, heads = told["embedding_length"], told["feed_forward_length"], told["attention.head_count"]
+    size = told.get("attention.key_length", hidden // heads)
+    q, kv = heads * size, told["attention.head_count_kv"] * size
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (hidden,),
+        "attn_q.weight": (q, hidden),
+        "attn_k.weight": (kv, hidden),
+        "attn_v.weight": (kv, hidden),
+        "attn_output.weight": (hidden, q),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (inner, hidden),
+        "ffn_up.weight": (inner, hidden),
+        "ffn_down.weight": (hidden, inner),
+    }
+    if family == "qwen2":
+        layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+    if family in ("qwen3", "gemma3"):
+        layer |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
+    if family.startswith("gemma"):
+        layer |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+    shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
+    shapes |= {} if tied else {"output.weight": (vocabulary, hidden)}
+    shapes |= {f"blk.{i}.{name}": dims for i in range(told["block_count"]) for name, dims in layer.items()}
+    if family == "llama" and "rope.freq_base" in told:
+        shapes[ROPE_FACTORS] = (size // 2,)
+    if family == "phi3":
+        for i in range(told["block_count"]):
+            for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
+                del shapes[f"blk.{i}.{name}.weight"]
+            shapes |= {f"blk.{i}.attn_qkv.weight": (q + 2 * kv, hidden), f"blk.{i}.ffn_up.weight": (2 * inner, hidden)}
+    data, tensors, found = bytearray(), dict[str, GgufTensor](), dict[str, Floats]()
+    for seed, (name, dims) in enumerate(shapes.items()):
+        short = name.split(".", 2)[-1] if name.startswith("blk.") else name
+        kind = GgmlType.F32
+        if len(dims) == 2:
+            kind = types[max((each for each in types if short.startswith(each)), key=len)]
+        held = weights(kind, dims, seed)
+        tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))
+        found[name] = float32_of(kind, held, dims[0]).reshape(dims)
+        data += held + bytes(-len(held) % 32)
+    for i in range(told["block_count"] if family == "phi3" else 0):
+        parts = np.split(found.pop(f"blk.{i}.attn_qkv.weight"), [q, q + kv])
+        parts += np.split(found.pop(f"blk.{i}.ffn_up.weight"), 2)
+        names = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+        found |= {f"blk.{i}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
+    metadata = {"general.architecture": family, **{f"{family}.{key}": value for key, value in told.items()}}
+    return Made(GgufFile("model.gguf", 3, metadata, tensors, 0), bytes(data), found)
+
+
+def folder_of(made: Made, folder: Path) -> Path:
+    """A model folder with the file as data beside a graph that is given."""
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(made.data)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FIXTURES / "nano-llama" / name, folder)
+    config = json.loads((FIXTURES / "nano-llama/genai_config.json").read_text())
+    front = made.file.architecture
+    sizes = {"num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv"}
+    sizes |= {"hidden_size": "embedding_length", "num_hidden_layers": "block_count"}
+    config["model"] |= {"type": {"gemma3": "gemma3_text"}.get(front, front), "context_length": 64}
+    decoder = config["model"]["decoder"]
+    decoder |= {"filename": "model.gguf", "head_size": 64}
+    decoder |= {key: made.file.metadata[f"{front}.{name}"] for key, name in sizes.items()}
+    config["search"]["max_length"] = 64
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder

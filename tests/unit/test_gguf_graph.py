@@ -1,0 +1,155 @@
+"""Graphs of GGUF files: the model builder's nodes, and what the definition in float32 computes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capstan import Generator, GeneratorParams, Model, graph
+from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.errors import ModelFileError, UnsupportedModelError
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.model_files.config import parse_genai_config
+from capstan.model_files.gguf.header import GgmlType
+from tests.gguf_models import FIXTURES, FURTHER, MIXED, SIZES, VOCABULARY, Made, folder_of, make
+
+PROMPT = 6
+TOKENS = 24
+
+
+def compared(made: Made) -> None:
+    """What onnxruntime computes from the graph, a prompt and then step by step over its caches, is the definition's
+    logits and picks."""
+    session = made.session()
+    caches = [value for value in session.get_inputs() if value.name.startswith("past")]
+    fed = {value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32) for value in caches}
+    names = [value.name for value in session.get_outputs()]
+    ids = np.random.default_rng(3).integers(0, VOCABULARY, PROMPT + TOKENS)
+    steps = []
+    for end in range(PROMPT, len(ids) + 1):
+        given = ids[None, :end] if end == PROMPT else ids[None, end - 1 : end]
+        mask = np.ones((1, end), np.int64)
+        found = dict(zip(names, session.run(None, {"input_ids": given, "attention_mask": mask, **fed}), strict=True))
+        fed = {name: found[name.replace("past_key_values", "present")] for name in fed}
+        steps.append(found["logits"][0, -1])
+    wanted = made.defined(ids.tolist())[PROMPT - 1 :]
+    np.testing.assert_allclose(steps, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+    assert np.array_equal(np.argmax(steps, -1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("kind", list(GgmlType), ids=lambda kind: kind.name)
+def test_a_model_of_each_type_computes_what_its_weights_say(kind: GgmlType) -> None:
+    compared(make("llama", {"": kind}, {"block_count": 1}, tied=kind % 2 == 0))
+
+
+@pytest.mark.parametrize("family", list(FURTHER))
+def test_each_family_computes_what_its_weights_say(family: str) -> None:
+    compared(make(family, MIXED, FURTHER[family]))
+
+
+def test_the_reference_device_runs_a_graph_over_the_file(tmp_path: Path) -> None:
+    made = make("qwen2", MIXED, vocabulary=512)
+    graphs = {"model.gguf": graph.serialize(made.graph())}
+
+    async def logits() -> list[float]:
+        folder = folder_of(made, tmp_path / "model")
+        async with (
+            await Model.load(folder, device="reference", graphs=graphs) as model,
+            Generator(model, GeneratorParams(model)) as generator,
+        ):
+            generator.append_tokens([5, 60, 17])
+            return list(await generator.get_logits_async())
+
+    wanted = made.defined([5, 60, 17])[-1]
+    np.testing.assert_allclose(asyncio.run(logits()), wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
+
+
+def test_a_graph_s_facts_come_back_from_their_note(tmp_path: Path) -> None:
+    made = make("gemma3", {**MIXED, "": GgmlType.F16}, FURTHER["gemma3"], vocabulary=512)
+    folder = folder_of(made, tmp_path / "model")
+    config = parse_genai_config((folder / "genai_config.json").read_bytes(), "genai_config.json")
+    rewriting = rewrite(graph.serialize(made.graph("float16")), config, no_weights, 16)
+    found = asyncio.run(rewriting)
+    assert Graphs.parse(found.serialize()) == found
+
+
+async def no_weights(location: str) -> Any:
+    raise AssertionError(f"bytes of {location} are not needed")
+
+
+def test_parts_are_told_by_no_other_file() -> None:
+    data = graph.serialize(make("llama", MIXED).graph())
+    assert graph.parse(data, "model.gguf").graph.node
+    with pytest.raises(ModelFileError, match="external data with 'capstan.parts'"):
+        graph.parse(data, "model.onnx")
+
+
+def told(model: ModelProto, without: str) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """The nodes and their attributes, without those of constants."""
+    nodes = [node for node in model.graph.node if node.op_type != "Constant" and not node.name.startswith("/model/rot")]
+    kept = [(node.op_type, [item for item in node.attribute if item.name != without]) for node in nodes]
+    return [(kind, sorted(map(shown, attributes), key=str)) for kind, attributes in kept]
+
+
+def shown(item: Any) -> tuple[str, Any]:
+    return item.name, (round(item.f, 5), item.i, item.s)
+
+
+@pytest.mark.parametrize("family", [name for name in FURTHER if name != "phi3"])
+def test_the_nodes_are_those_of_the_model_builder(family: str) -> None:
+    """But for how the rotary tables come about, and for gemma3's windows: the fixture has one layer of each kind."""
+    built = graph.parse((FIXTURES / f"nano-{family}/model.onnx").read_bytes())
+    layers = sum(node.op_type == "GroupQueryAttention" for node in built.graph.node)
+    small = {**SIZES, "block_count": layers, "embedding_length": 64, "feed_forward_length": 128, "context_length": 512}
+    further = {**FURTHER[family], "attention.key_length": 16, "attention.layer_norm_rms_epsilon": 1e-5}
+    if family == "gemma2":
+        further |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "attention.sliding_window": 24}
+    if family == "granite":
+        further |= {"attention.scale": 0.2}
+    types = {"": GgmlType.Q4_0, "token_embd": GgmlType.F32}
+    made = make(family, types, {**further, **small}, tied=False, vocabulary=512).graph()
+    without = "local_window_size" if family == "gemma3" else ""
+    assert told(made, without) == told(built, without)
+    assert {value.name for value in made.graph.input} == {value.name for value in built.graph.input}
+    assert [value.name for value in made.graph.output] == [value.name for value in built.graph.output]
+
+
+def test_a_float16_graph_has_weights_in_float16() -> None:
+    made = make("llama", MIXED).graph("float16")
+    kinds = {entry.dtype for entry in graph.external_entries(made)}
+    assert kinds == {"float16", "uint8"}
+
+
+def test_tied_products_and_tables_share_their_buffers() -> None:
+    entries = {entry.name: entry for entry in graph.external_entries(make("llama", MIXED).graph())}
+    table, output = entries["model.embed_tokens.weight_Q8"], entries["lm_head.MatMul.weight_Q8"]
+    assert table.parts == output.parts
+    assert table.dims == (96, 256)
+    assert output.dims == (96, 8, 32)
+
+
+def test_what_a_graph_would_leave_out_is_refused() -> None:
+    for key, value, part in (
+        ("expert_count", 8, "llama.expert_count is 8"),
+        ("rope.scaling.type", "yarn", "is 'yarn', known are 'none' and 'linear'"),
+        ("rope.dimension_count", 32, "only 64 is supported"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=part):
+            make("llama", MIXED, {key: value}).graph()
+    with pytest.raises(UnsupportedModelError, match=r"'rwkv6' is unknown.*llama, qwen2"):
+        make("rwkv6", MIXED).graph()
+    made = make("llama", MIXED)
+    gate = made.file.tensors["blk.0.ffn_gate.weight"]
+    made.file = replace(made.file, tensors={**made.file.tensors, "blk.0.ffn_gate.bias": gate})
+    with pytest.raises(UnsupportedModelError, match=r"1 tensors are of no use .* of llama, as blk\.0\.ffn_gate\.bias"):
+        made.graph()
+    for held, found in ({gate.name: replace(gate, dims=(256, 512))}, "256 x 512"), ({}, "none"):
+        tensors = {name: each for name, each in made.file.tensors.items() if name != gate.name}
+        made.file = replace(made.file, tensors={**tensors, **held})
+        with pytest.raises(ModelFileError, match=rf"blk\.0\.ffn_gate\.weight: expected 512 x 256, .*, found {found};"):
+            made.graph()
