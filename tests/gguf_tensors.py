@@ -40,7 +40,7 @@ def random_tensor(kind: GgmlType, rows: int, columns: int, seed: int) -> bytes:
 
 
 def ways(kind: GgmlType, rows: int, columns: int, halves: int = 0) -> Iterator[Unpack]:
-    """What a buffer may have of a tensor, in each element type."""
+    """Everything that a buffer may have of a tensor, in each element type."""
     packing = PACKED.get(kind)
     shift = packing.shift or 0 if packing else 0
     for bits in (16, 32):

@@ -23,8 +23,7 @@ TOKENS = 24
 
 
 def compared(made: Made) -> None:
-    """What onnxruntime computes from the graph, a prompt and then step by step over its caches, is the definition's
-    logits and picks."""
+    """A prompt and then steps over the caches, in onnxruntime, give the definition's logits and picks."""
     session = made.session()
     caches = [value for value in session.get_inputs() if value.name.startswith("past")]
     fed = {value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32) for value in caches}

@@ -27,7 +27,7 @@ export type Change =
       stride: number,
     ];
 
-/** What a buffer has of a tensor of a GGUF file, by its number in shaders/memory/unpack.wgsl. */
+/** The things that a buffer may have of a tensor of a GGUF file, each at its number in shaders/memory/unpack.wgsl. */
 const THINGS = ["quants", "scales", "minima", "values"] as const;
 
 const WORKGROUP = 64;

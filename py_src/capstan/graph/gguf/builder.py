@@ -2,7 +2,7 @@
 
     write_graph(file, "float16", "model.gguf", {})    GgufFile -> ModelProto, its weights parts of the file
 
-Where q, k and v are of different types, as in K mixes, their products are concatenated.
+If q, k and v are of different types, as in K mixes, their products are concatenated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tensors import Rows, TensorWriter, node_name
 __all__ = ["ROPE_FACTORS", "write_graph"]
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor whose bytes `write_graph` needs: what llama 3 divides its rotary frequencies by."""
+"""The tensor whose bytes `write_graph` needs: the divisors of llama 3's rotary frequencies."""
 ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 OPSET = 22
 MICROSOFT = "com.microsoft"
@@ -259,7 +259,7 @@ class Builder:
         return self.file.real(key, 0.0) if self.family.soft_caps else 0.0
 
     def capped(self, logits: str) -> None:
-        """Name the logits, and cap them where the family does."""
+        """Name the logits, and cap them in families with a cap."""
         cap = self.soft_cap("final")
         if cap:
             divided = self.t.node("Div", "/lm_head/softcap/Div", [logits, self.t.number(cap)])

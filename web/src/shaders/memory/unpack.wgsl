@@ -2,7 +2,7 @@
 //
 // capstan.device.reference.unpacked defines the result, bit for bit. A row of the tensor is blocks of bytes; element e of a
 // block is d * q, or d * q + m, as `scale`, `quant` and `minimum` say. d is exact in float32, and so is m: no more than
-// one rounding is left, which makes the order of operations one. Where a type has no blocks, `value` reads the element.
+// one rounding is left, which makes the order of operations one. `value` reads the element of a type without blocks.
 // Dispatch: (x, y), an invocation for each word of the result, `invocations` of them in x.
 // Bindings: uniforms, source, unpacked. Limits: params.at is a multiple of 4. After half.wgsl.
 
