@@ -1,0 +1,47 @@
+"""Models of GGUF files in a page: what their steps compute is the definition in float32, up to near ties."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buildtools.server import SiteServer
+from capstan import graph
+from capstan.model_files.gguf.header import GgmlType
+from tests.browser.page_scripts import PageScripts
+from tests.gguf_models import FURTHER, MIXED, folder_of, make
+
+PROMPT = [5, 60, 17, 80, 33, 2]
+COUNT = 16
+MODELS = {
+    "llama": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q6_K},
+    "qwen2": {"": GgmlType.Q4_1, "token_embd": GgmlType.Q8_0},
+    "gemma3": MIXED,
+}
+"""Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares."""
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("family", list(MODELS))
+def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteServer, tmp_path: Path) -> None:
+    further = {key: value for key, value in FURTHER[family].items() if key != "block_count"}
+    made = make(family, MODELS[family], {**further, "block_count": 1 + (family == "gemma3")}, vocabulary=512)
+    name = f"gguf-{family}"
+    site.models[name] = folder_of(made, tmp_path / name)
+    onnx = b64encode(graph.serialize(made.graph())).decode()
+    try:
+        found = scripts.run("gguf", "picked", name, model=name, onnx=onnx, prompt=PROMPT, count=COUNT)
+        if family == "llama":
+            error = scripts.run("gguf", "refused", name, model=name, onnx=onnx)
+            assert error.startswith("UnsupportedModelError: wasm takes no GGUF file")
+    finally:
+        del site.models[name]
+    wanted = made.defined([*PROMPT, *found["ids"]])[len(PROMPT) - 1 :]
+    largest = np.abs(wanted).max()
+    np.testing.assert_allclose(found["logits"], wanted[0], rtol=0, atol=1e-3 * largest)
+    picked = wanted[np.arange(COUNT), found["ids"]]
+    assert np.all(wanted[:COUNT].max(-1) - picked <= 2e-3 * largest), found
+    assert found["capture"] == ["tape", None]
