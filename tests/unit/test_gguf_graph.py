@@ -16,6 +16,7 @@ from capstan.errors import ModelFileError, UnsupportedModelError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
+from capstan.onnxruntime.layered_run import layered_run
 from tests.gguf_models import FIXTURES, FURTHER, MIXED, SIZES, VOCABULARY, Made, folder_of, make
 
 PROMPT = 6
@@ -75,6 +76,16 @@ def test_a_graph_s_facts_come_back_from_their_note(tmp_path: Path) -> None:
     rewriting = rewrite(graph.serialize(made.graph("float16")), config, no_weights, 16)
     found = asyncio.run(rewriting)
     assert Graphs.parse(found.serialize()) == found
+
+
+def test_layers_are_not_run_one_at_a_time(tmp_path: Path) -> None:
+    made = make("llama", MIXED, vocabulary=512)
+    folder = folder_of(made, tmp_path / "model")
+    config = parse_genai_config((folder / "genai_config.json").read_bytes(), "genai_config.json")
+    host: Any = None
+    layers = layered_run(host, "", config, graph.serialize(made.graph()), "reference", [1])
+    with pytest.raises(UnsupportedModelError, match="a run of one layer at a time takes no GGUF file"):
+        asyncio.run(anext(layers))  # type: ignore[arg-type]
 
 
 async def no_weights(location: str) -> Any:

@@ -14,6 +14,7 @@ from ..graph.logits_to_keep import LOGITS_TO_KEEP
 from ..graph.onnx_pb2 import ModelProto
 from ..graph.pipeline import Made, Rewriting, rewritten
 from ..graph.slices import GraphSlice, layer_slices, slice_model
+from ..graph.weights import require_whole
 from ..host import Host
 from ..model_files.config import GenaiConfig
 from .host_array import HostArray, empty
@@ -50,6 +51,7 @@ async def layered_run(
     """Run a prompt through the graph. A slice of the graph has its weights in itself, so that those of one layer are in
     memory at a time. Raises UnsupportedModelError, and what InferenceSession raises."""
     parsed = graph.parse(onnx, config.decoder.filename)
+    require_whole(parsed, "a run of one layer at a time")
     parsed = rewritten(parsed, LAYERS[device], Rewriting(config))
     values = feeds(parsed, config, ids)
     external = {entry.name: entry for entry in graph.external_entries(parsed)}
