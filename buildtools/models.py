@@ -23,6 +23,7 @@ __all__ = [
     "check_chat_template",
     "check_genai",
     "check_model",
+    "check_place",
     "check_onnx_folder",
     "graphs_of",
     "model_url",
@@ -63,6 +64,17 @@ def check_model(folder: Path) -> Path:
         there = f"its ONNX files are {found}" if found else "nor any other ONNX file"
         raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx ({there}): {remedy}")
     return folder.resolve()
+
+
+def check_place(path: Path) -> tuple[Path, str]:
+    """The folder to serve for a model, made absolute, and the model's address in the page; a GGUF file is a model."""
+    if path.suffix != ".gguf":
+        folder = check_model(path)
+        return folder, model_url(folder.name)
+    if not path.is_file():
+        raise CommandError(f"model file {path} does not exist: give a GGUF file, or {BUILDERS}")
+    file = path.resolve()
+    return file.parent, model_url(file.parent.name) + quote(file.name)
 
 
 def require_folder(folder: Path, remedy: str) -> None:

@@ -16,7 +16,7 @@ from ..models import (
     DTYPES,
     add_hub_arguments,
     check_chat_template,
-    check_model,
+    check_place,
     model_url,
     mounts,
     repository,
@@ -60,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--model",
-        metavar="DIR",
-        help="a folder that onnxruntime-genai's model builder wrote, or a repository in Transformers.js layout "
-        "(default: the bundled model)",
+        metavar="PLACE",
+        help="a folder that onnxruntime-genai's model builder wrote, a repository in Transformers.js layout, or a GGUF "
+        "file (default: the bundled model)",
     )
     add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
@@ -104,12 +104,13 @@ def check(args: argparse.Namespace) -> None:
     search = read_search(args)
     args.trace = trace_file(args.trace)
     hub = repository(args.model, args.hub, args.revision) if args.model is not None else None
-    args.folders = [] if hub else [check_model(Path(args.model) if args.model is not None else BUNDLED)]
-    if args.chat:
-        for folder in args.folders:
-            check_chat_template(folder)
+    path = Path(args.model) if args.model is not None else BUNDLED
+    folder, address = (None, None) if hub else check_place(path)
+    args.folders = [] if folder is None else [folder]
+    if args.chat and folder is not None and path.is_dir():
+        check_chat_template(folder)
     args.request = {
-        "model": hub or model_url(args.folders[0].name),
+        "model": hub or address,
         "dtype": args.dtype,
         "device": args.device,
         "capture": args.capture,

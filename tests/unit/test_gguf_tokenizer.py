@@ -62,6 +62,13 @@ def test_chat_template_with_its_special_tokens() -> None:
     assert tokenizer(metadata("llama")).chat_template is None
 
 
+def test_special_tokens_of_phi_3_take_white_space_behind_them() -> None:
+    pairs = metadata("llama without a space in front")
+    plain, phi = tokenizer(pairs), tokenizer(pairs | {"general.name": "Phi-3 Mini"})
+    assert phi.encode("</s> \n a") == plain.encode("</s>a") != plain.encode("</s> \n a")
+    assert phi.encode("<s> a") == plain.encode("<s> a")
+
+
 def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in metadata("llama").items() if key != f"tokenizer.ggml.{name}"}
 

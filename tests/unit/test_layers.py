@@ -172,6 +172,7 @@ INSIDE_FUNCTIONS = {
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.read_request", "difflib"): "for an unknown field only",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
+    ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",
     ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",
     ("tokenizer", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",

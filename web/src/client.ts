@@ -15,6 +15,7 @@ import type {
   Request,
   ToWorker,
 } from "./protocol";
+import { isGguf } from "./storage/gguf";
 
 export type {
   Alternative,
@@ -102,7 +103,8 @@ function expectedModel(given: NonNullable<StartOptions["expected"]>): Expected {
   const { model, dtype = null, device = "auto" } = readOptions("expected", given, EXPECTED_TYPES);
   if (typeof model === "string")
     return reading("the expected model", () => {
-      return { model: new URL(model.replace(/\/?$/, "/"), location.href).href, dtype, device };
+      const place = isGguf(model) ? model : model.replace(/\/?$/, "/");
+      return { model: new URL(place, location.href).href, dtype, device };
     });
   const { repository, hub, revision = null, token = null } = readOptions("expected.model", model, REPOSITORY_TYPES);
   return { model: { repository, hub, revision, token }, dtype, device };

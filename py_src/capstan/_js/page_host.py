@@ -9,6 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
@@ -166,6 +167,9 @@ class PageHost:
         if keep:
             storage.keep_folder(folder)
         return folder
+
+    def file_name(self, part: str) -> str:
+        return unquote(part)
 
     async def backing(self, folder: str) -> storage.JsBacking | None:
         return await storage.open_backing(folder)

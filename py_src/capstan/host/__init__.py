@@ -85,6 +85,9 @@ class Host(Protocol):
         """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
         be as it was kept at its last load, and the small files of a folder may be kept."""
 
+    def file_name(self, part: str) -> str:
+        """The name of the file whose path or address ends in this part."""
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one
         of these addresses; None is all. Returns how many bytes of repositories it freed.

@@ -217,6 +217,10 @@ class WeightData(Protocol):
     def content(self) -> str | None:
         """A name of these bytes, for sharing; None if nothing vouches for them."""
 
+    @property
+    def size(self) -> int | None:
+        """The file's bytes, None if that is not told."""
+
     def require(self, end: int) -> None:
         """Raise ModelFileError if the file is known to be shorter."""
 

@@ -1,24 +1,31 @@
-"""Finds the model in a folder: onnxruntime-genai's layout, or a repository in the layout of Transformers.js."""
+"""Finds a model: a folder in onnxruntime-genai's layout, a repository in that of Transformers.js, or a GGUF file."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, OptionError
+from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host
 from ..host.storage import Progress
 from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
+from ..model_files.file_names import split_name
+from ..model_files.gguf.config import gguf_config
+from ..model_files.gguf.header import read_header
+from ..model_files.gguf.tokenizer import tokenizer_files
 from ..model_files.json_text import clipped
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
 
-__all__ = ["FoundModel", "find_model", "laid_over", "no_progress"]
+__all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of"]
 
 GENAI_CONFIG = "genai_config.json"
+ELEMENTS = {"fp16": "float16", "fp32": "float32"}
+"""The element types of activations over the weights of a GGUF file, by the names of dtypes."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -27,28 +34,52 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model of a folder: what it is, and its graph where that had to be read to know it."""
+    """A model: what it is, and its graph where that had to be read to know it."""
 
     config: GenaiConfig
     onnx: bytes | None = None
+    tokenizer: Mapping[str, str] | None = None
+    """The tokenizer's files, where they are not files of the folder."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is."""
+
+    folder: str
+    """The address of its folder, ending in a slash."""
+    gguf: str | None = None
+    """The name in there of the GGUF file that is the model; None if the folder is."""
+
+
+async def place_of(host: Host, path: Any, keep: bool) -> Place:
+    """The place that a caller named: a path or address that ends in .gguf is a file's, others are folders'."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text.endswith(".gguf"):
+        return Place(await host.adopt(path, keep))
+    folder, name = split_name(text)
+    return Place(await host.adopt(folder or "./", keep), host.file_name(name))
 
 
 async def find_model(
     host: Host,
-    folder: str,
+    place: Place,
     device: str,
     dtype: str | None,
     keep: bool = False,
     progress: Progress = no_progress,
     overlay: Mapping[str, Any] | None = None,
 ) -> FoundModel:
-    """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
-    With `keep` a file that holds graph and weights is stored, if this host stores files. `overlay` is laid over
-    genai_config.json; see `laid_over`.
+    """The model at a place. `dtype` names one of several that a repository has, or the activations' type over a GGUF
+    file; None takes what suits the device. With `keep` a file that holds graph and weights is stored, if this host
+    stores files. `overlay` is laid over genai_config.json; see `laid_over`.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
-    wanted = require_dtype(dtype)
+    folder, wanted = place.folder, require_dtype(dtype)
+    if place.gguf is not None:
+        found = await find_gguf(host, folder, place.gguf, device, wanted, keep)
+        return replace(found, config=overlaid(found.config, overlay or {}))
     data = await host.read_optional(folder, GENAI_CONFIG)
     if data is None:
         config = await host.read_optional(folder, "config.json")
@@ -84,17 +115,40 @@ def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
-    """A repository's configuration, of which `search` and the decoder's session options can be changed."""
+    """The configuration of a repository or a GGUF file, of which `search` and the decoder's session options can be
+    changed."""
     others = [name for name in overlay if name not in ("search", "model")]
     model = dict(overlay.get("model", {}))
     decoder = dict(model.pop("decoder", {}))
     session_options = decoder.pop("session_options", None)
     if others or model or decoder:
         names = ", ".join([*others, *model, *decoder])
-        raise ConfigError(f"overlay: {names}: a repository has no genai_config.json; only its search can be changed")
+        raise ConfigError(f"overlay: {names}: there is no genai_config.json; only the search can be changed")
     if session_options is not None:
         config = with_session_options(config, "overlay", session_options)
     return replace(config, search={**config.search, **overlay.get("search", {})})
+
+
+async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
+    """The model that a GGUF file is: its graph is written here, and names parts of the file as weights."""
+    from ..graph.gguf.builder import ROPE_FACTORS, write_graph
+
+    if dtype is None:
+        dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
+    if dtype not in ELEMENTS:
+        raise OptionError(f"dtype is {dtype!r}, but over the weights of {name} there are {' and '.join(ELEMENTS)}")
+    data = await host.open_weights(folder, name, keep)
+    try:
+        if data.size is None:
+            raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
+        file = await read_header(data.read, data.size, folder + name)
+        config = gguf_config(file, name)
+        factors = file.tensors.get(ROPE_FACTORS)
+        small = {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {}
+    finally:
+        data.close()
+    graph = write_graph(file, ELEMENTS[dtype], name, small)
+    return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
 
 
 async def find_in_repository(

@@ -19,7 +19,7 @@ from ..host.storage import Progress
 from ..model_files.config import GenaiConfig
 from ..stages.search import SearchOptions
 from ..tape import PASSES
-from .folder import FoundModel, find_model, no_progress
+from .folder import FoundModel, Place, find_model, no_progress, place_of
 
 __all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
 
@@ -118,9 +118,10 @@ async def open_model(
 ) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times, span("load the model", "load"):
-        folder = await host.adopt(source.path, keep_weights)
+        place = await place_of(host, source.path, keep_weights)
+        folder = place.folder
         with phase("files"):
-            found, files = await read_small_files(host, folder, source, keep_weights, progress)
+            found, files = await read_small_files(host, place, source, keep_weights, progress)
         config, options = found.config, source.tape_options(found.config)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         onnx = given_graph(source.graphs, config) or found.onnx
@@ -177,8 +178,8 @@ def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> C
     host = current_host()
 
     async def read() -> Configuration:
-        folder = await host.adopt(path, True)
-        found, files = await read_small_files(host, folder, Source(path, overlay=overlay or {}), True, no_progress)
+        place = await place_of(host, path, True)
+        found, files = await read_small_files(host, place, Source(path, overlay=overlay or {}), True, no_progress)
         return Configuration(host, found.config, files)
 
     return wait_here(host, read(), "read_configuration", "await Model.load(...)")
@@ -208,12 +209,13 @@ def utf_8(content: bytes, name: str) -> str:
 
 
 async def read_small_files(
-    host: Host, folder: str, source: Source, keep: bool, progress: Progress
+    host: Host, place: Place, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
-    """The model of the folder and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
-    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
+    """The model and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
+    folder, names = place.folder, TOKENIZER_FILES if place.gguf is None else ()
+    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in names))
     try:
-        found = await find_model(host, folder, source.device_for(), source.dtype, keep, progress, source.overlay)
+        found = await find_model(host, place, source.device_for(), source.dtype, keep, progress, source.overlay)
         config = found.config
         search_options(config).tell_ignored()
         if config.no_tokens:
@@ -227,7 +229,9 @@ async def read_small_files(
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         tokenizer.cancel()
         raise
-    contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
+    contents = dict(zip(names, await tokenizer, strict=True))
+    if found.tokenizer is not None:
+        return found, dict(found.tokenizer)
     files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")

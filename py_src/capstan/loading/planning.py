@@ -8,7 +8,7 @@ from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
-from .folder import find_model
+from .folder import find_model, place_of
 
 __all__ = ["open_device", "plan"]
 
@@ -39,7 +39,7 @@ async def plan(
     in all; WebGPU does not report the size of the memory.
     """
     host = current_device_host()
-    folder = await host.adopt(path, keep=True)
-    found = await find_model(host, folder, device, dtype)
+    place = await place_of(host, path, keep=True)
+    found = await find_model(host, place, device, dtype)
     require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
-    return await host.fit(folder, found.config, device, batch_size, max_length, budget, found.onnx)
+    return await host.fit(place.folder, found.config, device, batch_size, max_length, budget, found.onnx)

@@ -137,6 +137,9 @@ class LocalHost:
         require_possible(folder)
         return folder if folder.endswith("/") else folder + "/"
 
+    def file_name(self, part: str) -> str:
+        return part
+
     async def backing(self, folder: str) -> Backing | None:
         return None
 

@@ -100,6 +100,11 @@ class WeightFile:
             return "content " + self.manifest.content
         return "source " + self.identity.key if self.identity.key else None
 
+    @property
+    def size(self) -> int | None:
+        """The file's bytes, None if that is not told."""
+        return self._size
+
     def require(self, end: int) -> None:
         """Raise ModelFileError if the file is known to be shorter than the weights that model.onnx names."""
         if self._size is not None and self._size < end:

@@ -2,6 +2,7 @@
 // weights (weights_ahead.ts). `dropPrefetched` gives up the files that nobody takes.
 
 import type { HubRepository } from "../protocol";
+import { isGguf } from "./gguf";
 import { expectRepository, inRepository, isKept, keptFile } from "./hub";
 import { Body, discardBody, isPage } from "./network";
 import { absolute, fetched } from "./source";
@@ -16,11 +17,13 @@ const ahead = new Map<string, Promise<Response>>();
 
 /**
  * Fetch the small files of a folder, whose address ends in a slash, or of a hub's repository; each serves the first read
- * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known.
+ * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known, and nothing of
+ * a GGUF file.
  *
  * Returns the addresses of the data files that the graph names, none where that is not known yet.
  */
 export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
+  if (typeof model === "string" && isGguf(model)) return [];
   const folder = typeof model === "string" ? model : await expectRepository(model);
   for (const name of FILES) void ask(folder + name);
   const config = await ask(`${folder}genai_config.json`, true);

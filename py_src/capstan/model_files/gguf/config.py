@@ -16,6 +16,7 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "granite": "granite",
     "llama": "llama",
+    "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }

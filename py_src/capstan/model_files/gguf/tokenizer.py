@@ -8,6 +8,7 @@ become a tokenizer.json of type BPE, which the page and CPython read alike.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     ends = file.flag("tokenizer.ggml.add_eos_token", False)
     content = {
         "version": "1.0",
-        "added_tokens": added_tokens(tokens, types, vocabulary),
+        "added_tokens": added_tokens(file, tokens, types, vocabulary),
         **parts,
         "post_processor": surrounded(
             special.get("bos") if begins else None, special.get("eos") if ends else None, vocabulary
@@ -99,15 +100,20 @@ def special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def added_tokens(tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]) -> list[dict[str, Any]]:
+def added_tokens(
+    file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
+) -> list[dict[str, Any]]:
     """The tokens that are found in a text before anything else is done with it."""
+    # llama.cpp lets special tokens of Phi-3 take the white space behind them, and tells Phi-3 by its name.
+    strips = re.search("phi-?3", str(file.metadata.get("general.name", "")), re.IGNORECASE) is not None
+    kept = ("<unk>", "<s>", "<|endoftext|>")
     return [
         {
             "id": place,
             "content": text,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and text not in kept,
             "normalized": False,
             "special": kind != USER_DEFINED,
         }

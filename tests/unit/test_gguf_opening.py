@@ -1,0 +1,95 @@
+"""A GGUF file opened as a model, on CPython."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import capstan
+from capstan.errors import ConfigError, ModelFileError, OptionError
+from capstan.model_files.gguf.config import MODEL_TYPES
+from capstan.model_files.gguf.header import GgmlType
+from tests.gguf_files import gguf_file, tokenizer_metadata
+from tests.gguf_models import FIXTURES, Made, make
+
+TYPES = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
+ENDS = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.chat_template": "{{ messages[0].content }}"}
+
+
+def write(made: Made, path: Path) -> Path:
+    """The whole file of a model, with the tokenizer of nano-llama."""
+    tensors = {
+        name: (each.dims, int(each.type), made.read(each.offset, each.length))
+        for name, each in made.file.tensors.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        gguf_file({**made.file.metadata, **tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2"), **ENDS}, tensors)
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return make("llama", TYPES, vocabulary=512)
+
+
+@pytest.fixture(scope="module")
+def file(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(made, tmp_path_factory.mktemp("gguf") / "a model.gguf")
+
+
+def test_a_file_is_a_model_with_its_tokenizer(made: Made, file: Path) -> None:
+    async def picked(path: str | Path) -> list[int]:
+        model = await capstan.Model.load(path)
+        tokenizer = capstan.Tokenizer(model)
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "the tape"}]) == "the tape"
+        ids = tokenizer.encode("the tape")
+        params = capstan.GeneratorParams(model)
+        params.set_search_options(max_length=len(ids) + 8)
+        generator = capstan.Generator(model, params)
+        generator.append_tokens(ids)
+        async for _ in generator:
+            pass
+        found = [int(each) for each in generator.get_sequence(0)]
+        await model.aclose()
+        return found
+
+    found = asyncio.run(picked(file))
+    assert found == asyncio.run(picked(str(file)))
+    expected = found[:-8]
+    while len(expected) < len(found):
+        expected.append(int(np.argmax(made.defined(expected)[-1])))
+    assert found == expected
+
+
+def test_what_a_file_does_not_take(file: Path) -> None:
+    with pytest.raises(
+        OptionError, match="dtype is 'q4', but over the weights of a model.gguf there are fp16 and fp32"
+    ):
+        asyncio.run(capstan.Model.load(file, dtype="q4"))
+    with pytest.raises(ConfigError, match="overlay: type: there is no genai_config.json"):
+        asyncio.run(capstan.Model.load(file, overlay={"model": {"type": "llama"}}))
+    with pytest.raises(ModelFileError, match=r"missing\.gguf"):
+        asyncio.run(capstan.Model.load(file.parent / "missing.gguf"))
+
+
+def test_a_plan_of_a_file(file: Path) -> None:
+    fit = asyncio.run(capstan.plan(file, max_length=64))
+    assert fit
+    assert fit.requirements
+
+
+def test_a_page_of_html_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text("<!doctype html><title>Not found</title>")
+    with pytest.raises(ModelFileError, match=r"model\.gguf: expected GGUF .* found HTML"):
+        asyncio.run(capstan.Model.load(tmp_path / "model.gguf"))
+
+
+def test_families_that_have_graphs_have_types() -> None:
+    from capstan.graph.gguf.families import FAMILIES
+
+    assert {*MODEL_TYPES} == {*FAMILIES}
