@@ -19,9 +19,10 @@ from capstan.graph import external_entries
 from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
+from tests.gguf_files import gguf_file, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
 
-__all__ = ["FIXTURES", "FURTHER", "MIXED", "SIZES", "VOCABULARY", "Made", "folder_of", "make"]
+__all__ = ["FIXTURES", "FURTHER", "MIXED", "SIZES", "VOCABULARY", "Made", "folder_of", "make", "write"]
 
 Floats = NDArray[np.float32]
 
@@ -34,6 +35,7 @@ SIZES: dict[str, int] = {
     "context_length": 64,
 }
 VOCABULARY = 96
+ENDS = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.chat_template": "{{ messages[0].content }}"}
 FIXTURES = Path(__file__).parent / "fixtures"
 
 FURTHER: dict[str, dict[str, Any]] = {
@@ -205,6 +207,18 @@ def make(
         found |= {f"blk.{i}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
     metadata = {"general.architecture": family, **{f"{family}.{key}": value for key, value in told.items()}}
     return Made(GgufFile("model.gguf", 3, metadata, tensors, 0), bytes(data), found)
+
+
+def write(made: Made, path: Path) -> Path:
+    """The whole file of a model of 512 tokens, with the tokenizer of nano-llama."""
+    tensors = {
+        name: (each.dims, int(each.type), made.read(each.offset, each.length))
+        for name, each in made.file.tensors.items()
+    }
+    tokenizer = tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gguf_file({**made.file.metadata, **tokenizer, **ENDS}, tensors))
+    return path
 
 
 def folder_of(made: Made, folder: Path) -> Path:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from buildtools.server import SiteServer
-from capstan import graph
 from capstan.model_files.gguf.header import GgmlType
 from tests.browser.page_scripts import PageScripts
-from tests.gguf_models import FURTHER, MIXED, folder_of, make
+from tests.gguf_models import FURTHER, MIXED, make, write
 
 PROMPT = [5, 60, 17, 80, 33, 2]
 COUNT = 16
@@ -30,12 +28,11 @@ def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteS
     further = {key: value for key, value in FURTHER[family].items() if key != "block_count"}
     made = make(family, MODELS[family], {**further, "block_count": 1 + (family == "gemma3")}, vocabulary=512)
     name = f"gguf-{family}"
-    site.models[name] = folder_of(made, tmp_path / name)
-    onnx = b64encode(graph.serialize(made.graph())).decode()
+    site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
     try:
-        found = scripts.run("gguf", "picked", name, model=name, onnx=onnx, prompt=PROMPT, count=COUNT)
+        found = scripts.run("gguf", "picked", name, model=name, prompt=PROMPT, count=COUNT)
         if family == "llama":
-            error = scripts.run("gguf", "refused", name, model=name, onnx=onnx)
+            error = scripts.run("gguf", "refused", name, model=name)
             assert error.startswith("UnsupportedModelError: wasm takes no GGUF file")
     finally:
         del site.models[name]

@@ -12,24 +12,9 @@ import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
 from capstan.model_files.gguf.config import MODEL_TYPES
 from capstan.model_files.gguf.header import GgmlType
-from tests.gguf_files import gguf_file, tokenizer_metadata
-from tests.gguf_models import FIXTURES, Made, make
+from tests.gguf_models import Made, make, write
 
 TYPES = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
-ENDS = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.chat_template": "{{ messages[0].content }}"}
-
-
-def write(made: Made, path: Path) -> Path:
-    """The whole file of a model, with the tokenizer of nano-llama."""
-    tensors = {
-        name: (each.dims, int(each.type), made.read(each.offset, each.length))
-        for name, each in made.file.tensors.items()
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        gguf_file({**made.file.metadata, **tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2"), **ENDS}, tensors)
-    )
-    return path
 
 
 @pytest.fixture(scope="module")

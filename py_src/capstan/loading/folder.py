@@ -44,12 +44,12 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is."""
+    """The place of a model."""
 
     folder: str
     """The address of its folder, ending in a slash."""
     gguf: str | None = None
-    """The name in there of the GGUF file that is the model; None if the folder is."""
+    """The name of the model's GGUF file in the folder; None for a folder of several files."""
 
 
 async def place_of(host: Host, path: Any, keep: bool) -> Place:

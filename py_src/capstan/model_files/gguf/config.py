@@ -1,4 +1,4 @@
-"""What genai_config.json would say of a GGUF file, from its metadata."""
+"""Makes the configuration of a GGUF file from its metadata, in place of a genai_config.json."""
 
 from __future__ import annotations
 

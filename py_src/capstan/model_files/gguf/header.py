@@ -5,8 +5,8 @@
     for each tensor: name, number of dimensions, dimensions (innermost first), type, offset
     padding up to `general.alignment`, then the tensors' data
 
-All numbers are little-endian. Every count, length and offset is checked before it is used, so that a file which lies
-costs no more than the bytes that it has.
+All numbers are little-endian. Every count, length and offset is checked before it is used: a file with wrong ones
+costs no more memory than its own bytes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class GgufFile:
     """A header. The readers of the metadata raise ConfigError with the key, what was expected and what was found."""
 
     name: str
-    """What errors call the file."""
+    """The name of the file in errors."""
     version: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, GgufTensor]

@@ -91,7 +91,7 @@ def of_each(file: GgufFile, key: str, tokens: Sequence[str], kind: type[int] | t
 
 
 def special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
-    """The text of bos, eos, pad and unk, of those that there are."""
+    """The text of each token that the file names: bos, eos, pad and unk."""
     found = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         full = f"tokenizer.ggml.{key}_token_id"
