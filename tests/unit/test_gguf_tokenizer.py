@@ -41,6 +41,12 @@ def test_ids_are_those_of_llama_cpp(kind: str) -> None:
         assert [pair for pair in back if pair[0] != pair[1].replace("\u2581", space)] == []
 
 
+def test_llama_3_looks_words_up_whole_before_it_merges() -> None:
+    for kind, whole in (("llama-bpe", True), ("qwen2", False)):
+        made = tokenizer(metadata(kind) | {"tokenizer.ggml.merges": ["t h"]})
+        assert (made.encode(" return") == [made.to_token_id("\u0120return")]) is whole
+
+
 def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
     pairs = metadata("llama")
     for flags, begins, ends in (({}, 1, 0), ({"bos": False}, 0, 0), ({"bos": True, "eos": True}, 1, 1)):
