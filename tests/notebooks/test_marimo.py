@@ -60,7 +60,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip("download", "-q", "--no-deps", "-d", folder / "wheels", *MSGSPEC)
     # PyPI has no wheel of it for Pyodide; what its source makes without libyaml runs everywhere.
     without = {"PYYAML_FORCE_LIBYAML": "0"}
-    pip("wheel", "-q", "--no-deps", "--no-binary=pyyaml", "-w", folder / "wheels", PYYAML, **without)
+    pip("wheel", "-q", "--no-deps", "--no-cache-dir", "--no-binary=pyyaml", "-w", folder / "wheels", PYYAML, **without)
     # marimo's page has a lock file of its own, without what the wheel needs: micropip takes that from the index.
     ours = (products.wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *template_wheels().values())
     for wheel in (*(folder / "wheels").glob("*.whl"), *ours):
