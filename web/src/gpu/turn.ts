@@ -48,8 +48,12 @@ export class Turner {
     into: GPUBuffer,
     at: number,
   ): GPUBuffer {
-    const encode = (code: string, words: number, told: (threads: number) => number[]): GPUBuffer =>
-      this.encode(encoder, code, words, told, source, into);
+    const encode = (
+      code: string,
+      words: number,
+      told: (threads: number) => number[],
+      constants: Record<string, number> = {},
+    ): GPUBuffer => this.encode(encoder, this.pipeline(code, constants), words, told, source, into);
     switch (change[0]) {
       case "turn": {
         const [, rows, columns, bits, flipped] = change;
@@ -70,8 +74,9 @@ export class Turner {
       case "unpack": {
         const [, type, what, rows, columns, bits, block, halves, shift, stride] = change;
         const words = Math.ceil((rows * (columns / block) * bits) / 32);
-        const shape = [type, THINGS.indexOf(what), rows, columns, bits, block, halves, stride];
-        return encode(halfCode + unpackCode, words, (threads) => [...shape, at, words, threads, shift]);
+        const told = (threads: number): number[] => [rows, columns, block, halves, stride, at, words, threads, shift];
+        const constants = { KIND: type, WHAT: THINGS.indexOf(what), BITS: bits };
+        return encode(halfCode + unpackCode, words, told, constants);
       }
     }
   }
@@ -79,7 +84,7 @@ export class Turner {
   /** An invocation for each word; `told` are the parameters for so many invocations in x. */
   private encode(
     encoder: GPUCommandEncoder,
-    code: string,
+    pipeline: GPUComputePipeline,
     words: number,
     told: (threads: number) => number[],
     source: GPUBuffer,
@@ -93,7 +98,6 @@ export class Turner {
     const size = values.byteLength;
     const params = this.watched.buffer("staging", "uploads", { label: "weights rearranged", size, usage });
     this.watched.write(params, 0, new Uint8Array(values.buffer));
-    const pipeline = this.pipeline(code);
     const layout = pipeline.getBindGroupLayout(0);
     const entries = [params, source, into].map((buffer, binding) => ({ binding, resource: { buffer } }));
     const group = this.watched.attribute("staging", "uploads", () => device.createBindGroup({ layout, entries }));
@@ -105,17 +109,18 @@ export class Turner {
     return params;
   }
 
-  private pipeline(code: string): GPUComputePipeline {
-    const known = this.pipelines.get(code);
+  private pipeline(code: string, constants: Record<string, number>): GPUComputePipeline {
+    const key = code + Object.values(constants).join();
+    const known = this.pipelines.get(key);
     if (known) return known;
     const { device } = this.watched;
     const label = "rearrange weights";
     const made = device.createComputePipeline({
       label,
       layout: "auto",
-      compute: { module: device.createShaderModule({ label, code }), entryPoint: "main" },
+      compute: { module: device.createShaderModule({ label, code }), entryPoint: "main", constants },
     });
-    this.pipelines.set(code, made);
+    this.pipelines.set(key, made);
     return made;
   }
 }

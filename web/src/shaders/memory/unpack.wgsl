@@ -3,15 +3,17 @@
 // capstan.device.reference.unpacked defines the result, bit for bit. A row of the tensor is blocks of bytes; element e of a
 // block is d * q, or d * q + m, as `scale`, `quant` and `minimum` say. d is exact in float32, and so is m: no more than
 // one rounding is left, which makes the order of operations one. `value` reads the element of a type without blocks.
+// A pipeline is of one type and one thing: software adapters run every case of a switch whose value they do not know.
 // Dispatch: (x, y), an invocation for each word of the result, `invocations` of them in x.
 // Bindings: uniforms, source, unpacked. Limits: params.at is a multiple of 4. After half.wgsl.
 
+override KIND: u32; // the number of the type in the file
+override WHAT: u32; // QUANTS ...
+override BITS: u32; // of an element of the result
+
 struct Params {
-  kind: u32, // the number of the type in the file
-  what: u32, // QUANTS ...
   rows: u32, // of the tensor
   columns: u32,
-  bits: u32, // of an element of the result
   block: u32, // elements of the tensor for one of the result
   halves: u32, // see capstan.graph.Unpack
   stride: u32,
@@ -82,7 +84,7 @@ fn six_bits(at: u32, j: u32, minimum: u32) -> u32 {
 
 // Bytes and elements of a block.
 fn block_size() -> vec2<u32> {
-  switch (params.kind) {
+  switch (KIND) {
     case Q4_0, IQ4_NL { return vec2(18u, 32u); }
     case Q4_1 { return vec2(20u, 32u); }
     case Q5_0 { return vec2(22u, 32u); }
@@ -101,7 +103,7 @@ fn block_size() -> vec2<u32> {
 }
 
 fn quant(at: u32, e: u32) -> i32 {
-  switch (params.kind) {
+  switch (KIND) {
     case Q4_0 { return i32(field(at + 2u, 16u, 4u, e)) - 8; }
     case Q4_1 { return i32(field(at + 4u, 16u, 4u, e)); }
     case Q5_0 { return i32(field(at + 6u, 16u, 4u, e) | (bit(at + 2u, e) << 4u)) - 16; }
@@ -119,7 +121,7 @@ fn quant(at: u32, e: u32) -> i32 {
 }
 
 fn scale(at: u32, e: u32) -> f32 {
-  switch (params.kind) {
+  switch (KIND) {
     case Q2_K { return half_at(at + 80u) * f32(byte(at + e / 16u) & 15u); }
     case Q3_K {
       let j = e / 16u;
@@ -142,7 +144,7 @@ fn scale(at: u32, e: u32) -> f32 {
 }
 
 fn minimum(at: u32, e: u32) -> f32 {
-  switch (params.kind) {
+  switch (KIND) {
     case Q4_1, Q5_1 { return half_at(at + 2u); }
     case Q2_K { return -half_at(at + 82u) * f32(byte(at + e / 16u) >> 4u); }
     default { return -half_at(at + 2u) * f32(six_bits(at + 4u, e / 32u, 1u)); }
@@ -151,7 +153,7 @@ fn minimum(at: u32, e: u32) -> f32 {
 
 // The bits of a value as float32.
 fn value(at: u32, e: u32) -> u32 {
-  switch (params.kind) {
+  switch (KIND) {
     case F32 { return source[at / 4u]; }
     case F16 { return widen(byte(at) | (byte(at + 1u) << 8u)); }
     case BF16 { return (byte(at) << 16u) | (byte(at + 1u) << 24u); }
@@ -174,13 +176,13 @@ fn element(row: u32, column: u32) -> u32 {
   let at = (found * (params.columns / size.y) + column / size.y) * size.x;
   let e = column % size.y;
   var bits: u32;
-  switch (params.what) {
-    case QUANTS { return u32(quant(at, e) + (1i << (params.bits - 1u)) - i32(params.shift)); }
+  switch (WHAT) {
+    case QUANTS { return u32(quant(at, e) + i32(1u << (BITS - 1u)) - i32(params.shift)); }
     case SCALES { bits = bitcast<u32>(scale(at, e)); }
     case MINIMA { bits = bitcast<u32>(scale(at, e) * f32(params.shift) + minimum(at, e)); }
     default { bits = value(at, e); }
   }
-  if (params.bits == 16u) {
+  if (BITS == 16u) {
     return narrow(bits);
   }
   return bits;
@@ -193,19 +195,19 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   let columns = params.columns / params.block;
-  let each = 32u / params.bits; // elements of a word
+  let each = 32u / BITS; // elements of a word
   var place = word;
   var packed = 0u;
   for (var i = 0u; i < each; i++) {
     let index = word * each + i;
     if (params.stride == 0u) {
       if (index / columns < params.rows) {
-        packed |= element(index / columns, index % columns * params.block) << (i * params.bits);
+        packed |= element(index / columns, index % columns * params.block) << (i * BITS);
       }
     } else if (index / params.rows < columns) {
       let column = index / params.rows;
       let row = index % params.rows;
-      packed |= element(row, column * params.block) << (i * params.bits);
+      packed |= element(row, column * params.block) << (i * BITS);
       if (i == 0u) {
         place = (column * params.stride + row) / each;
       }
