@@ -218,7 +218,7 @@ def test_chat_template_errors_say_what_is_wrong(make: Make) -> None:
 def test_a_chat_template_that_goes_on_for_ever_is_ended(make: Make) -> None:
     tokenizer = tokenizer_of(ONE_OF_EACH[0], make)
     doubled = "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"
-    with pytest.raises(ConfigError, match=r"takes \d+ characters.* at most 100000000 .*shorten its loops"):
+    with pytest.raises(ConfigError, match=r"takes \d+ characters.* at most 100\d{6} .*shorten its loops"):
         tokenizer.apply_chat_template(MESSAGES, template_str=doubled)
     with pytest.raises(ConfigError, match=r"100000"):
         tokenizer.apply_chat_template(MESSAGES, template_str="{% for a in range(100001) %}{% endfor %}")
