@@ -20,9 +20,13 @@ LISTENING_SECONDS = 60
 
 @contextmanager
 def plain_browser(kind: BrowserType, adapter: str = "software") -> Iterator[Browser]:
-    """Headless Chromium with a profile of its own, and Playwright attached."""
+    """Headless Chromium with a profile of its own, and Playwright attached.
+
+    It starts without a page: one that opens while Playwright attaches may keep it waiting for ever.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        own = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--no-first-run", "--headless=new"]
+        start = ["--no-first-run", "--no-startup-window", "--headless=new"]
+        own = [f"--user-data-dir={profile}", "--remote-debugging-port=0", *start]
         process = subprocess.Popen([find_browser(), *own, *flags(adapter)], stderr=subprocess.DEVNULL)
         try:
             with kind.connect_over_cdp(f"http://127.0.0.1:{port(Path(profile))}", no_defaults=True) as attached:

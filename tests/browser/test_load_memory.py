@@ -29,8 +29,8 @@ PROMPT = [5, 6, 7, 8, 9]
 TOKENS = 12
 SLACK = 16 * MIB
 """Memory of its own that the browser may give back while something else grows."""
-KEPT = 64 * MIB
-"""Memory of the model before that the GPU process may keep for the next one, as the device is kept."""
+KEPT = 256 * MIB
+"""Memory of the model before that the GPU process may still have: allocators give it back late."""
 WARM_LOADS = 4
 """By then the runtimes are there."""
 NO_OPTIMIZING = "--js-flags=--liftoff-only --no-opt"
