@@ -41,8 +41,9 @@ class CapstanContender {
   static async start(expected) {
     const contender = new CapstanContender();
     contender.printed = { stdout: "", stderr: "" };
+    const model = expected && `/models/${expected}${expected.endsWith(".gguf") ? "" : "/"}`;
     contender.capstan = await Client.start({
-      ...(expected ? { expected: { model: `/models/${expected}/`, device: "webgpu" } } : {}),
+      ...(model ? { expected: { model, device: "webgpu" } } : {}),
       onEvent: (event) => {
         if (event.kind in contender.printed) contender.printed[event.kind] += event.text;
       },

@@ -53,7 +53,8 @@ async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
     if key not in loaded:
         given = {**options, "prefill_ms": float(options["prefill_ms"])} if "prefill_ms" in options else {**options}
         with caches_as_asked(given.pop("in_place", True)):
-            loaded[key] = await capstan.Model.load(f"/models/{name}/", device="webgpu", **given)
+            place = f"/models/{name}" if name.endswith(".gguf") else f"/models/{name}/"
+            loaded[key] = await capstan.Model.load(place, device="webgpu", **given)
     return loaded[key]
 
 
@@ -98,6 +99,11 @@ async def unload(*, model: str, **options: Any) -> dict[str, Any]:
     return {}
 
 
+def ids_of(opened: capstan.Model, prompt: list[int] | None, text: str | None) -> list[int]:
+    """A prompt's ids: those given, or the text's by the model's tokenizer."""
+    return prompt if prompt is not None else [int(token) for token in capstan.Tokenizer(opened).encode(text or "")]
+
+
 def parameters(
     model: capstan.Model, length: int, sampling: dict[str, Any] | None, run_ahead: int | None
 ) -> capstan.GeneratorParams:
@@ -111,8 +117,9 @@ def parameters(
 async def generate(
     *,
     model: str,
-    prompt: list[int],
     tokens: int,
+    prompt: list[int] | None = None,
+    text: str | None = None,
     sampling: dict[str, Any] | None = None,
     run_ahead: int | None = None,
     counting: bool = False,
@@ -120,17 +127,18 @@ async def generate(
     **options: Any,
 ) -> dict[str, Any]:
     """Pick `tokens` ids after the prompt, told to the page as they come if it is `showing` them. `first_ms` goes
-    from the call to the first id, `rest_ms` from there to the last one.
+    from the call to the first id, `rest_ms` from there to the last one. A prompt that is text is made ids before.
 
     With `counting`, what WebGPU was asked for, and the host's milliseconds: `loop` is all that ran between the waits of
     the loop that takes the tokens, `javascript` the part of it that encoded and submitted.
     """
     opened = await open_model(model, options)
+    given = ids_of(opened, prompt, text)
     ids: list[int] = []
     times: list[float] = []
 
     async def take(generator: capstan.Generator) -> None:
-        generator.append_tokens(prompt)
+        generator.append_tokens(given)
         async for token in generator:
             if not ids:
                 times.append(host.now())
@@ -139,7 +147,7 @@ async def generate(
                 print(token, end=" ", file=sys.stderr)
         times.append(host.now())
 
-    params = parameters(opened, len(prompt) + tokens, sampling, run_ahead)
+    params = parameters(opened, len(given) + tokens, sampling, run_ahead)
     if counting:
         async with capstan.Generator(opened, params) as generator:
             return await count(generator, take, ids)
@@ -148,7 +156,7 @@ async def generate(
         await take(generator)
         if run_ahead is None and generator._loop.run_ahead is not None:
             bursts_seen[played(model, sampling, options)] = generator._loop.run_ahead.usual
-        found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
+        found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0], "prompt_tokens": len(given)}
         if showing:
             decoder: Any = generator._loop.decoder
             found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder._pace.size}
@@ -228,28 +236,42 @@ async def started(
 
 
 async def replay(
-    *, model: str, prompt: list[int], tokens: int, sampling: dict[str, Any] | None = None, **options: Any
+    *,
+    model: str,
+    tokens: int,
+    prompt: list[int] | None = None,
+    text: str | None = None,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Milliseconds a token of the same tape and sampler played from JavaScript alone, in bursts of Python's length."""
     opened = await open_model(model, options)
     picks = bursts_seen[played(model, sampling, options)]
-    async with await started(opened, prompt, tokens + picks, sampling) as generator:
+    async with await started(opened, ids_of(opened, prompt, text), tokens + picks, sampling) as generator:
         return {"ms_per_token": await capstan.measure.replay(generator, tokens, picks), "picks": picks}
 
 
 async def gpu_time(
-    *, model: str, prompt: list[int], steps: int, sampling: dict[str, Any] | None = None, **options: Any
+    *,
+    model: str,
+    steps: int,
+    prompt: list[int] | None = None,
+    text: str | None = None,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Milliseconds of GPU time of one replayed step at the prompt's length, by timestamp queries."""
     opened = await open_model(model, options)
-    async with await started(opened, prompt, 2 * steps, sampling) as generator:
+    async with await started(opened, ids_of(opened, prompt, text), 2 * steps, sampling) as generator:
         return {"gpu_ms": await capstan.measure.gpu_step_time(generator, steps)}
 
 
-async def operations(*, model: str, prompt: list[int], repeats: int, **options: Any) -> dict[str, Any]:
+async def operations(
+    *, model: str, repeats: int, prompt: list[int] | None = None, text: str | None = None, **options: Any
+) -> dict[str, Any]:
     """Microseconds of each dispatch of a step, in a pass of its own."""
     opened = await open_model(model, options)
-    async with await started(opened, prompt, 2 * repeats, None) as generator:
+    async with await started(opened, ids_of(opened, prompt, text), 2 * repeats, None) as generator:
         found = await capstan.measure.operations(generator, repeats)
         return {"operations": [asdict(operation) for operation in found]}
 

@@ -1,8 +1,9 @@
-// Contender: wllama (llama.cpp on WebGPU), its own file as published, over the model folder's GGUF. It takes prompts as
-// text alone, and tells no ids.
+// Contender: wllama (llama.cpp on WebGPU), its own file as published, over a GGUF file or the model folder's. It takes
+// prompts as text alone, and tells no ids.
 import { serve, timed } from "./worker.js";
 import { Wllama } from "/bench/wllama/index.min.js";
 
+const MOST_CONTEXT = 4096;
 let engine = null;
 let loaded = null;
 let told = [];
@@ -34,12 +35,17 @@ async function load({ model, counting }) {
     { default: new URL("/bench/wllama/wllama.wasm", location.href).href },
     { logger: { debug: listen, log: listen, warn: listen, error: listen }, allowOffline: true },
   );
-  const folder = `/models/${encodeURIComponent(model)}/`;
-  const { context_length } = (await (await fetch(`${folder}genai_config.json`)).json()).model;
-  const file = new URL(`${folder}model.gguf`, location.href).href;
-  await explained(() => engine.loadModelFromUrl(file, { n_ctx: Math.min(context_length, 4096), n_parallel: 1 }));
+  const file = new URL(`/models/${model}${model.endsWith(".gguf") ? "" : "/model.gguf"}`, location.href).href;
+  await explained(async () => engine.loadModelFromUrl(file, { n_ctx: await context(model), n_parallel: 1 }));
   loaded = model;
   return { load_ms: performance.now() - start, adapter: told };
+}
+
+/** The tokens of context to load with; llama.cpp takes more than a GGUF file's header allows, with a warning. */
+async function context(model) {
+  if (model.endsWith(".gguf")) return MOST_CONTEXT;
+  const config = await (await fetch(`/models/${encodeURIComponent(model)}/genai_config.json`)).json();
+  return Math.min(config.model.context_length, MOST_CONTEXT);
 }
 
 /** Pick `tokens` tokens after the prompt; ids are null, as many as there were tokens. */

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from buildtools.errors import CommandError
+from buildtools.models import check_genai, mounts
 
 from .plan import DECODE_ROWS, SECTIONS
 
-__all__ = ["add_run_arguments", "check_place", "check_run_arguments", "check_weights"]
+__all__ = ["add_run_arguments", "check_place", "check_run_arguments", "named"]
 
 CONTENDERS = tuple(dict.fromkeys(row.contender for row in DECODE_ROWS))
 LEAST = {"rounds": 1, "tokens": 2, "starts": 1, "budget": 1, "limit": 1}
@@ -96,6 +98,20 @@ def check_place(path: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK):
         reason = "cannot be written to" if there.is_dir() else "is not a folder"
         raise CommandError(f"{there} {reason}: name another place")
+
+
+def named(places: Iterable[Path]) -> dict[str, Path]:
+    """The checked models, folders and GGUF files, by their names."""
+    return mounts(
+        check_gguf(place) if place.suffix == ".gguf" else check_weights(check_genai(place)) for place in places
+    )
+
+
+def check_gguf(file: Path) -> Path:
+    """A GGUF file that is the model; its header is not read."""
+    if not file.is_file():
+        raise CommandError(f"model file {file} does not exist: name a GGUF file")
+    return file
 
 
 def check_weights(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from .subjects import Subject
+from .subjects import Subject, prompt_for
 
 __all__ = [
     "CACHES_HEAD",
@@ -77,7 +77,12 @@ def plan_frames(subject: Subject, measured: FramesExtent) -> Iterator[Step]:
         ways = [(draws, bound) for draws in measured.draws for bound in measured.bounds]
         for draws, bound in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
             given = {} if bound == "default" else {"prefill_ms": bound}
-            args = {"model": subject.name, "prompt": asked["prompt"], "tokens": measured.tokens, "showing": True}
+            args = {
+                "model": subject.address,
+                **prompt_for(asked, "capstan"),
+                "tokens": measured.tokens,
+                "showing": True,
+            }
             call = {"function": "generate", "args": {**args, "capture": "tape", **given}}
             yield {**shared, **call, "row": bound, "draws": draws, "round": turn, "warm": turn >= SETTLING}
 
@@ -92,7 +97,7 @@ def plan_caches(subject: Subject, measured: FramesExtent) -> Iterator[Step]:
             # The first round is in order: before caches are asked for apart, the adapter is probed.
             rows = [*CACHE_ROWS][turn % len(CACHE_ROWS) :] + [*CACHE_ROWS][: turn % len(CACHE_ROWS)]
             for row in rows:
-                args = {"model": subject.name, "prompt": asked["prompt"], "tokens": measured.cache_tokens}
+                args = {"model": subject.address, **prompt_for(asked, "capstan"), "tokens": measured.cache_tokens}
                 call = {"action": "call", "contender": "capstan", "function": "generate", "row": row}
                 given = {**args, **CACHE_ROWS[row][1]}
                 yield {**call, "args": given, "length": length, "round": turn, "warm": turn > 0}

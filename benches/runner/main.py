@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from buildtools.errors import CommandError
-from buildtools.models import check_genai, mounts
 
-from .arguments import add_run_arguments, check_run_arguments, check_weights
+from .arguments import add_run_arguments, check_run_arguments, named
 from .plan import SECTIONS, Step, extent, plan
 from .report import page
 from .results import disagreements, failures, over_budget, summarize
@@ -90,12 +89,21 @@ class Bench:
         outcomes: list[dict[str, Any]] = []
         subjects = {name: Subject.of(name, folder) for name, folder in self.models.items()}
 
+        counted: dict[tuple[str, int], int] = {}
+
+        def as_counted(step: Step, outcome: dict[str, Any]) -> Step:
+            """A prompt of words has as many tokens as the first contender counts."""
+            seen = (outcome.get("data") or {}).get("prompt_tokens")
+            if not subjects[step["model"]].file or seen is None:
+                return step
+            return {**step, "length": counted.setdefault((step["model"], step["length"]), seen)}
+
         def keep(step: Step, outcome: dict[str, Any]) -> None:
             told = {name: value for name, value in step.items() if name not in ("args", "request", "expected")}
             told["asked"] = {
                 name: value for name, value in step.get("args", {}).items() if name not in ("prompt", "text")
             }
-            outcomes.append(checked({**told, **outcome}, step))
+            outcomes.append(checked({**told, **outcome}, as_counted(step, outcome)))
             shown = outcomes[-1]
             said = " ".join(str(step[key]) for key in ("model", "section", "function", "row", "round") if key in step)
             what = "ok" if shown["ok"] else shown["error"].strip().splitlines()[0][:300]
@@ -110,7 +118,8 @@ class Bench:
         return 0 if good else 1
 
     def server(self) -> BenchServer:
-        return BenchServer(*self.where, self.models)
+        folders = {name: place if place.is_dir() else place.parent for name, place in self.models.items()}
+        return BenchServer(*self.where, folders)
 
 
 TEXT_TOLERANCE = 0.01
@@ -212,9 +221,10 @@ def say(text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python3 -m benches.runner.main [options] MODEL_FOLDER ...` in an unpacked pack."""
+    """`python3 -m benches.runner.main [options] MODEL ...` in an unpacked pack."""
     parser = argparse.ArgumentParser(prog="python3 -m benches.runner.main", description=__doc__)
-    parser.add_argument("models", metavar="MODEL_FOLDER", nargs="*", type=Path, help="folders of the model builder")
+    files = "folders of the model builder, or GGUF files"
+    parser.add_argument("models", metavar="MODEL", nargs="*", type=Path, help=files)
     parser.add_argument(
         "--render", metavar="FILE.json", type=Path, help="write FILE.txt and FILE.html, measure nothing"
     )
@@ -242,8 +252,8 @@ def measure(args: argparse.Namespace) -> int:
     """A pack's run."""
     check_run_arguments(args)
     if not args.models:
-        raise CommandError("no model: name a folder, as models/nano-llama")
-    models = mounts(check_weights(check_genai(folder)) for folder in args.models)
+        raise CommandError("no model: name a folder or a GGUF file, as models/nano-llama")
+    models = named(args.models)
     browser = shutil.which(args.browser)
     if browser is None:
         raise CommandError(f"{args.browser} is not a program: name the browser with --browser")

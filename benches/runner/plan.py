@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .frames import HARDWARE_FRAMES, SOFTWARE_FRAMES, FramesExtent, plan_caches, plan_frames
-from .subjects import Subject
+from .subjects import Subject, prompt_for
 
 __all__ = [
     "AGREEMENT_WAYS",
@@ -46,7 +46,7 @@ class Row:
     def call(self, asked: Step, **arguments: Any) -> Step:
         """The part of a step that has this row play after a prompt."""
         sampling = dict(SEEDED if self.contender == "capstan" else SAMPLING) if self.sampled else None
-        given = {**told(asked, self.contender), "sampling": sampling, **(self.arguments or {}), **arguments}
+        given = {**prompt_for(asked, self.contender), "sampling": sampling, **(self.arguments or {}), **arguments}
         return {
             "action": "call",
             "row": self.key,
@@ -54,11 +54,6 @@ class Row:
             "function": self.function,
             "args": given,
         }
-
-
-def told(asked: Step, contender: str) -> Step:
-    """A prompt as a contender takes it: as ids, or as text."""
-    return {"text": asked["text"]} if contender == "wllama" else {"prompt": asked["prompt"]}
 
 
 TAPE = {"capture": "tape"}
@@ -196,7 +191,8 @@ def plan(
             for step in makers[section](subject, measured):
                 if light and step.get("row") in LEFT_OUT:
                     continue
-                if step.get("contender") in without or (step.get("contender") == "wllama" and not subject.text_engines):
+                contender = step.get("contender", "capstan")
+                if contender in without or not subject.plays(contender):
                     continue
                 steps.append({"limit": measured.limit, **step, "model": name, "section": section})
         steps.append({"limit": measured.limit, "model": name, "section": "end", "action": "end"})
@@ -206,7 +202,7 @@ def plan(
 def rotated(rows: Sequence[Row], subject: Subject, by: int) -> list[Row]:
     """The rows that the model is there for, from another one on; a replay stays behind the row whose bursts it
     repeats."""
-    there = [row for row in rows if subject.text_engines or row.contender != "wllama"]
+    there = [row for row in rows if subject.plays(row.contender)]
     turn = by % len(there)
     return [*there[turn:], *there[:turn]]
 
@@ -215,17 +211,18 @@ def starts(subject: Subject, measured: Extent) -> Iterator[Step]:
     asked = subject.prompt()
     for turn in range(measured.starts + 1):
         for contender in ("transformers_js", "wllama", "capstan"):
-            if contender == "wllama" and not subject.text_engines:
+            if not subject.plays(contender):
                 continue
             way = TAPE if contender == "capstan" else {}
-            args = {"model": subject.name, **told(asked, contender), **way}
+            args = {"model": subject.address, **prompt_for(asked, contender), **way}
             start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
             yield {**start, **placed(asked)}
 
 
 def placed(asked: Step) -> Step:
     """The prompt of a step: its length, and the number of its chat."""
-    return {"length": len(asked["prompt"]), **({"chat": asked["chat"]} if "chat" in asked else {})}
+    length = asked["length"] if "length" in asked else len(asked["prompt"])
+    return {"length": length, **({"chat": asked["chat"]} if "chat" in asked else {})}
 
 
 WARM_UP_DECODE = 32
@@ -237,7 +234,7 @@ leaves idle between its tokens clocks down, and whoever comes next would pay for
 def load(subject: Subject, measured: Extent) -> Iterator[Step]:
     for contender, ways in LOADED.items():
         for options in ways:
-            args = {"model": subject.name, **options}
+            args = {"model": subject.address, **options}
             call = {"action": "call", "contender": contender, "function": "load", "args": args}
             yield {**call, "row": "_".join([contender, *options.values()])}
 
@@ -247,7 +244,7 @@ def decode(subject: Subject, measured: Extent) -> Iterator[Step]:
         asked = subject.prompt(turn)
         # The first round warms everything up, and in order: a replay repeats bursts that were seen.
         for row in rotated(DECODE_ROWS, subject, max(0, turn - 1)):
-            call = row.call(asked, model=subject.name, tokens=measured.tokens)
+            call = row.call(asked, model=subject.address, tokens=measured.tokens)
             yield {**call, **placed(asked), "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
 
 
@@ -256,7 +253,7 @@ def runs(subject: Subject, measured: Extent) -> Iterator[Step]:
         for turn in range(measured.run_rounds + 1):
             asked = subject.prompt(turn)
             for row in rotated(RUN_ROWS, subject, turn):
-                call = row.call(asked, model=subject.name, tokens=tokens)
+                call = row.call(asked, model=subject.address, tokens=tokens)
                 said = {"tokens": tokens, "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
                 yield {**call, **placed(asked), **said}
 
@@ -265,14 +262,14 @@ def agreement(subject: Subject, measured: Extent) -> Iterator[Step]:
     """Each chat's reply forced on each way of computing a step."""
     for way, step in AGREEMENT_WAYS.items():
         for place in range(len(subject.chats)):
-            args = {"model": subject.name, "chat": place, **step["args"]}
+            args = {"model": subject.address, "chat": place, **step["args"]}
             call = {"action": "call", "contender": step["contender"], "function": "agreement", "row": way}
             yield {**call, "chat": place, "args": args}
 
 
 def transcript(subject: Subject, measured: Extent) -> Iterator[Step]:
     for place, chat in enumerate(subject.chats):
-        args = {"model": subject.name, "prompt": list(chat.prompt), "tokens": measured.tokens, **TAPE}
+        args = {"model": subject.address, "prompt": list(chat.prompt), "tokens": measured.tokens, **TAPE}
         call = {"action": "call", "contender": "capstan", "function": "transcript", "row": "tape"}
         yield {**call, "chat": place, "args": args}
 
@@ -284,11 +281,11 @@ def counters(subject: Subject, measured: Extent) -> Iterator[Step]:
     started: set[str] = set()
     for row in COUNTED_ROWS:
         if row.contender not in started:
-            loading = {"model": subject.name, "counting": True, **(TAPE if row.contender == "capstan" else {})}
+            loading = {"model": subject.address, "counting": True, **(TAPE if row.contender == "capstan" else {})}
             shared = {"action": "call", "contender": row.contender, "row": row.contender, "warm": False}
             yield {**shared, "function": "load", "args": loading}
         for tokens in (measured.counted, 2 * measured.counted):
-            call = row.call(asked, model=subject.name, tokens=tokens, counting=True)
+            call = row.call(asked, model=subject.address, tokens=tokens, counting=True)
             ahead = (row.arguments or {}).get("run_ahead")
             yield {**call, **placed(asked), "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
         if row.contender not in started:
@@ -303,7 +300,7 @@ def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:
         asked = subject.long_prompt(length)
         for turn in range(measured.length_rounds + 1):
             for row in rotated(LENGTH_ROWS, subject, turn):
-                call = row.call(asked, model=subject.name, tokens=measured.length_tokens)
+                call = row.call(asked, model=subject.address, tokens=measured.length_tokens)
                 yield {**call, "round": turn, "warm": turn > 0, "length": length, "warm_up": WARM_UP_PROMPT}
 
 
@@ -314,11 +311,11 @@ def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
         return
     shared = {"action": "call", "contender": "capstan"}
     for length in reached:
-        prompt = subject.long_prompt(length)["prompt"]
+        prompt = prompt_for(subject.long_prompt(length), "capstan")
         for sampled in (False, True) if length == reached[0] else (False,):
             args = {
-                "model": subject.name,
-                "prompt": prompt,
+                "model": subject.address,
+                **prompt,
                 "steps": GPU_STEPS,
                 "sampling": SEEDED if sampled else None,
                 **TAPE,
@@ -327,8 +324,8 @@ def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
             yield {**shared, **call, "args": args}
     yield {**shared, "function": "limits", "row": "copies", "length": 0, "args": {}}
     for length in sorted({reached[0], reached[-1]}):
-        prompt = subject.long_prompt(length)["prompt"]
-        args = {"model": subject.name, "prompt": prompt, "repeats": OPERATION_REPEATS, **TAPE}
+        prompt = prompt_for(subject.long_prompt(length), "capstan")
+        args = {"model": subject.address, **prompt, "repeats": OPERATION_REPEATS, **TAPE}
         yield {**shared, "function": "operations", "row": "tape", "length": length, "args": args}
 
 
@@ -340,12 +337,12 @@ def ablation(subject: Subject, measured: Extent, passes: Sequence[str]) -> Itera
     ways |= {f"all but {left}": [p for p in passes if p != left] for left in passes}
     shared = {"action": "call", "contender": "capstan"}
     for title, chosen in ways.items():
-        given = {"model": subject.name, **TAPE, **({} if chosen is None else {"passes": chosen})}
+        given = {"model": subject.address, **TAPE, **({} if chosen is None else {"passes": chosen})}
         for turn in range(measured.ablation_rounds + 1):
-            args = {**given, "prompt": asked["prompt"], "tokens": measured.tokens}
+            args = {**given, **prompt_for(asked, "capstan"), "tokens": measured.tokens}
             call = {**shared, "function": "generate", "row": title, "round": turn, "warm": turn > 0, "args": args}
             yield {**call, **placed(asked)}
-        args = {**given, "prompt": asked["prompt"], "steps": GPU_STEPS}
+        args = {**given, **prompt_for(asked, "capstan"), "steps": GPU_STEPS}
         yield {**shared, "function": "gpu_time", "row": title, "args": args}
         if chosen is not None:
             yield {**shared, "function": "unload", "row": title, "args": given}

@@ -1,4 +1,5 @@
-"""The models that are measured, with their prompts: a folder's chats, else ids spread over the vocabulary."""
+"""The models that are measured, with their prompts: a folder's chats, else ids spread over the vocabulary; words for a
+GGUF file that is the model itself."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-__all__ = ["CHATS", "GGUF", "PROMPT_TOKENS", "Chat", "Subject", "prompt_ids"]
+__all__ = ["CHATS", "GGUF", "PROMPT_TOKENS", "Chat", "Subject", "prompt_ids", "prompt_for"]
 
 PROMPT_TOKENS = 16
 CHATS = "chats.json"
 """Written into a model's folder by benches/real/agreement.py."""
 GGUF = "model.gguf"
 """In a model's folder, the same model for engines that read this format."""
+GGUF_CONTEXT = 4096
+"""Tokens of context that are used of a GGUF file, whose header is not read here; a prompt that is longer than the model
+allows fails by itself."""
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not")
+"""Each is one token, with the space before it, in any vocabulary that English texts made."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,14 @@ class Subject:
     """Bytes."""
     chats: tuple[Chat, ...] = ()
     gguf: bool = False
+    file: str = ""
+    """The name of the GGUF file that is the model; empty for a folder."""
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Subject:
+        """The model of a folder, or of a GGUF file."""
+        if folder.is_file():
+            return cls(name, 0, GGUF_CONTEXT, folder.stat().st_size, gguf=True, file=folder.name)
         config: dict[str, Any] = json.loads((folder / "genai_config.json").read_text())["model"]
         file = folder / CHATS
         found = json.loads(file.read_text())["chats"] if file.is_file() else []
@@ -53,12 +65,20 @@ class Subject:
         return cls(name, config["vocab_size"], config["context_length"], weights, tuple(chats), gguf)
 
     @property
-    def text_engines(self) -> bool:
-        """Whether engines can play that read a GGUF file and take text."""
-        return self.gguf and bool(self.chats)
+    def address(self) -> str:
+        """The model under /models/, as contenders take it."""
+        return f"{self.name}/{quote(self.file)}" if self.file else self.name
+
+    def plays(self, contender: str) -> bool:
+        """Whether a contender can: engines of GGUF files take text, those of ONNX files read folders."""
+        if contender == "wllama":
+            return self.gguf and bool(self.chats or self.file)
+        return contender == "capstan" or not self.file
 
     def prompt(self, turn: int = 0) -> dict[str, Any]:
         """The prompt of a round, also as text, and the number of its chat for the step."""
+        if self.file:
+            return text_prompt(PROMPT_TOKENS)
         if not self.chats:
             return {"prompt": prompt_ids(PROMPT_TOKENS, self.vocabulary)}
         place = turn % len(self.chats)
@@ -66,12 +86,25 @@ class Subject:
 
     def long_prompt(self, length: int) -> dict[str, Any]:
         """A prompt of so many tokens: the chats one after another, over and over."""
+        if self.file:
+            return text_prompt(length)
         if not self.chats:
             return {"prompt": prompt_ids(length, self.vocabulary)}
         ids = [token for chat in self.chats for token in (*chat.prompt, *chat.reply)]
         text = [piece for chat in self.chats for piece in (*chat.prompt_text, *chat.reply_text)]
         places = [place % len(ids) for place in range(length)]
         return {"prompt": [ids[place] for place in places], "text": "".join(text[place] for place in places)}
+
+
+def prompt_for(asked: dict[str, Any], contender: str) -> dict[str, Any]:
+    """A prompt as a contender takes it: as ids, or as text."""
+    by_text = contender == "wllama" or "prompt" not in asked
+    return {"text": asked["text"]} if by_text else {"prompt": asked["prompt"]}
+
+
+def text_prompt(length: int) -> dict[str, Any]:
+    """A prompt of so many words, for models whose tokenizer is not known here."""
+    return {"text": "".join(f" {WORDS[place % len(WORDS)]}" for place in range(length)), "length": length}
 
 
 def prompt_ids(length: int, vocabulary: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from .. import ROOT, find_package
 from ..environment import run_tool
 from ..errors import CommandError
-from ..models import BUNDLED, check_genai, mounts
+from ..models import BUNDLED, mounts
 from ..terminal import say
 
 __all__ = ["GROUP", "about", "add_arguments", "check", "run"]
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     suite = "cpu: nano-llama and the bundled model, briefly, on the software adapter (default); gpu: at full length"
     parser.add_argument("--suite", choices=SUITES, default="cpu", help=suite)
-    model = "a model folder, instead of the suite's; may be repeated"
-    parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model)
+    model = "a model folder or a GGUF file, instead of the suite's; may be repeated"
+    parser.add_argument("--model", "--gguf", metavar="PATH", action="append", default=[], help=model)
     real = "the real model (SmolLM2-135M-Instruct) before the others; the first use makes it, in about seven minutes"
     parser.add_argument("--real", action="store_true", help=real)
     pack = (
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the options and the models; fills `args.models`."""
-    from benches.runner.arguments import check_run_arguments, check_weights
+    from benches.runner.arguments import check_run_arguments, named
 
     if args.pack and args.suite != "gpu":
         raise CommandError("--pack is for a GPU host: give --suite gpu with it")
@@ -64,7 +64,7 @@ def check(args: argparse.Namespace) -> None:
         check_pack(args.pack)
     check_run_arguments(args)
     folders = [Path(folder) for folder in args.model] or [NANO, BUNDLED]
-    args.models = mounts(check_weights(check_genai(folder)) for folder in folders)
+    args.models = named(folders)
 
 
 def check_pack(folder: Path) -> None:
@@ -125,11 +125,12 @@ def real_model(suite: str) -> Path:
 
 
 def contenders(models: dict[str, Path], without: Sequence[str] | None = None) -> list[str]:
-    """Those of the other engines that are wanted: wllama only where a model has a file for it."""
+    """Those of the other engines that are wanted: Transformers.js where a model is a folder, wllama where it has a file
+    for it."""
     from benches.runner.subjects import GGUF
 
-    found = ["transformers_js"]
-    if any((folder / GGUF).is_file() for folder in models.values()):
+    found = ["transformers_js"] if any(place.is_dir() for place in models.values()) else []
+    if any(place.is_file() or (place / GGUF).is_file() for place in models.values()):
         found.append("wllama")
     return [name for name in found if name not in (without or ())]
 
@@ -224,5 +225,8 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
     (folder / "about.json").write_text(json.dumps({**about(names), **host_flags}, indent=1))
     for name, source in {**own, **given}.items():
-        shutil.copytree(source, folder / "models" / name)
+        if source.is_dir():
+            shutil.copytree(source, folder / "models" / name)
+        else:
+            shutil.copy(source, folder / "models" / name)
     (folder / "cases.json").write_text(json.dumps(cases(own)))

@@ -61,6 +61,7 @@ WRONG = [
 ]
 MODELS = [
     ("{0}/missing", "model folder {0}/missing does not exist"),
+    ("{0}/missing.gguf", "model file {0}/missing.gguf does not exist: name a GGUF file"),
     ("{0}/nothing", "{0}/nothing has no genai_config.json"),
     ("{0}/no-weights", "{0}/no-weights/model.onnx.data does not exist: the bench needs"),
     ("{0}/no-sizes", "{0}/no-sizes/genai_config.json: model.vocab_size is no integer"),

@@ -15,7 +15,7 @@ from benches.runner.plan import HARDWARE, plan
 from benches.runner.readme import BEGIN, END, with_table
 from benches.runner.report import page
 from benches.runner.results import disagreements, summarize
-from benches.runner.subjects import Subject
+from benches.runner.subjects import GGUF, Subject
 from benches.runner.text import table
 from benches.runner.truth import NEAR_TIE, against_float32
 from buildtools.commands.bench import contenders
@@ -94,6 +94,16 @@ def test_wllama_plays_where_the_folder_has_a_file_for_it(real: Path) -> None:
     assert contenders({"nano-llama": LLAMA}) == ["transformers_js"]
     assert contenders({"nano-llama": LLAMA, "real": real}) == ["transformers_js", "wllama"]
     assert contenders({"real": real}, ["wllama"]) == ["transformers_js"]
+
+
+def test_a_gguf_file_is_played_by_engines_that_read_one_and_its_prompts_are_words(real: Path) -> None:
+    steps = plan({"model.gguf": real / GGUF}, ["start", "decode", "lengths", "gpu", "counters"], HARDWARE, [], [])
+    assert {step["contender"] for step in steps if "contender" in step} == {"wllama", "capstan"}
+    given = [step["args"] for step in steps if "model" in step.get("args", {})]
+    assert {args["model"] for args in given} == {"model.gguf/model.gguf"}
+    assert not any("prompt" in args for args in given)
+    assert {len(args["text"].split()) for args in given if "text" in args} == set(HARDWARE.lengths)
+    assert contenders({"model.gguf": real / GGUF}) == ["wllama"]
 
 
 def test_every_reply_is_forced_on_every_way_of_computing_a_step(real: Path) -> None:
