@@ -33,7 +33,7 @@ from tests.harness import Harness  # noqa: E402
 
 PAGE = ROOT / "docs/models.md"
 RESULTS = ROOT / "benches/results/families.json"
-BEGIN, END = "<!-- families -->", "<!-- /families -->"
+MARKERS = ("<!-- families -->", "<!-- /families -->")
 FUSED = re.compile(r"(\d+) operations became (\d+), (\d+) of them as recorded")
 TIMEOUT_MS = 600_000
 
@@ -62,12 +62,12 @@ def refusals() -> str:
     return grid("refused", ("for",), [(", ".join(sorted(names)), reason) for reason, names in by_reason.items()])
 
 
-def with_table(page: str, text: str) -> str:
+def with_table(page: str, text: str, markers: tuple[str, str] = MARKERS) -> str:
     """The page with other tables between its markers; ValueError without them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"{PAGE.name} lacks {BEGIN} or {END}")
+        raise ValueError(f"{PAGE.name} lacks {markers[0]} or {markers[1]}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

@@ -12,16 +12,19 @@ from .running import parameters, take
 FILE = "a%20model.gguf"
 
 
-async def picked(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
+async def picked(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, file: str = FILE
+) -> dict[str, Any]:
     """The ids after a prompt, how steps were run, and the logits of the prompt's last position."""
     async with (
-        await Model.load(models[model] + FILE, device="webgpu", dtype="fp32") as opened,
+        await Model.load(models[model] + file, device="webgpu", dtype="fp32") as opened,
         Generator(opened, parameters(opened, eos=[])) as generator,
     ):
         generator.append_tokens(prompt)
         logits = list(await generator.get_logits_async())
         ids = await take(generator, count)
-        return {"ids": ids, "logits": logits, "capture": [generator.capture, generator.capture_note]}
+        about = {"capture": [generator.capture, generator.capture_note], "passes": generator.tape_passes}
+        return {"ids": ids, "logits": logits, **about}
 
 
 async def refused(models: Mapping[str, str], *, model: str) -> str:
