@@ -18,6 +18,7 @@ from capstan.device.reference.unpacked import weight_bytes
 from capstan.graph import external_entries
 from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.model_files.gguf.config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from tests.gguf_files import gguf_file, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
@@ -75,7 +76,7 @@ class Made:
     def graph(self, element: str = "float32") -> ModelProto:
         factors = self.file.tensors.get(ROPE_FACTORS)
         small = {ROPE_FACTORS: self.read(factors.offset, factors.length)} if factors else {}
-        return write_graph(self.file, element, "model.gguf", small)
+        return write_graph(self.file, gguf_decoder(self.file, "model.gguf"), element, small)
 
     def session(self) -> Any:
         """onnxruntime's session over the graph, its weights made by the definition."""

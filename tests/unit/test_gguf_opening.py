@@ -10,7 +10,6 @@ import pytest
 
 import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
-from capstan.model_files.gguf.config import MODEL_TYPES
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import Made, make, write
 
@@ -72,9 +71,3 @@ def test_a_page_of_html_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("<!doctype html><title>Not found</title>")
     with pytest.raises(ModelFileError, match=r"model\.gguf: expected GGUF .* found HTML"):
         asyncio.run(capstan.Model.load(tmp_path / "model.gguf"))
-
-
-def test_families_that_have_graphs_have_types() -> None:
-    from capstan.graph.gguf.families import FAMILIES
-
-    assert {*MODEL_TYPES} == {*FAMILIES}

@@ -107,7 +107,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "description gguf",
         "pipeline",
     ),
-    "graph.gguf": ("families types", "tensors", "builder"),
+    "graph.gguf": ("types", "tensors", "builder"),
     "guidance": (
         "grammar matcher merging schema_keywords",
         "byte_graph json_numbers json_text regex vocabulary",
@@ -121,7 +121,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names hub json_text model_types", "config", "gguf"),
-    "model_files.gguf": ("header", "config tokenizer"),
+    "model_files.gguf": ("header", "families tokenizer", "config"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value placement requirements",

@@ -147,7 +147,7 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
         small = {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {}
     finally:
         data.close()
-    graph = write_graph(file, ELEMENTS[dtype], name, small)
+    graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
     return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
 
 

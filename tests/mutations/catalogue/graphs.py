@@ -73,7 +73,7 @@ GRAPHS = (
     ),
     Mutation(
         "gguf.window",
-        "py_src/capstan/graph/gguf/families.py",
+        "py_src/capstan/model_files/gguf/families.py",
         "return -1 if layer % 6 == 5 else",
         "return -1 if layer % 6 == 0 else",
         "the first of six layers attends to all positions in place of the last",

@@ -1,6 +1,6 @@
 """Writes the ONNX graph of a GGUF file, node for node as onnxruntime-genai's model builder writes it.
 
-    write_graph(file, "float16", "model.gguf", {})    GgufFile -> ModelProto, its weights parts of the file
+    write_graph(file, gguf_decoder(file, "model.gguf"), "float16", {})    its weights are parts of model.gguf
 
 If q, k and v are of different types, as in K mixes, their products are concatenated.
 """
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from ...errors import ModelFileError, UnsupportedModelError
+from ...model_files.config import DecoderConfig
+from ...model_files.gguf.families import family_of
 from ...model_files.gguf.header import GgufFile
 from ..onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
-from .families import family_of
 from .tensors import Rows, TensorWriter, node_name
 
 __all__ = ["ROPE_FACTORS", "write_graph"]
@@ -26,8 +27,8 @@ OPSET = 22
 MICROSOFT = "com.microsoft"
 
 
-def write_graph(file: GgufFile, element: str, location: str, small: Mapping[str, bytes]) -> ModelProto:
-    """The graph over activations of `element`, float16 or float32, whose weights are in the file `location` beside it.
+def write_graph(file: GgufFile, decoder: DecoderConfig, element: str, small: Mapping[str, bytes]) -> ModelProto:
+    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it.
 
     `small` has the bytes of ROPE_FACTORS, if the file has that tensor. Raises UnsupportedModelError for what the graph
     would leave out, ModelFileError for tensors that contradict the metadata.
@@ -36,7 +37,7 @@ def write_graph(file: GgufFile, element: str, location: str, small: Mapping[str,
     model.opset_import.add(domain="", version=OPSET)
     model.opset_import.add(domain=MICROSOFT, version=1)
     model.graph.name = "main_graph"
-    Builder(model.graph, file, ELEMENTS[element], location, small).write()
+    Builder(model.graph, file, decoder, ELEMENTS[element], small).write()
     return model
 
 
@@ -44,18 +45,16 @@ class Builder:
     """The graph of one file."""
 
     def __init__(
-        self, graph: GraphProto, file: GgufFile, element: int, location: str, small: Mapping[str, bytes]
+        self, graph: GraphProto, file: GgufFile, decoder: DecoderConfig, element: int, small: Mapping[str, bytes]
     ) -> None:
         self.graph, self.file, self.element, self.small = graph, file, element, small
         self.family = family_of(file)
-        self.t = TensorWriter(graph, file, location, element)
+        self.t = TensorWriter(graph, file, decoder.filename, element)
         front = file.architecture
-        self.layers = file.integer(f"{front}.block_count", most=4096)
-        self.hidden = file.integer(f"{front}.embedding_length")
+        assert decoder.hidden_size is not None, "gguf_decoder tells it"
+        self.layers, self.hidden, self.head = decoder.num_hidden_layers, decoder.hidden_size, decoder.head_size
+        self.heads, self.kv_heads = decoder.num_attention_heads, decoder.num_key_value_heads
         self.inner = file.integer(f"{front}.feed_forward_length")
-        self.heads = file.integer(f"{front}.attention.head_count")
-        self.kv_heads = file.integer(f"{front}.attention.head_count_kv", self.heads)
-        self.head = file.integer(f"{front}.attention.key_length", self.hidden // self.heads)
         self.epsilon = file.real(f"{front}.attention.layer_norm_rms_epsilon")
         self.context = file.integer(f"{front}.context_length")
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
@@ -65,7 +64,6 @@ class Builder:
         """Raise UnsupportedModelError for metadata whose meaning the graph would leave out."""
         front = self.file.architecture
         for key, wanted in (
-            (f"{front}.attention.value_length", self.head),
             (f"{front}.rope.dimension_count", self.head),
             (f"{front}.expert_count", 0),
         ):

@@ -7,20 +7,10 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ..config import LARGEST, DecoderConfig, GenaiConfig
+from .families import family_of
 from .header import GgufFile
 
-__all__ = ["MODEL_TYPES", "gguf_config"]
-
-MODEL_TYPES = {
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "granite": "granite",
-    "llama": "llama",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-}
-"""Families that are read, by their name in `general.architecture`, with the type that genai_config.json gives them."""
+__all__ = ["gguf_config", "gguf_decoder"]
 
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>"),
@@ -38,43 +28,44 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
     Raises ConfigError for a key that is missing or wrong; UnsupportedModelError, with those that are read, for another
     family, and for a part of a model.
     """
-    family = file.architecture
-    if family not in MODEL_TYPES:
-        raise UnsupportedModelError(
-            f"{file.name}: metadata general.architecture is {family!r}; families that are read are "
-            f"{', '.join(MODEL_TYPES)}"
-        )
+    family = family_of(file)
     parts = file.integer("split.count", 1, least=0)
     if parts > 1:
         raise UnsupportedModelError(
             f"{file.name} is one of {parts} shards (metadata split.count); join them with llama-gguf-split --merge"
         )
-    heads = file.integer(f"{family}.attention.head_count", most=LARGEST["num_attention_heads"])
-    kv_heads = file.integer(f"{family}.attention.head_count_kv", heads, most=heads)
-    if heads % kv_heads:
-        raise file.error(f"{family}.attention.head_count_kv", f"a divisor of head_count ({heads})")
-    width = file.integer(f"{family}.embedding_length")
-    head_size = file.integer(f"{family}.attention.key_length", width // heads)
-    file.integer(f"{family}.attention.value_length", head_size, least=head_size, most=head_size)
     vocab_size = rows_of_embedding(file)
     eos = ends(file, vocab_size)
     return GenaiConfig(
-        model_type=MODEL_TYPES[family],
+        model_type=family.type,
         vocab_size=vocab_size,
-        context_length=file.integer(f"{family}.context_length"),
+        context_length=file.integer(f"{file.architecture}.context_length"),
         bos_token_id=token(file, "bos", vocab_size),
         eos_token_ids=eos,
         pad_token_id=next((found for found in (token(file, "padding", vocab_size), *eos) if found is not None), 0),
-        decoder=DecoderConfig(
-            filename=filename,
-            head_size=head_size,
-            hidden_size=width,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            num_hidden_layers=file.integer(f"{family}.block_count", most=LARGEST["num_hidden_layers"]),
-        ),
+        decoder=gguf_decoder(file, filename),
         search=MappingProxyType(search(file)),
         name=file.name,
+    )
+
+
+def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
+    """The sizes of the file's decoder. Raises ConfigError for a key that is missing or wrong."""
+    front = file.architecture
+    heads = file.integer(f"{front}.attention.head_count", most=LARGEST["num_attention_heads"])
+    kv_heads = file.integer(f"{front}.attention.head_count_kv", heads, most=heads)
+    if heads % kv_heads:
+        raise file.error(f"{front}.attention.head_count_kv", f"a divisor of head_count ({heads})")
+    width = file.integer(f"{front}.embedding_length")
+    head_size = file.integer(f"{front}.attention.key_length", width // heads)
+    file.integer(f"{front}.attention.value_length", head_size, least=head_size, most=head_size)
+    return DecoderConfig(
+        filename=filename,
+        head_size=head_size,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=file.integer(f"{front}.block_count", most=LARGEST["num_hidden_layers"]),
     )
 
 

@@ -1,6 +1,7 @@
 """The families of models in GGUF files, by the name that a file gives its architecture.
 
-`FAMILIES` tells for each in which its layers differ from llama's. Metadata are read by the same keys for all.
+`FAMILIES` tells for each its type in genai_config.json, and in which its layers differ from llama's. Metadata are read
+by the same keys for all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from ...errors import UnsupportedModelError
-from ...model_files.gguf.header import GgufFile
+from .header import GgufFile
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
@@ -49,8 +50,10 @@ def width_root(file: GgufFile) -> float:
 
 @dataclass(frozen=True)
 class Family:
-    """How the layers of a family differ from llama's."""
+    """A family, and how its layers differ from llama's."""
 
+    type: str
+    """The type that genai_config.json gives its models."""
     neighbours: bool = False
     """Whether rotary embedding turns neighbours, so that the rows of q and k have the halves of a head in turn."""
     gelu: bool = False
@@ -71,10 +74,11 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(neighbours=True),
-    "qwen2": Family(),
-    "qwen3": Family(),
+    "llama": Family("llama", neighbours=True),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
     "gemma2": Family(
+        "gemma2",
         gelu=True,
         sandwich=True,
         embedding_scale=width_root,
@@ -83,6 +87,7 @@ FAMILIES: Mapping[str, Family] = {
         soft_caps=True,
     ),
     "gemma3": Family(
+        "gemma3_text",
         gelu=True,
         sandwich=True,
         embedding_scale=width_root,
@@ -90,8 +95,9 @@ FAMILIES: Mapping[str, Family] = {
         window=five_layers_in_six,
         local_base=10000.0,
     ),
-    "phi3": Family(window=all_layers, joined=True),
+    "phi3": Family("phi3", window=all_layers, joined=True),
     "granite": Family(
+        "granite",
         neighbours=True,
         embedding_scale=lambda file: file.real("granite.embedding_scale", 1.0),
         residual_scale=lambda file: file.real("granite.residual_scale", 1.0),
