@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
-from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
+from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, packed, results
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
@@ -33,6 +33,9 @@ class Case:
     """Bits of a weight; 0 if weights are dense."""
     block: int = 32
     zeros: bool = False
+    minima: bool = False
+    of: int = 0
+    """Elements of a row of y, whose last ones are the result, if it has more than those."""
     gated: bool = False
     times: bool = False
     """Whether the other half of a gated layer is given."""
@@ -61,6 +64,9 @@ class Problem:
             self.zeros = random.integers(0, 1 << case.bits, (matrices, case.n, blocks), np.uint8)
             zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
             weights = (self.packed.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
+            self.minima = random.uniform(-0.1, 0.1, (matrices, blocks, case.n)).astype(np.float32)
+            if case.minima:
+                weights = weights + np.repeat(self.minima.swapaxes(1, 2), case.block, axis=2)
             self.weights = weights[:, :, : case.k].transpose(0, 2, 1)
         else:
             self.dense = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16)
@@ -73,8 +79,9 @@ class Problem:
         if not case.bits:
             return {f"weights{ending}": self.dense[index].astype(np.float16 if half else np.float32).tobytes()}
         zeros = {f"zeros{ending}": self.words(self.zeros[index])} if case.zeros else {}
+        minima = {f"minima{ending}": self.minima[index].tobytes()} if case.minima else {}
         words, scales = self.words(self.packed[index]), self.scales[index].tobytes()
-        return {f"weights{ending}": words, f"scales{ending}": scales, **zeros}
+        return {f"weights{ending}": words, f"scales{ending}": scales, **zeros, **minima}
 
     def words(self, numbers: NDArray[np.uint8]) -> bytes:
         """Rows of whole bytes, the buffer of whole words."""
@@ -87,7 +94,10 @@ class Problem:
     def buffers(self, half: bool) -> dict[str, bytes]:
         """The kernel's bindings."""
         case = self.case
-        buffers = {"x": self.x.astype(np.float16 if half else np.float32).tobytes(), "y": guarded(case.m * case.n)}
+        buffers = {
+            "x": self.x.astype(np.float16 if half else np.float32).tobytes(),
+            "y": guarded(case.m * (case.of or case.n)),
+        }
         for index in range(1 + case.gated):
             buffers |= self.matrix(index, half)
         if case.added:
@@ -122,17 +132,20 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
         tuning = replace(tune_rows(case.k, case.n, case.m, case.gated, limits), **other)
     else:
         tuning = replace(tune_dense_rows(case.k, case.n, case.m, case.gated, half, limits), **other)
+    width = case.of or case.n
+    place = {"FIRST": width - case.n, "OF": width}
     constants: dict[str, int | float | bool] = {
         **dict.fromkeys(("GELU", "DIVIDED", "CAPPED"), False),
         "ACTIVATED": case.activated,
-        **({"BLOCK": case.block, "BYTES": case.bits == 8} if case.bits else {}),
+        **({"BLOCK": case.block, "BYTES": case.bits == 8, **place} if case.bits else {}),
         **tuning.constants(),
     }
     problem = Problem(case)
     subgroups: dict[str, Any] = {"lanes": limits.lanes, "emulated": limits.lanes > 4}
     data = page.run(case.shader, constants, problem.buffers(half), tuning.workgroups, half=half, **subgroups)
     wanted, size = problem.expected()
-    got = results(data, case.m * case.n).reshape(case.m, case.n)
+    before, got = np.split(results(data, case.m * width).reshape(case.m, -1), [width - case.n], axis=1)
+    assert np.all(before == UNTOUCHED)
     errors = np.nan_to_num(np.abs(got - wanted) / size, nan=np.inf)
     worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
     bound = HALF_BOUND if half and case.bits else BOUND
@@ -157,6 +170,9 @@ FORMS = [
     # The last block of a row is part empty, and its rows have an odd number of zero points.
     Case(4, 320, 21, bits=4, block=128, zeros=True),
     Case(32, 96, 21, bits=4, block=128),
+    Case(3, 192, 37, bits=4, minima=True, of=48),
+    Case(9, 96, 37, bits=8, gated=True, minima=True),
+    Case(4, 96, 37, bits=4, block=16, minima=True, activated=True),
     Case(2, 92, 72, added=True),
     Case(3, 92, 72, gated=True, added=True),
     Case(5, 92, 72, times=True),

@@ -14,7 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KERNELS", "Kernel", "Number", "Vector", "attend", "gated", "normed", "pack_uniforms", "product", "rotated"]
+__all__ = [
+    "BLOCK_SUMS",
+    "KERNELS",
+    "MATMUL_SCALARS",
+    "Kernel",
+    "Number",
+    "Vector",
+    "attend",
+    "gated",
+    "normed",
+    "pack_uniforms",
+    "product",
+    "rotated",
+]
 
 Vector = NDArray[np.float64]
 Number = int | float | tuple[int, ...]
@@ -156,6 +169,15 @@ def dense(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["output"], at["a"][:k] @ at["b"][: k * n].reshape(k, n))
 
 
+def block_sums(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    rows = min(at["output"].size, at["_A"].size // u["reduceSize"])
+    put(at["output"], at["_A"][: rows * u["reduceSize"]].reshape(rows, -1).sum(axis=1))
+
+
+def concat(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["output"], np.concatenate([at[f"input_{i}"][: u[f"input_{i}_shape"][2]] for i in range(2)]))
+
+
 def multiply(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     count = u["element_count"]
     put(at["output"], at["input_a"][:count] * at["input_b"][:count])
@@ -282,6 +304,23 @@ SKIP_NORM = Kernel(
         "output[i] = value * x_element_t(inv_std_dev) * gamma[i];",
     ),
     skip_norm,
+)
+MATMUL_SCALARS = Kernel(
+    ("a", "b"),
+    ("output",),
+    tuple((name, "u32") for name in ("dim_b_outer", "dim_inner")),
+    ("value = get_a_by_indices(a_indices);",),
+    dense,
+    vectors=False,
+)
+"""A product by a dense matrix that is told by its buffers alone."""
+BLOCK_SUMS = Kernel(
+    ("_A",),
+    ("output",),
+    (("reduceSize", "u32"),),
+    ("bestValue = bestValue + candidate;",),
+    block_sums,
+    vectors=False,
 )
 ROTARY = Kernel(
     ("packed_qkv", "seqlens", "cos_cache", "sin_cache", "total_sequence_length_input"),
@@ -486,6 +525,17 @@ KERNELS: Mapping[str, Kernel] = {
             "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));",
         ),
         gelu,
+    ),
+    "concat": Kernel(
+        ("input_0", "input_1"),
+        ("output",),
+        (("input_0_shape", "vec3<u32>"), ("input_1_shape", "vec3<u32>"), ("output_size", "u32")),
+        (
+            "output_indices[2] += uniforms.sizes_in_concat_axis[0];",
+            "set_output_by_indices(output_indices, input_1[global_idx - uniforms.offsets[input_index]]);",
+        ),
+        concat,
+        vectors=False,
     ),
     "add": Kernel(
         ("input_a", "input_b"),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.unit.recorded_kernels import Number
-from tests.unit.step_simulator import Sketch
+from capstan.tape import NBitsWeights
+from tests.unit.recorded_kernels import BLOCK_SUMS, MATMUL_SCALARS, Number
+from tests.unit.step_simulator import Recorded, Sketch
 
 __all__ = ["HEADS", "SMALL_DECODERS", "Small"]
 
@@ -30,9 +31,16 @@ class Small:
     rounded: bool = False
     """Whether the inputs of products are rounded to int8 first."""
     sinks: bool = False
+    affine: bool = False
+    """Whether what the weights' minima add is computed apart, as in the graph of a GGUF file."""
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""
+
+    sums: dict[int, int] = field(default_factory=dict)
+    """The sums of a tensor's blocks."""
+    minima: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    """Scales, minima, n and k by the tensor of their weights."""
 
     def __post_init__(self) -> None:
         s = self.sketch
@@ -55,8 +63,18 @@ class Small:
             lambda ids, table: table.reshape(16, WIDTH)[int(ids[0]) % 16], [self.ids, self.table], WIDTH
         )
 
+    def products(self, step: Recorded) -> dict[int, NBitsWeights]:
+        """As fuse_step takes them, by the recorded step's buffers."""
+        at = step.buffer_of
+        return {
+            at[weights]: NBitsWeights(at[scales], n, k, BLOCK, False, minima=at[minima])
+            for weights, (scales, minima, n, k) in self.minima.items()
+        }
+
     def matmul(self, x: int, n: int, k: int, into: int | None = None) -> int:
         s = self.sketch
+        if self.affine and into is None:
+            return self.affine_matmul(x, n, k)
         writes = {"output": n} if into is None else {}
         there = {} if into is None else {"output": into}
         if self.dense:
@@ -80,6 +98,27 @@ class Small:
             reads["zero_points"] = s.weights(n * blocks)
         kernel = "matvec_int8_4" if self.rounded else "matmul_nbits"
         [y] = s.run(f"{kernel}{self.packed}", reads, writes, uniforms, into=there)
+        return y
+
+    def affine_matmul(self, x: int, n: int, k: int) -> int:
+        s = self.sketch
+        reads = {"input_a": x, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
+        uniforms = {"M": 1, "N": n, "K": k, "block_size": BLOCK, "batch_count": 1, "dispatch_M": 1}
+        [y] = s.run("matmul_nbits", reads, {"output": n}, uniforms)
+        if x not in self.sums:
+            [self.sums[x]] = s.run(BLOCK_SUMS, {"_A": x}, {"output": k // BLOCK}, {"reduceSize": BLOCK})
+        minima = s.weights(n * k // BLOCK)
+        sizes = {"dim_b_outer": n, "dim_inner": k // BLOCK}
+        [below] = s.run(MATMUL_SCALARS, {"a": self.sums[x], "b": minima}, {"output": n}, sizes)
+        self.minima[reads["input_b"]] = (reads["scales_b"], minima, n, k)
+        return self.add(y, below, n)
+
+    def concat(self, x: int) -> int:
+        """q and k of one product, and v of another."""
+        sizes = (QKV - KV_HEADS * HEAD, KV_HEADS * HEAD)
+        both = {f"input_{i}": self.matmul(x, size, WIDTH) for i, size in enumerate(sizes)}
+        shapes: dict[str, Number] = {f"input_{i}_shape": (1, 1, size) for i, size in enumerate(sizes)}
+        [y] = self.sketch.run("concat", both, {"output": QKV}, {**shapes, "output_size": QKV})
         return y
 
     def add(self, a: int, b: int, size: int) -> int:
@@ -278,6 +317,8 @@ def decoder(
     norms: str | None = None,
     rotary: str = "",
     sinks: bool = False,
+    affine: bool = False,
+    apart: bool = False,
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
@@ -287,11 +328,12 @@ def decoder(
     `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `rounded`:
     products of int8. `swapped`: the gate's factors in the other order.
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), "all" with one of v (gemma4), or "no" with q, k
-    and v split all the same.
+    and v split all the same. `apart`: v has a product of its own, put behind that of q and k. `affine`: weights have
+    minima, whose products are apart.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: the next kernel changes a part of a copy.
     """
-    m = Small(layers, dense, packed, rounded, sinks)
+    m = Small(layers, dense, packed, rounded, sinks, affine)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -300,7 +342,7 @@ def decoder(
     m.named("first norm")
     lengths: tuple[int, int] | None = None
     for layer in range(layers):
-        qkv = m.matmul(y, QKV, WIDTH)
+        qkv = m.concat(y) if apart else m.matmul(y, QKV, WIDTH)
         m.named(f"qkv {layer}")
         if bias:
             qkv = m.add(qkv, s.weights(QKV), QKV)
@@ -310,7 +352,7 @@ def decoder(
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
-        if dense or packed:
+        if dense or packed or affine:
             y, x = m.skip_norm(out, x)
             gate, up = (m.matmul(y, INNER, WIDTH) for _ in range(2))
             activated = m.silu(gate, INNER)
@@ -376,5 +418,9 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "partial rotary": lambda: decoder(rotary="partial"),
     "interleaved rotary": lambda: decoder(rotary="interleaved"),
     "sinks": lambda: decoder(sinks=True),
+    "affine": lambda: decoder(affine=True),
+    "affine everything": lambda: decoder(affine=True, bias=True, swapped=True, multipliers=True, watched=True),
+    "q, k and v of two types": lambda: decoder(apart=True, affine=True),
+    "dense ones": lambda: decoder(apart=True, dense=True),
     "one layer": lambda: decoder(layers=1),
 }

@@ -381,6 +381,12 @@ def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector
     return y + at["second"][:n] if "second" in at else y
 
 
+def below(minima: str, at: Mapping[str, Vector], x: Vector, n: int, block: int) -> Vector:
+    """What the weights' minima add to a product, if there are any."""
+    sums = x.reshape(-1, block).sum(axis=1)
+    return np.asarray(sums @ at[minima][: sums.size * n].reshape(-1, n) if minima in at else np.zeros(n))
+
+
 def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     n, k, block = c["N"], c["K"], c["BLOCK"]
     assert c["PREPARED"] == ("gamma_behind" in at or "beta" in at or c["WIDE"])
@@ -388,14 +394,16 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     assert c["SIXTEENS"] == (block == 16)
     in_byte = 1 if c["BYTES"] else 2
     odd = -(k // block) % in_byte
-    y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
+    y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd) + below("minima", at, x, n, block)
     up = None
     if "weights_up" in at:
         up = product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd)
+        up = up + below("minima_up", at, x, n, block)
         up = up + at["bias_up"][:n] if "bias" in at else up
     up = at["up"][:n] if "up" in at else up
-    assert at["y"].size >= n
-    at["y"][:n] = behind(at, c, y, up)
+    first = c["FIRST"]
+    assert at["y"].size >= first + n
+    at["y"][first : first + n] = behind(at, c, y, up)
     if "total" in at:
         assert at["total"].size >= k
         at["total"][:k] = total
@@ -477,13 +485,16 @@ def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int
         return np.stack([product(at[weights], at[scales], unit, n, k, c["BLOCK"]) for unit in np.eye(k)], axis=1)
 
     w = rows("weights", "scales")
+    if "minima" in at:
+        w = w + np.repeat(at["minima"][: k // c["BLOCK"] * n].reshape(-1, n), c["BLOCK"], axis=0).T
     y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
     up, up_spread = at["up"][: 2 * n].reshape(n, 2).T if "up" in at else (np.ones(n), np.zeros(n))
     made = behind(at, c, y, up if "up" in at else None)
     y, spread = made, spread * (1 + abs(up)) + abs(y) * up_spread + abs(made)
-    at["truth"][: 2 * n] = np.stack([y, spread], axis=1).reshape(-1)
+    first = c["FIRST"]
+    at["truth"][2 * first : 2 * (first + n)] = np.stack([y, spread], axis=1).reshape(-1)
     if "y" in at:
-        at["y"][:n] = y
+        at["y"][first : first + n] = y
 
 
 def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:

@@ -25,6 +25,7 @@ from capstan.tape import (
 )
 from capstan.tape.ops import attention, gemv
 from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.beside import Beside
 from capstan.tape.placement import MisplacedError, Placement, place_values
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
@@ -46,9 +47,9 @@ SUBSETS = {
 }
 
 
-def fused(step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Placement, FusedStep]:
+def fused(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Placement, FusedStep]:
     ops, _ = without_clears(step.ops) if "clears" in passes else (step.ops, None)
-    placement = fuse_step(step.recording, ops, step.lasting, passes)
+    placement = fuse_step(step.recording, ops, step.lasting, passes, weights=small.products(step))
     done = {index for node in placement.nodes for index in node.origins}
     assert done <= set(range(len(ops)))
     assert "dead" in passes or done == set(range(len(ops))), "nobody does the work of these operations"
@@ -73,7 +74,7 @@ def play(machine: Machine, small: Small, by: FusedStep | None) -> list[dict[int,
 
 
 def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> Placement:
-    placement, made = fused(step, passes)
+    placement, made = fused(small, step, passes)
     expected = play(Machine(step), small, None)
     found = play(Machine(step), small, made)
     for want, got in zip(expected, found, strict=True):
@@ -149,6 +150,46 @@ def test_operations_that_stay_are_named_with_the_reason(
     assert "norm: the pass 'norm' is off" in why_as_recorded(
         step.recording, ops, fuse_step(step.recording, ops, step.lasting, ("dead", "matvec")), ("dead", "matvec")
     )
+
+
+def test_products_add_what_their_minima_add() -> None:
+    """A step of affine weights is that of symmetric ones, each with its minima."""
+    plain, small = decoder(packed="_zeros", layers=1), decoder(affine=True, layers=1)
+    step = small.sketch.record()
+    placement = check(small, step, PASSES)
+    assert made_of(placement) == made_of(check(plain, plain.sketch.record(), PASSES))
+    found = [node.what for node in placement.nodes if isinstance(node.what, MatVec)]
+    minima = {weights: each.minima for weights, each in small.products(step).items()}
+    assert [what.minima for what in found[:-1]] == [minima[what.weights] for what in found[:-1]]
+    [gate] = [what for what in found if what.up is not None]
+    assert gate.up is not None
+    assert (gate.up[2], gate.up[3]) == (None, minima[gate.up[0] or 0])
+
+
+def test_products_beside_one_another_are_one_operation() -> None:
+    small = decoder(apart=True, layers=1)
+    placement = check(small, small.sketch.record(), PASSES)
+    kinds = made_of(placement)
+    assert (kinds["beside"], kinds["recorded"]) == (1, 1)
+    [what] = [node.what for node in placement.nodes if isinstance(node.what, Beside)]
+    assert [(each.first, each.n, each.norm is not None) for each in what.products] == [(0, 96, True), (96, 32, True)]
+
+
+@pytest.mark.parametrize("other", ["sums of something else", "minima of another product", "no minima that are known"])
+def test_sums_that_are_not_those_of_the_minima_are_not_joined(other: str) -> None:
+    small = decoder(affine=True, layers=1)
+    calls = small.sketch.calls
+    first = next(i for i, call in enumerate(calls) if "b" in call.reads)
+    if other == "sums of something else":
+        sums = next(call for call in calls if "_A" in call.reads)
+        sums.reads["_A"] = calls[0].writes["out"]
+    elif other == "minima of another product":
+        calls[first].reads["b"] = small.sketch.weights(small.sketch.sizes[calls[first].reads["b"]])
+    else:
+        small.minima.clear()
+    placement = check(small, small.sketch.record(), PASSES)
+    products = [node.what for node in placement.nodes if isinstance(node.what, MatVec)]
+    assert products[0].minima is None
 
 
 def recorded(placement: Placement, *calls: int) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from capstan import Generator, GeneratorParams, Model, graph
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.errors import ModelFileError, UnsupportedModelError
+from capstan.graph.gguf.types import PACKED
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
@@ -127,6 +129,43 @@ def test_the_nodes_are_those_of_the_model_builder(family: str) -> None:
     assert told(made, without) == told(built, without)
     assert {value.name for value in made.graph.input} == {value.name for value in built.graph.input}
     assert [value.name for value in made.graph.output] == [value.name for value in built.graph.output]
+
+
+@pytest.mark.parametrize("kind", list(PACKED), ids=lambda kind: kind.name)
+def test_products_of_affine_types_tell_their_minima(kind: GgmlType) -> None:
+    made = make("llama", {"": kind, "token_embd": GgmlType.Q8_0}, {"block_count": 1}).graph()
+    products = graph.nbits_products(made)
+    minima = [node.input[1] for node in made.graph.node if "minima" in node.name]
+    assert len(minima) == (5 if PACKED[kind].shift is not None else 0)
+    assert [each.minima for each in products] == [*(minima or [""] * 5), ""]
+    assert all(each.minima.startswith(each.weights[: -len("_Q4")]) for each in products if each.minima)
+
+
+def change_shape(model: ModelProto) -> None:
+    next(node for node in model.graph.node if "blocks_32" in node.name).input[1] = (
+        "/model/constants/INT64/[0, 0, 1, 256]"
+    )
+
+
+def change_axis(model: ModelProto) -> None:
+    next(node for node in model.graph.node if "sums_32" in node.name).input[1] = "/model/constants/INT64/[1]"
+
+
+def change_input(model: ModelProto) -> None:
+    next(node for node in model.graph.node if "blocks_32" in node.name).input[0] = "/model/embed_tokens/Gather/output_0"
+
+
+def read_besides(model: ModelProto) -> None:
+    model.graph.output.add(name=next(node for node in model.graph.node if "MatMul_Q4" in node.name).output[0])
+
+
+@pytest.mark.parametrize("change", [change_shape, change_axis, change_input, read_besides])
+def test_what_is_added_to_a_product_is_not_always_that_of_its_minima(change: Callable[[ModelProto], None]) -> None:
+    model = make("llama", {"": GgmlType.Q4_1}, {"block_count": 1}, tied=False).graph()
+    first = graph.nbits_products(model)[0]
+    change(model)
+    assert first.minima
+    assert graph.nbits_products(model)[0] == replace(first, minima="")
 
 
 def test_a_float16_graph_has_weights_in_float16() -> None:

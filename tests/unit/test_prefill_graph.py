@@ -16,7 +16,6 @@ from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
 
 ROWS = 64
 K, N = 256, 512
-UNIFORMS = "struct Uniforms {\n  M: u32\n};\n"
 QUANTIZE = "pack4x8snorm(vec4<f32>(norm_a))"
 PRODUCT = "output: array<vec4<f16>>"
 ACTIVATION = """
@@ -51,6 +50,7 @@ class Sketch:
         groups: tuple[int, int, int] = (1, 1, 1),
         rows: int = ROWS,
         offset: int = 0,
+        told: str = "M",
     ) -> None:
         """Dispatch a kernel that binds buffers by the names of its WGSL."""
         number = len(self.ops)
@@ -62,7 +62,9 @@ class Sketch:
         access[0, len(bound)], names[0, len(bound)] = "uniform", "uniforms"
         entries = [(i, self.id(buffer), offset, 1 << 20) for i, (_, buffer) in enumerate(bound)]
         self.groups[number] = BindGroup((*entries, (len(bound), uniform, 0, 16)))
-        self.pipelines[number] = Pipeline(f"kernel {number}", access, UNIFORMS + code, names)
+        self.pipelines[number] = Pipeline(
+            f"kernel {number}", access, f"struct Uniforms {{\n  {told}: u32\n}};\n" + code, names
+        )
         self.ops.append(Dispatch(number, (number,), *groups))
 
     def fused(self, weights: list[str], lasting: list[str], int8: bool = True, rows: int = ROWS) -> Placement:
@@ -120,6 +122,30 @@ def test_a_gated_layer_in_int8_becomes_two_products() -> None:
     assert gated.up == (sketch.id("W up"), sketch.id("W up scales"))
     assert down.up is None
     assert placement.places[placement.nodes[-1].writes[0]].id == sketch.id("y")
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_products_of_few_rows_add_what_their_minima_add(rows: int) -> None:
+    """Those of many rows have no kernel that does; then nothing is lost."""
+    sketch = Sketch()
+    sketch.known["W"] = NBitsWeights(sketch.id("W scales"), N, K, 32, False, minima=sketch.id("m"))
+    reads = {"input_a": "x", "input_b": "W", "scales": "W scales"}
+    sketch.run("output: array<vec4<f32>>", reads, {"output": "y"}, rows=rows)
+    sketch.run("", {"_A": "x"}, {"output": "sums"})
+    sketch.run("", {"a": "sums", "b": "m"}, {"output": "below"})
+    add = "input_a: array<vec4<f32>>; input_b: array<vec4<f32>>; output[global_idx]=a + b;"
+    arrays = "".join(f"var<storage, read> {name}: array<vec4<f32>>;" for name in ("input_a", "input_b"))
+    both = {"input_a": "y", "input_b": "below"}
+    sketch.run(add + arrays, both, {"output": "z"}, rows=rows * N, told="element_count")
+    placement = sketch.fused([], ["z"], rows=rows)
+    if rows > 8:
+        assert kinds(placement) == [Recorded] * 4
+        return
+    [node] = placement.nodes
+    assert isinstance(node.what, MatVec)
+    assert (node.what.rows, node.what.minima) == (8, sketch.id("m"))
+    assert read_by(sketch, placement, 0) == ["x"]
+    assert node.origins == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("rows", [2, 32])

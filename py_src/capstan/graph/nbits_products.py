@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .onnx_pb2 import ModelProto
-from .wiring import attribute
+from .onnx_pb2 import ModelProto, NodeProto
+from .wiring import Wiring, attribute, integers
 
 __all__ = ["NBitsProduct", "nbits_products"]
 
@@ -26,11 +26,14 @@ class NBitsProduct:
     """Whether its activations may be rounded to int8."""
     bits: int = 4
     zeros: str = ""
+    minima: str = ""
+    """Minima [k / block, n], if all that reads y adds the product of the blocks' sums of x with these."""
 
 
 def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
     """The nodes without a bias or an order of columns, whose weights no other node shares."""
     found: dict[str, NBitsProduct] = {}
+    wiring = Wiring(model.graph)
     shared: set[str] = set()
     for node in model.graph.node:
         if node.op_type == "MatMulNBits" and len(node.input) > 1 and node.input[1] in found:
@@ -42,5 +45,25 @@ def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
         int8 = attribute(node, "accuracy_level", 0) == INT8_ACTIVATIONS
         zeros = node.input[3] if len(node.input) > 3 else ""
         bits = attribute(node, "bits", 4)
-        found[node.input[1]] = NBitsProduct(node.input[1], node.input[2], n, k, block, int8, bits, zeros)
+        minima = minima_of(wiring, node, k // block if block else 0, block)
+        found[node.input[1]] = NBitsProduct(node.input[1], node.input[2], n, k, block, int8, bits, zeros, minima)
     return tuple(product for name, product in found.items() if name not in shared)
+
+
+def minima_of(wiring: Wiring, node: NodeProto, blocks: int, block: int) -> str:
+    """The minima of a product of `blocks` blocks, as the graph of a GGUF file has them; "" if it has none."""
+    readers = wiring.consumers.get(node.output[0], [])
+    if len(readers) != 1 or readers[0].op_type != "Add" or node.output[0] in wiring.outputs:
+        return ""
+    others = [wiring.producer.get(name) for name in readers[0].input if name != node.output[0]]
+    below = others[0] if len(others) == 1 else None
+    if below is None or below.op_type != "MatMul":
+        return ""
+    sums = wiring.producer.get(below.input[0])
+    if sums is None or sums.op_type != "ReduceSum" or attribute(sums, "keepdims", 1) or len(sums.input) < 2:
+        return ""
+    apart = wiring.producer.get(sums.input[0])
+    if apart is None or apart.op_type != "Reshape" or apart.input[0] != node.input[0]:
+        return ""
+    shape, axes = (integers(wiring.constants.get(name)) for name in (apart.input[1], sums.input[1]))
+    return below.input[1] if shape == [0, 0, blocks, block] and axes == [-1] else ""

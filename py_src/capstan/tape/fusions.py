@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from ..errors import TapeError
 from .ops import RULES
 from .ops.attention import Attention
+from .ops.matmul import NBitsWeights
+from .ops.minima import minima_joined
 from .ops.prefill_attention import PrefillAttention
 from .ort_kernels import read_step
 from .placement import MisplacedError, Placement, place_values
@@ -48,16 +50,19 @@ def fuse_step(
     passes: Collection[str],
     left: Collection[int] = (),
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
+    weights: Mapping[int, NBitsWeights] = MappingProxyType({}),
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
     Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
-    of keys, that the recorded attention kernels ignore and ours compute.
+    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, tells which have minima.
 
     Raises TapeError if nothing of ours fits where its values are, or if not all of `left_out` is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
         graph, met = read_step(recording, ops, lasting, passes, {*kept, *left}, RULES)
+        if "matvec" in passes:
+            graph = minima_joined(graph, recording, ops, weights)
         for rules in RULES:
             for name, fold in rules.folds.items():
                 if name in passes:

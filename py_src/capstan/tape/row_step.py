@@ -12,6 +12,7 @@ from .fused_step import FusedStep, fused_step
 from .kernel_plan import KernelPlan, WorkgroupLimits
 from .operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from .ops.attention import Attention
+from .ops.beside import Beside
 from .ops.gemv import MatVec, unfit_matvec
 from .ort_kernels import bound, element_of
 from .placement import Placement, place_values
@@ -117,16 +118,22 @@ def _several(
     """The node over several rows."""
     what = node.what
     if isinstance(what, MatVec):
-        made = replace(what, rows=rows)
-        if what.scales is not None and (reason := unfit_matvec(made)):
-            raise TapeError(f"{what.title} is known for one row only: {reason}")
-        return replace(node, what=made)
+        return replace(node, what=_widened(what, rows))
+    if isinstance(what, Beside):
+        return replace(node, what=Beside(tuple(_widened(each, rows) for each in what.products)))
     if isinstance(what, Attention):
         return replace(node, what=replace(what, rows=rows, along=along))
     found = _gather(recording, ops[what.index], spans.ids, rows) if isinstance(what, Recorded) else None
     if found is None:
         raise TapeError(f"operation {node.position} of the step is known for one row only")
     return replace(node, what=found, reads=tuple(value for value in node.reads if homes.get(value) == spans.ids))
+
+
+def _widened(what: MatVec, rows: int) -> MatVec:
+    made = replace(what, rows=rows)
+    if what.scales is not None and (reason := unfit_matvec(made)):
+        raise TapeError(f"{what.title} is known for one row only: {reason}")
+    return made
 
 
 def _gather(recording: Recording, op: Command, ids: int, rows: int) -> Gather | None:

@@ -23,8 +23,8 @@ async def picked(
         generator.append_tokens(prompt)
         logits = list(await generator.get_logits_async())
         ids = await take(generator, count)
-        about = {"capture": [generator.capture, generator.capture_note], "passes": generator.tape_passes}
-        return {"ids": ids, "logits": logits, **about}
+        capture = [generator.capture, generator.capture_note]
+        return {"ids": ids, "logits": logits, "capture": capture, "passes": dict(generator.tape_passes or {})}
 
 
 async def refused(models: Mapping[str, str], *, model: str) -> str:

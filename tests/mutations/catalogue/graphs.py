@@ -88,6 +88,14 @@ GRAPHS = (
         unit("gguf_graph::test_a_model_of_each_type_computes_what_its_weights_say"),
     ),
     Mutation(
+        "gguf.other_sums",
+        "py_src/capstan/tape/ops/minima.py",
+        "if summed is not None and only_read(graph, recording, ops, summed) == maker.reads[0]:",
+        "if summed is not None:",
+        "a product adds what minima add to sums of something else",
+        unit("fusions::test_sums_that_are_not_those_of_the_minima_are_not_joined"),
+    ),
+    Mutation(
         "gguf.shift",
         "py_src/capstan/device/reference/unpacked.py",
         "return d * np.float32(how.shift) + m",

@@ -16,6 +16,32 @@ KERNELS = (
         browser("matvec::test_what_surrounds_the_product"),
     ),
     Mutation(
+        "gemv.next_minimum",
+        "web/src/shaders/products/matvec_request.wgsl",
+        "  wanted.minima[SCALES * at] = minima[block * N + row];",
+        "  wanted.minima[SCALES * at] = minima[min(block + 1u, BLOCKS - 1u) * N + row];",
+        "the minima of a block are those of the next one",
+        browser(
+            "matvec::test_weights_in_every_form", "gguf::test_steps_over_affine_types_are_fused_as_those_over_others"
+        ),
+    ),
+    Mutation(
+        "few_rows.next_minimum",
+        "web/src/shaders/products/few_rows_q4.wgsl",
+        "    wanted.minima[b * LINES + r] = minima[block * N + row];",
+        "    wanted.minima[b * LINES + r] = minima[min(block + 1u, BLOCKS - 1u) * N + row];",
+        "the minima of a block are those of the next one, for a few rows",
+        browser("few_rows::test_weights_in_every_form_and_what_is_behind_them"),
+    ),
+    Mutation(
+        "truth.minima",
+        "web/src/shaders/truth/truth_gemv.wgsl",
+        "part += (w + least) * value.x;",
+        "part += w * value.x;",
+        "the truth of a product lacks its minima",
+        browser("gguf::test_steps_over_affine_types_are_fused_as_those_over_others"),
+    ),
+    Mutation(
         "gemv.lost_run",
         "web/src/shaders/products/matvec_products.wgsl",
         "total_of(lower + upper) * f32(",

@@ -110,8 +110,8 @@ TAPE = (
     Mutation(
         "gemv.sizes",
         "py_src/capstan/tape/ops/gemv.py",
-        "return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else self.n * ELEMENT_BYTES[self.element])",
-        "return self.rows * (self.n * ELEMENT_BYTES[self.element] if index else self.n * ELEMENT_BYTES[self.element])",
+        "return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else width * ELEMENT_BYTES[self.element])",
+        "return self.rows * (self.n * ELEMENT_BYTES[self.element] if index else width * ELEMENT_BYTES[self.element])",
         "the sum before a norm has the room of the product",
         unit("fused_step::test_what_surrounds_products_binds_what_their_template_declares"),
     ),

@@ -14,7 +14,7 @@ from ...host.notes import Notes
 from ...host.storage import Progress
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...model_files.config import GenaiConfig
-from ...tape import TapeKey, WorkgroupLimits, attends_prompts
+from ...tape import NBitsWeights, TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import TapeOptions
 from ..lora import LoraGraph, LoraWeights
@@ -102,7 +102,8 @@ class WebGpuModel:
         graph, name = loaded.graphs.description, loaded.owner
         decoder, capture = self.decoder, self._capture_step
         self._rows = RowSource(
-            *(self._engine, self.interface, graph, self._passes, name, decoder, capture, self._stored, self._key)
+            *(self._engine, self.interface, graph, self._passes, name, decoder, capture, self._stored, self._key),
+            weights=self._quantized,
         )
 
     @classmethod
@@ -427,15 +428,20 @@ class WebGpuModel:
             captured = self._engine.bind(session, *self._tensors(buffers, "input", 1))
             step = replace(step, capture=self._capture, session=session, captured=captured, key=self._key(capacity))
             about = self._graphs.description
-            left_out = about.left_out_within(capacity)
+            left_out, weights = about.left_out_within(capacity), self._quantized()
             windows = [found.window for found in left_out]
             check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe, max(windows, default=0))
-            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts, left_out).record()
+            given = (step, buffers, about, check, self._passes, self._verdicts, left_out, weights)
+            return await StepRecorder(*given).record()
         except BaseException:
             if captured:
                 self._engine.unbind(captured)
             await self._engine.release_session(session)
             raise
+
+    def _quantized(self) -> Mapping[int, NBitsWeights]:
+        """Quantized weights by recorded buffer."""
+        return weights_on_device(self._engine, self._graphs.products, self._weights)
 
     def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
         """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
@@ -456,8 +462,8 @@ class WebGpuModel:
                 await engine.release_session(session)
                 raise
 
-        weights = weights_on_device(engine, graphs.products, self._weights)
         key = self._key(buffers.capacity)
+        weights = self._quantized()
         return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...graph import GraphDescription, LeftOut
+from ...graph import GraphDescription
 from ...memory import Loan
-from ...tape import TapeKey
+from ...tape import NBitsWeights, TapeKey, fuse_step
 from ..interface import DeviceInterface
 from ..model_memory import Lent
 from .decoder import WebGpuDecoder
@@ -21,7 +21,7 @@ from .joint_rows import JointRows
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .tapes.drafts import DraftTape, make_draft_tape
-from .tapes.rows import RowTape, make_row_tape
+from .tapes.rows import Fuse, RowTape, make_row_tape
 from .tapes.stored import StoredTapes
 
 __all__ = ["RowSource"]
@@ -45,6 +45,8 @@ class RowSource:
     stored: StoredTapes
     key: Callable[[int], TapeKey]
     """The key of stored tapes for a capacity."""
+    weights: Callable[[], Mapping[int, NBitsWeights]]
+    """Quantized weights by recorded buffer."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
@@ -154,16 +156,15 @@ class RowSource:
         if self.about.states or self.about.growing:
             raise TapeError("the model has states or caches besides those that attention writes in place")
 
-    async def _captured(
-        self, one: WebGpuDecoder, make: Callable[[int, int, Collection[str], Mapping[int, LeftOut]], Awaitable[T]]
-    ) -> T:
+    async def _captured(self, one: WebGpuDecoder, make: Callable[[int, int, Fuse], Awaitable[T]]) -> T:
         """The tape that `make` makes with a captured session over the decoder's buffers; it owns the session."""
         engine, about = self.engine, self.about
         session, binding = await self.capture(one.buffers)
         try:
             missing = about.left_out_within(one.capacity)
             left_out = left_out_by_cache(missing, about, one.buffers.cache, engine.recorded_id)
-            return await make(session, binding, self.passes, left_out)
+            fuse = partial(fuse_step, passes=self.passes, left_out=left_out, weights=self.weights())
+            return await make(session, binding, fuse)
         except BaseException:
             engine.retire(binding)
             engine.unbind(binding)

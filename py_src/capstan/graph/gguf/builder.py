@@ -145,12 +145,10 @@ class Builder:
             rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(sizes.values()), self.hidden))]
         else:
             rows = [self.rows(f"blk.{layer}.attn_{name}.weight", name, n, self.hidden) for name, n in sizes.items()]
-        made = self.packed(layer, x, rows)
+        biases: list[Rows] = []
         if self.t.has(f"blk.{layer}.attn_q.bias"):
             biases = [self.rows(f"blk.{layer}.attn_{name}.bias", name, n) for name, n in sizes.items()]
-            made = self.t.node(
-                "Add", f"{node}/qkv_proj/Add", [made, self.t.vector(f"{front}.qkv_proj.Add.bias", biases)]
-            )
+        made = self.packed(layer, x, rows, biases)
         taken = [made, "", ""]
         if self.t.has(f"blk.{layer}.attn_q_norm.weight"):
             split = f"{node}/qkv_proj/Split"
@@ -180,15 +178,22 @@ class Builder:
         output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
 
-    def packed(self, layer: int, x: str, rows: Sequence[Rows]) -> str:
+    def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
         """q, k and v beside one another, of one product for neighbours of one type. The attention of decode steps is
         recognised by them."""
         groups = [list(group) for _, group in groupby(rows, key=lambda each: each.tensor.type)]
-        front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn/qkv_proj/Concat"
-        if len(groups) == 1:
-            return self.t.product(f"{front}.qkv_proj.MatMul", x, rows)
-        made = [self.t.product(f"{front}.qkv_proj_{place}.MatMul", x, group) for place, group in enumerate(groups)]
-        return self.t.node("Concat", node, made, axis=-1)
+        made: list[str] = []
+        for place, group in enumerate(groups):
+            name = f"model.layers.{layer}.attn.qkv_proj" + (f"_{place}" if len(groups) > 1 else "")
+            made.append(self.t.product(f"{name}.MatMul", x, group))
+            own, biases = biases[: len(group)], biases[len(group) :]
+            if own:
+                made[-1] = self.t.node(
+                    "Add", f"{node_name(name)}/Add", [made[-1], self.t.vector(f"{name}.Add.bias", own)]
+                )
+        return (
+            self.t.node("Concat", f"/model/layers.{layer}/attn/qkv_proj/Concat", made, axis=-1) if made[1:] else made[0]
+        )
 
     def rows(self, name: str, part: str, *dims: int) -> Rows:
         """The weights or the bias of q, k or v."""

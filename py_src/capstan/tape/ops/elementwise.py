@@ -11,7 +11,21 @@ from ..operation import ELEMENT_BYTES, Kernel, Operation
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node
 
-__all__ = ["RULES", "Add", "Cast", "Gelu", "Loose", "Multiply", "Power", "Relu", "Scale", "Silu", "Tanh", "total_of"]
+__all__ = [
+    "ADDS",
+    "RULES",
+    "Add",
+    "Cast",
+    "Gelu",
+    "Loose",
+    "Multiply",
+    "Power",
+    "Relu",
+    "Scale",
+    "Silu",
+    "Tanh",
+    "total_of",
+]
 
 
 @dataclass(frozen=True)
@@ -153,19 +167,21 @@ def some(kernel: OrtKernel) -> bool:
 TANH_LINES = ("let expr = exp(-2 * abs(a));", "return sign(a) * (1 - expr) / (1 + expr);")
 GELU_LINE = "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));"
 
+ADDS = Signature(
+    "add",
+    "residual",
+    ("input_a", "input_b", "output"),
+    has=("output[global_idx]=a + b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
+    asked=("element_count",),
+    lacks=SPREAD,
+    holds=same_sizes,
+    parts=added,
+)
+"""A sum of two vectors."""
 
 RULES = Rules(
     (
-        Signature(
-            "add",
-            "residual",
-            ("input_a", "input_b", "output"),
-            has=("output[global_idx]=a + b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
-            asked=("element_count",),
-            lacks=SPREAD,
-            holds=same_sizes,
-            parts=added,
-        ),
+        ADDS,
         Signature(
             "multiply",
             "gated",

@@ -22,7 +22,7 @@ from .gemv_int4 import tune_matvec
 from .matrix_tiling import tune_few_matrices
 from .norm import CenteredNorm, RmsNorm
 
-__all__ = ["Factor", "MatVec", "fits_matvec", "unfit_matvec"]
+__all__ = ["PACKED", "Factor", "MatVec", "fits_matvec", "half_of", "unfit_matvec"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
@@ -30,6 +30,9 @@ OCTET = 8
 """Elements of a row that a kernel reads at a time."""
 SIXTEEN = 16
 """The one size of blocks below a run: a run has two scales."""
+
+PACKED = ("weights", "scales", "zeros", "minima")
+"""The buffers of integer weights by the names of the templates."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Factor:
 class MatVec(Operation):
     """W x with the operations joined before and behind it; `inputs` names the values that it reads.
 
-    W is [n, k] in integers of `bits` with a scale, and a zero point if there are `zeros`, for each `block` of a row;
-    or, without scales, [k, n] of numbers like those of x.
+    W is [n, k] in integers of `bits` with a scale, a zero point if there are `zeros`, and a minimum that is added to
+    each weight if there are `minima`, for each `block` of a row; or, without scales, [k, n] of numbers like those of x.
 
     With `norm`, x is normalised first; with `behind`, the sum skip + behind(x) is, which is written too if it is a
     `total`. Then follow, in this order: `bias` (of `up` as well), silu(W x) * (W_up x) with `up`, silu(W x) if
@@ -65,8 +68,8 @@ class MatVec(Operation):
     element: str
     norm: RmsNorm | None = None
     residual: bool = False
-    up: tuple[int, ...] | None = None
-    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
+    up: tuple[int | None, ...] | None = None
+    """The other half of a gated layer: see `half_of`."""
     bits: int = 4
     """Bits of integer weights: 4 or 8."""
     zeros: int | None = None
@@ -87,6 +90,12 @@ class MatVec(Operation):
     """Rows of x, and of all values that are added or written."""
     rounded: bool = False
     """Whether the recorded kernel brings x into int8 first."""
+    minima: int | None = None
+    """Minima [k / block, n], of the type of x."""
+    first: int = 0
+    """The element of a row of y at which its results begin; only integer weights have results beside others'."""
+    of: int = 0
+    """Elements of a row of y, if it has those of others too."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -121,7 +130,8 @@ class MatVec(Operation):
         return self.k
 
     def written_bytes(self, index: int) -> int:
-        return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else self.n * ELEMENT_BYTES[self.element])
+        width = self.of or self.n
+        return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else width * ELEMENT_BYTES[self.element])
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
@@ -151,9 +161,9 @@ class MatVec(Operation):
         bindings = self._bindings(values)
         if self.up is None or len(bindings) <= limits.buffers:
             return [Kernel(plan_matvec(self, limits), half, bindings)]
-        weights, scales, zeros = (*self.up, None, None)[:3]
+        weights, scales, zeros, minima = (*self.up, None, None, None)[:4]
         assert weights is not None
-        first = replace(self, weights=weights, scales=scales, zeros=zeros, up=None)
+        first = replace(self, weights=weights, scales=scales, zeros=zeros, minima=minima, up=None)
         second = replace(self, up=None, total=False)
         between = Shared(-(-self.written_bytes(0) // 16) * 16)
         given = {**values, "y": between}
@@ -176,10 +186,11 @@ class MatVec(Operation):
             "weights": self.weights,
             "scales": self.scales,
             "zeros": self.zeros,
+            "minima": self.minima,
             "exponent": self.power,
             "factor": self.factor.buffer if self.factor else None,
             **self._norm_weights(),
-            **dict(zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False)),
+            **dict(zip((f"{name}_up" for name in PACKED), self.up or (), strict=False)),
         }
         return {name: buffer for name, buffer in named.items() if buffer is not None}
 
@@ -192,10 +203,21 @@ class MatVec(Operation):
         }
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """The half of a gated layer that multiplies the other is computed first, so that no kernel binds more than 8
-        buffers. Products of several rows are held to nothing but the comparison of whole runs."""
+        """Products of several rows are held to nothing but the comparison of whole runs."""
         if self.rows > 1:
             return
+        y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(self.of or self.n)
+        self.tell(witness, reads, writes, y, truth)
+        if witness.is_made(writes[0]):
+            witness.judge("result", self.element, y, truth)
+
+    def tell(
+        self, witness: Witness, reads: Sequence[int], writes: Sequence[int], y: list[Any], truth: list[Any]
+    ) -> None:
+        """Have `witness` compute its part of `truth`, and of `y` if the step does not make that.
+
+        The half of a gated layer that multiplies the other is computed first, so that no kernel binds more than 8
+        buffers."""
         each, given = ELEMENT_BYTES[self.element], not witness.is_made(writes[0])
         wide = ELEMENT_BYTES[self.stream]
         sizes = {"x": self.k * (each if self.behind else wide), "skip": self.k * wide}
@@ -215,8 +237,8 @@ class MatVec(Operation):
         shared = {name: own[name] for name in self._norm_weights()}
         shared |= {name: kept[name] for name in ("x", "skip") if name in kept}
 
-        def run(rows: int, flags: Mapping[str, bool], bindings: Mapping[str, list[Any]]) -> None:
-            named = {**constants, "N": rows, **flags}
+        def run(rows: int, flags: Mapping[str, bool], bindings: Mapping[str, list[Any]], first: int = 0) -> None:
+            named = {**constants, "N": rows, "FIRST": first, **flags}
             witness.run("truth_gemv", named, self.element == "f16", bindings, (-(-rows // 64), 1, 1))
 
         behind = flags_behind(self)
@@ -224,21 +246,27 @@ class MatVec(Operation):
         up: dict[str, list[Any]] = {}
         if self.up is not None:
             up = {"up": witness.scores(self.n)}
-            taken = {name: own[f"{name}_up"] for name in ("weights", "scales", "zeros") if f"{name}_up" in own}
+            taken = {name: own[f"{name}_up"] for name in PACKED if f"{name}_up" in own}
             bias = {"bias": kept["bias_up"]} if self.bias else {}
             run(self.n, nothing, {**shared, **taken, **bias, "truth": up["up"]})
-        truth, y = witness.truths(self.n), witness.keep(writes[0], self.n * each)
         made: dict[str, list[Any]] = {"truth": truth, **({"y": y} if given else {})}
         taken = {name: buffer for name, buffer in own.items() if not name.endswith("_up")}
         added: dict[str, list[Any]] = {name: kept[name] for name in ("bias", "residual", "second") if name in kept}
-        run(self.n, behind, {**shared, **taken, **added, **up, **made})
-        if not given:
-            witness.judge("result", self.element, y, truth)
+        run(self.n, behind, {**shared, **taken, **added, **up, **made}, self.first)
         if self.total:
             truth, y = witness.truths(self.k), witness.keep(writes[1], self.k * wide)
             sums = {name: shared[name] for name in ("x", "skip", "gamma_behind")}
             run(self.k, nothing, {**sums, "truth": truth})
             witness.judge("sum", self.stream, y, truth)
+
+
+def half_of(what: MatVec) -> tuple[int | None, ...]:
+    """A product's buffers of weights, as `up` of a gated one: in the order of PACKED, without those at the end that it
+    lacks."""
+    buffers = [getattr(what, name) for name in PACKED]
+    while buffers[-1] is None:
+        buffers.pop()
+    return tuple(buffers)
 
 
 def epsilons(what: MatVec) -> dict[str, float]:
@@ -252,6 +280,7 @@ def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | Non
     another is faster: up to TALL rows."""
     gated, dense = what.up is not None, what.scales is None
     more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
+    more = more or what.minima is not None or what.of > 0
     if what.element != "f16" or what.rows <= TALL or more or what.n % 8 or what.norm is not None:
         return None
     tiling = tune_few_matrices(what.rows, what.n, what.k, gated, dense, limits)
@@ -294,6 +323,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         "PREPARED": what.prepared,
         "WIDE": what.wide,
         **packing(what),
+        "FIRST": what.first,
         "SIXTEENS": what.block == SIXTEEN,
         **tuning.constants(),
     }
@@ -311,7 +341,8 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
         return KernelPlan("few_rows_dense", {**fused, **dense.constants()}, dense.workgroups)
     tuning = tune_rows(what.k, what.n, what.rows, gated, limits)
-    return KernelPlan("few_rows_q4", {**fused, **packing(what), **tuning.constants()}, tuning.workgroups)
+    place = {"FIRST": what.first, "OF": what.of or what.n}
+    return KernelPlan("few_rows_q4", {**fused, **packing(what), **place, **tuning.constants()}, tuning.workgroups)
 
 
 def fits_matvec(what: MatVec) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..ort_kernels import Met
 from ..step_graph import Node, StepGraph
 from .elementwise import Add, Cast, Gelu, Multiply, Power, Relu, Scale, Silu, Tanh
-from .gemv import Factor, MatVec
+from .gemv import PACKED, Factor, MatVec, half_of
 from .norm import CenteredNorm, Norm, RmsNorm
 
-__all__ = ["gates_joined", "norms_joined", "sums_joined"]
+__all__ = ["Joins", "gates_joined", "norms_joined", "sums_joined"]
 
 
 @dataclass
@@ -148,13 +149,13 @@ def pair(gate: Node, up: Node, size: int, *, gelu: bool) -> Node | None:
     one, other = product(gate), product(up)
     if one is None or other is None or one.n != size or gate.reads[0] != up.reads[0]:
         return None
-    alike = replace(one, weights=other.weights, scales=other.scales, zeros=other.zeros) == other
-    alike = alike and (one.scales is None) == (other.scales is None) and (one.zeros is None) == (other.zeros is None)
+    buffers: dict[str, Any] = {name: getattr(other, name) for name in PACKED}
+    alike = replace(one, **buffers) == other
+    alike = alike and all((getattr(one, name) is None) == (buffers[name] is None) for name in PACKED)
     plain = replace(one, residual=False)
     if not alike or plain != MatVec(**{**vars(plain), **NOTHING_BESIDES}):
         return None
-    weights = tuple(buffer for buffer in (other.weights, other.scales, other.zeros) if buffer is not None)
-    what = replace(plain, up=weights, gelu=gelu, bias=one.residual)
+    what = replace(plain, up=half_of(other), gelu=gelu, bias=one.residual)
     return replace(gate, what=what, reads=(*gate.reads, *up.reads[1:]))
 
 

@@ -55,6 +55,9 @@ class NBitsWeights:
     bits: int = 4
     zeros: int | None = None
     """The recorded id of their zero points' buffer, if they have any."""
+    minima: int | None = None
+    """The recorded id of their minima's buffer, [k / block, n], if the graph adds the product of the blocks' sums with
+    these."""
 
 
 PRODUCTS = (

@@ -1,7 +1,7 @@
-// A few rows times a matrix in int4 or int8: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations
+// A few rows times a matrix in int4 or int8: y[m][FIRST + n] = sum over k of W[n][k] * x[m][k], fused with the operations
 // behind it.
 //
-// W as packing.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, N].
+// W as packing.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, OF].
 // Behind the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes, with up by up[m][n];
 // + residual[m][n]; + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
 //
@@ -42,6 +42,9 @@ struct Request {
   factors: array<element, REQUESTS>,
 #if zeros
   zeros: array<element, REQUESTS>, // their shares
+#endif
+#if minima
+  minima: array<element, REQUESTS>,
 #endif
 }
 
@@ -88,11 +91,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let zero_at = zero_of(row, block);
     wanted.zeros[b * LINES + r] = zero_share(zeros[zero_at / (32u / BITS)], zero_at);
 #endif
+#if minima
+    wanted.minima[b * LINES + r] = minima[block * N + row];
+#endif
 #if weights_up
     wanted.words[b * LINES + ROWS + r] = weights_up[row * ROOM + at];
     wanted.factors[b * LINES + ROWS + r] = scales_up[row * BLOCKS + block];
 #if zeros
     wanted.zeros[b * LINES + ROWS + r] = zero_share(zeros_up[zero_at / (32u / BITS)], zero_at);
+#endif
+#if minima
+    wanted.minima[b * LINES + ROWS + r] = minima_up[block * N + row];
 #endif
 #endif
 #end
@@ -111,8 +120,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if HALF
 #repeat p HALF_TALL
       let pairs = beside(x[min(top + 2u * p, M - 1u) * OCTETS + at], x[min(top + 2u * p + 1u, M - 1u) * OCTETS + at]);
+#if minima
+      let pair_sum = vec2<f32>((pairs[0] + pairs[1]) + (pairs[2] + pairs[3]) + ((pairs[4] + pairs[5]) + (pairs[6] + pairs[7])));
+#endif
 #repeat r LINES
+#if minima
+      let both = vec2<f32>(pair_dot(spreads[r], pairs)) * f32(wanted.factors[b * LINES + r])
+        + pair_sum / SHARE * f32(wanted.minima[b * LINES + r]);
+#else
       let both = vec2<f32>(pair_dot(spreads[r], pairs)) * f32(wanted.factors[b * LINES + r]);
+#endif
       sums[r * TALL + 2u * p] += both.x;
       sums[r * TALL + 2u * p + 1u] += both.y;
 #end
@@ -122,6 +139,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let octet = x[min(top + m, M - 1u) * OCTETS + at];
 #repeat r LINES
       sums[r * TALL + m] += spread_dot(spreads[r], octet) * wanted.factors[b * LINES + r];
+#if minima
+      sums[r * TALL + m] += octet_sum(octet) * wanted.minima[b * LINES + r];
+#endif
 #end
 #end
 #endif
@@ -192,7 +212,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if second
       value += f32(second[m * N + n]);
 #endif
-      y[m * N + n] = element(value);
+      y[m * OF + FIRST + n] = element(value);
     }
   }
 }

@@ -13,6 +13,10 @@
     let c = held[4u * s + 2u];
     let d = held[4u * s + 3u];
 #endif
+#if minima
+    let lower_sum = octet_sum(a) + octet_sum(b);
+    let upper_sum = octet_sum(c) + octet_sum(d);
+#endif
 #repeat r SUMS
     let at = r * STEPS + s;
 #if zeros
@@ -42,6 +46,13 @@
     sums[r] += total_of(lower) * f32(wanted.factors[2u * at]) + total_of(upper) * f32(wanted.factors[2u * at + 1u]);
 #else
     sums[r] += total_of(lower + upper) * f32(wanted.factors[at]);
+#endif
+#if minima
+#if SIXTEENS
+    sums[r] += lower_sum * f32(wanted.minima[2u * at]) + upper_sum * f32(wanted.minima[2u * at + 1u]);
+#else
+    sums[r] += (lower_sum + upper_sum) * f32(wanted.minima[at]);
+#endif
 #endif
 #end
 #end

@@ -1,4 +1,4 @@
-// A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], fused with the operations around
+// A row vector times a matrix in int4 or int8: y[FIRST + n] = sum over k of W[n][k] * x[k], fused with the operations around
 // it, as its bindings and flags tell.
 //
 // W as packing.wgsl has it; SIXTEENS: BLOCK is 16, else a multiple of 32. With gamma, x is x / sqrt(mean(x^2) + EPSILON) *
@@ -171,7 +171,7 @@ fn main(
 #else
       let beside = other;
 #endif
-      y[n] = element(behind_product(sum * SHARE + before, beside) + added);
+      y[FIRST + n] = element(behind_product(sum * SHARE + before, beside) + added);
     }
 #if LOOP
     if (next >= TILES) {

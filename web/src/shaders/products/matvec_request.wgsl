@@ -7,6 +7,9 @@ struct Request {
 #if zeros
   zeros: array<u32, LOADS>, // the words that contain them
 #endif
+#if minima
+  minima: array<element, SCALES * LOADS>,
+#endif
 }
 
 // The first block of a run in a row.
@@ -30,6 +33,12 @@ fn request(tile: u32, team: u32, member: u32) -> Request {
 #if SIXTEENS
   wanted.factors[SCALES * at + 1u] = scales[row * BLOCKS + block + 1u];
 #endif
+#if minima
+  wanted.minima[SCALES * at] = minima[block * N + row];
+#if SIXTEENS
+  wanted.minima[SCALES * at + 1u] = minima[(block + 1u) * N + row];
+#endif
+#endif
 #if zeros
   wanted.zeros[at] = zeros[zero_of(row, block) / (32u / BITS)];
 #endif
@@ -42,6 +51,12 @@ fn request(tile: u32, team: u32, member: u32) -> Request {
 #endif
 #if SIXTEENS
   wanted.factors[SCALES * up + 1u] = scales_up[row * BLOCKS + block + 1u];
+#endif
+#if minima
+  wanted.minima[SCALES * up] = minima_up[block * N + row];
+#if SIXTEENS
+  wanted.minima[SCALES * up + 1u] = minima_up[(block + 1u) * N + row];
+#endif
 #endif
 #if zeros
   wanted.zeros[up] = zeros_up[zero_of(row, block) / (32u / BITS)];

@@ -137,6 +137,18 @@ fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
   return spread_dot(spread(w, zero), o);
 }
 
+#if minima
+// A SHARE-th of the sum of eight elements.
+fn octet_sum(o: Octet) -> f32 {
+#if HALF
+  let sum = (halves_of(o.x) + halves_of(o.y)) + (halves_of(o.z) + halves_of(o.w));
+  return (f32(sum.x) + f32(sum.y)) / SHARE;
+#else
+  return dot(o[0] + o[1], vec4<f32>(1.0));
+#endif
+}
+#endif
+
 #if zeros
 // The share of a zero point, read from its word.
 fn zero_share(word: u32, at: u32) -> element {

@@ -1,15 +1,15 @@
 // The truth for a GEMV, in float32, and a bound of its rounding errors: one thread an output, plain loops.
 //
-// y[n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it, W
+// y[FIRST + n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it, W
 // as packing.wgsl has it or, without scales, [K, N] of `element`.
-// truth[n] = (y[n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
+// truth[FIRST + n] = (y[FIRST + n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
 // small factor (docs/design.md, "Checking"). Sums are taken in runs of BLOCK terms, so that their own error is far below.
 // Into any y goes the result, rounded to `element`, where no recorded buffer has it.
 // With up: the activation of that times `up`, the truth of the other half. Without weights: no product, but what is
 // normalised before it (with gamma_behind), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms
 // (gammas, beta, skip) are float16; else they are float32.
-// Constants: N, K, BLOCK (elements that share a scale; any divisor of K without scales), EPSILON with gamma,
+// Constants: N, K, FIRST, BLOCK (elements that share a scale; any divisor of K without scales), EPSILON with gamma,
 // EPSILON_BEHIND with gamma_behind. Dispatch: N / 64.
 
 #if HALF_X
@@ -174,8 +174,14 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     for (var k = start; k < min(start + BLOCK, K); k++) {
       let value = input(k, inverse_behind, mean, inverse);
       let w = weight(n, k);
+#if minima
+      let least = f32(minima[k / BLOCK * N + n]);
+      part += (w + least) * value.x;
+      part_squares += (w * w + least * least) * value.y * value.y;
+#else
       part += w * value.x;
       part_squares += w * w * value.y * value.y;
+#endif
     }
     sum += part;
     squares += part_squares;
@@ -226,8 +232,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   spread += abs(value);
 #endif
 #endif
-  truth[n] = vec2<f32>(value, spread);
+  truth[FIRST + n] = vec2<f32>(value, spread);
 #if y
-  y[n] = Made(value);
+  y[FIRST + n] = Made(value);
 #endif
 }

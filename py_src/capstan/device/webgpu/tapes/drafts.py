@@ -4,16 +4,14 @@ with steps over one."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ....graph import LeftOut
 from ....memory import BufferRequest, DeviceBuffer
 from ....tape import RowSpans
 from ...element_types import byte_count
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
-from .rows import LONG, PROBED, OneRow, RowTape, Widened, require_steps_of_one, widened_tape
+from .rows import LONG, PROBED, Fuse, OneRow, RowTape, Widened, require_steps_of_one, widened_tape
 
 __all__ = ["DraftTape", "make_draft_tape"]
 
@@ -41,8 +39,7 @@ async def make_draft_tape(
     positions: int,
     session: int,
     binding: int,
-    passes: Collection[str],
-    left_out: Mapping[int, LeftOut],
+    fuse: Fuse,
 ) -> DraftTape:
     """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
     if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
@@ -67,7 +64,7 @@ async def make_draft_tape(
                 await _check(engine, one, tape, positions, min(length, buffers.capacity - positions - 1), ids, logits)
 
         widened = Widened(positions, True, where, buffers.owner)
-        tape = await widened_tape(engine, buffers, widened, session, binding, passes, left_out, check)
+        tape = await widened_tape(engine, buffers, widened, session, binding, fuse, check)
     except BaseException:
         ids.close()
         logits.close()

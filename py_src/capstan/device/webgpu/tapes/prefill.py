@@ -106,10 +106,10 @@ def weights_on_device(
     recorded = {name: engine.recorded_id(buffer) for name, buffer in buffers.items()}
     return {
         recorded[p.weights]: NBitsWeights(
-            recorded[p.scales], p.n, p.k, p.block, p.int8, p.bits, recorded[p.zeros] if p.zeros else None
+            *(recorded[p.scales], p.n, p.k, p.block, p.int8, p.bits), recorded.get(p.zeros), recorded.get(p.minima)
         )
         for p in products
-        if {p.weights, p.scales} | ({p.zeros} if p.zeros else set()) <= recorded.keys()
+        if {p.weights, p.scales, p.zeros, p.minima} - {""} <= recorded.keys()
     }
 
 

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ....graph import LeftOut
 from ....host.spans import spanned
 from ....memory import BufferRequest, DeviceBuffer
-from ....tape import RowSpans, WorkgroupLimits, captured_half, check_replayable, fuse_step, row_step, without_clears
+from ....tape import (
+    Command,
+    Placement,
+    Recording,
+    RowSpans,
+    WorkgroupLimits,
+    captured_half,
+    check_replayable,
+    row_step,
+    without_clears,
+)
 from ..engine import GpuEngine
 from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers
 from .comparison import WIDENED_STEP, Compared, require_alike
 from .pipeline import Check, make_tape, recorded
 
-__all__ = ["LONG", "PROBED", "OneRow", "RowTape", "Widened", "make_row_tape", "require_steps_of_one", "widened_tape"]
+__all__ = [
+    "LONG",
+    "PROBED",
+    "Fuse",
+    "OneRow",
+    "RowTape",
+    "Widened",
+    "make_row_tape",
+    "require_steps_of_one",
+    "widened_tape",
+]
+
+Fuse = Callable[[Recording, Sequence[Command], Collection[int]], Placement]
+"""Applies the model's passes to the recorded step of one row; its live-out buffers come last. See fuse_step."""
 
 PROBED = (40, 57)
 LONG = {False: 700, True: 90}
@@ -58,8 +80,7 @@ async def make_row_tape(
     rows: RowBuffers,
     session: int,
     binding: int,
-    passes: Collection[str],
-    left_out: Mapping[int, LeftOut],
+    fuse: Fuse,
 ) -> RowTape:
     """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
     Raises TapeError if no tape is possible, and OutOfMemoryError; the session is then the caller's."""
@@ -72,7 +93,7 @@ async def make_row_tape(
     async def check(tape: int) -> None:
         await _check(engine, one, rows, tape)
 
-    return await widened_tape(engine, buffers, widened, session, binding, passes, left_out, check)
+    return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,7 @@ async def widened_tape(
     widened: Widened,
     session: int,
     binding: int,
-    passes: Collection[str],
-    left_out: Mapping[int, LeftOut],
+    fuse: Fuse,
     check: Check,
 ) -> RowTape:
     """A tape of the widened step, recorded over the buffers of one sequence, that `check` has let pass. Raises and
@@ -103,7 +123,7 @@ async def widened_tape(
         ops, _ = without_clears(captured_half(recording))
         check_replayable(recording)
         lasting = {engine.recorded_id(handle) for handle in buffers.written()}
-        placement = fuse_step(recording, ops, lasting, passes, (), left_out)
+        placement = fuse(recording, ops, lasting)
         limits = WorkgroupLimits.of(engine.adapter())
         where, rows, along = widened.spans, widened.rows, widened.along
         step = row_step(placement, recording, ops, where, rows, limits, buffers.capacity, along)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....errors import OutOfMemoryError, TapeCheckError, TapeError
@@ -16,6 +16,7 @@ from ....tape import (
     Command,
     Copy,
     DispatchIndirect,
+    NBitsWeights,
     Recorded,
     Recording,
     TableGroup,
@@ -57,6 +58,8 @@ class StepRecorder:
     """The verdicts of earlier loads; without it none is read or kept."""
     left_out: Sequence[LeftOut] = ()
     """Attention inputs that the recorded step leaves out: our kernels put them back, or the step is not replayed."""
+    weights: Mapping[int, NBitsWeights] = field(default_factory=dict)
+    """Quantized weights by recorded buffer."""
 
     @spanned("record and check the decode step")
     async def record(self) -> DecodeStep:
@@ -185,7 +188,7 @@ class StepRecorder:
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
         left_out = left_out_by_cache(self.left_out, self.about, buffers.cache, engine.recorded_id)
-        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out)
+        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))

@@ -1,0 +1,134 @@
+"""Products whose results are one vector, one behind the other: q, k and v by weights of several types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from math import prod
+
+from ..kernel_plan import WorkgroupLimits
+from ..operation import Kernel, Operation
+from ..ort_kernels import Met, OrtKernel, Rules, Signature
+from ..step_graph import Node, StepGraph
+from ..witness import Witness
+from .elementwise import Loose
+from .gemv import MatVec
+from .gemv_joins import Joins
+
+__all__ = ["RULES", "Beside", "Concat"]
+
+
+@dataclass(frozen=True)
+class Concat(Loose):
+    """Vectors of these sizes, one behind the other."""
+
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Beside(Operation):
+    """Products that write parts of one vector. Reads are those of one product behind those of the other; writes are
+    the vector and, if a product has a total, that."""
+
+    products: tuple[MatVec, ...]
+
+    @property
+    def title(self) -> str:
+        return " beside ".join(each.title for each in self.products)
+
+    @property
+    def terms(self) -> int:
+        return max(each.terms for each in self.products)
+
+    @property
+    def rounded(self) -> bool:
+        return any(each.rounded for each in self.products)
+
+    def written_bytes(self, index: int) -> int:
+        return next(each for each in self.products if index == 0 or each.total).written_bytes(index)
+
+    def apart(
+        self, reads: Sequence[int], writes: Sequence[int]
+    ) -> Iterator[tuple[MatVec, Sequence[int], Sequence[int]]]:
+        """Each product with its reads and writes."""
+        start = 0
+        for each in self.products:
+            count = len(each.inputs)
+            yield each, reads[start : start + count], writes if each.total else writes[:1]
+            start += count
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        apart = self.apart(reads, writes)
+        return [kernel for each, read, write in apart for kernel in each.kernels(read, write, limits)]
+
+    def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        first = self.products[0]
+        if first.rows > 1:
+            return
+        y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(first.of)
+        for each, read, write in self.apart(reads, writes):
+            each.tell(witness, read, write, y, truth)
+        if witness.is_made(writes[0]):
+            witness.judge("result", first.element, y, truth)
+
+
+def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
+    """Let products of one row write where their results are needed side by side."""
+    joins = Joins(graph)
+    for node in graph.nodes:
+        if not isinstance(node.what, Concat) or len(set(node.reads)) < len(node.reads):
+            continue
+        makers = [joins.made_for(value, node) for value in node.reads]
+        found = [(each, each.what) for each in makers if each is not None and isinstance(each.what, MatVec)]
+        fits = all(what.scales is not None and what.of == 0 for _, what in found)
+        if [what.n for _, what in found] != list(node.what.sizes) or not fits:
+            continue
+        starts = [0, *accumulate(node.what.sizes)]
+        placed = (replace(what, first=at, of=starts[-1]) for (_, what), at in zip(found, starts, strict=False))
+        whole = Beside(tuple(placed))
+        reads = tuple(value for maker, _ in found for value in maker.reads)
+        others = tuple(value for maker, _ in found for value in maker.writes[1:])
+        by, written = replace(node, what=whole, reads=reads), replace(node, writes=(*node.writes, *others))
+        joins.join(by, written, *(maker for maker, _ in found))
+        joins.gone -= set(others)
+    return joins.joined()
+
+
+def placed_behind(kernel: OrtKernel, count: int) -> bool:
+    """Whether its inputs are vectors."""
+    shapes = [kernel.uniforms[f"input_{i}_shape"] for i in range(count)]
+    vectors = all(isinstance(shape, tuple) and shape[:-1] == (1, 1) for shape in shapes)
+    return vectors and sum(sizes(kernel, count)) == kernel.uniforms["output_size"]
+
+
+def sizes(kernel: OrtKernel, count: int) -> tuple[int, ...]:
+    shapes = (kernel.uniforms[f"input_{i}_shape"] for i in range(count))
+    return tuple(prod(shape) for shape in shapes if isinstance(shape, tuple))
+
+
+def concat(met: Met, count: int) -> list[Node]:
+    what = Concat(met.kernel.number("output_size"), met.kernel.element, sizes(met.kernel, count))
+    return [met.node(what, tuple(met.read(f"input_{i}") for i in range(count)), met.written("output"))]
+
+
+RULES = Rules(
+    tuple(
+        Signature(
+            "concat",
+            "matvec",
+            (*(f"input_{i}" for i in range(count)), "output"),
+            has=(
+                "input_0: array<f",
+                "output_indices[2] += uniforms.sizes_in_concat_axis[0];",
+                f"(output_indices, input_{count - 1}[global_idx - uniforms.offsets[input_index]]);",
+            ),
+            asked=("output_size",),
+            holds=partial(placed_behind, count=count),
+            parts=partial(concat, count=count),
+        )
+        for count in (2, 3)
+    ),
+    folds={"matvec": joined},
+)

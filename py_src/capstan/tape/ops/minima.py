@@ -1,0 +1,106 @@
+"""Products by affine weights: one by their integers and one by their minima, in a recorded run, as one of ours.
+
+A GGUF file's graph (graph/gguf/tensors.py) adds the product of the blocks' sums of x with the minima to that of x with
+the integers. `products` tells which minima belong to which integers, since the graph has that form; which dispatch is
+which is told by the buffers that it binds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..ort_kernels import RunReader, bound, recognise
+from ..recording import Command, Recording
+from ..step_graph import Node, Recorded, StepGraph
+from .elementwise import ADDS, Add
+from .gemv import MatVec
+from .gemv_joins import Joins
+from .matmul import NBitsWeights
+
+__all__ = ["MinimaSums", "minima_joined"]
+
+
+def minima_joined(
+    graph: StepGraph, recording: Recording, ops: Sequence[Command], products: Mapping[int, NBitsWeights]
+) -> StepGraph:
+    """Let products add what their minima add. Sums of blocks that nothing else reads are left out."""
+    joins = Joins(graph)
+    sums_of: dict[int, Node] = {}
+    """What made the sums of blocks, by the value that a product makes with them."""
+    for node in graph.nodes if any(each.minima is not None for each in products.values()) else ():
+        if not isinstance(node.what, Add):
+            continue
+        for value, other in (node.reads, node.reads[::-1]):
+            maker, below = joins.made_for(value, node), joins.made_for(other, node)
+            what = maker.what if maker is not None else None
+            if maker is None or below is None or not isinstance(what, MatVec) or what.weights not in products:
+                continue
+            minima = products[what.weights].minima
+            if minima is None or replace(what, rounded=False) != plain(what):
+                continue
+            sums = factor_of(graph, recording, ops, below, minima)
+            summed = joins.makers.get(sums) if sums is not None else None
+            if summed is not None and only_read(graph, recording, ops, summed) == maker.reads[0]:
+                joins.join(replace(maker, what=replace(what, minima=minima)), node, maker, below)
+                sums_of[node.writes[0]] = summed
+                break
+    joined = joins.joined()
+    wanted = joined.readers().keys() | set(joined.last.values())
+    idle = {id(node): node.origins for node in sums_of.values() if wanted.isdisjoint(node.writes)}
+    nodes = [
+        replace(node, origins=node.origins.union(*(idle.get(id(sums_of.get(value)), ()) for value in node.writes)))
+        for node in joined.nodes
+        if id(node) not in idle
+    ]
+    return replace(joined, nodes=tuple(nodes))
+
+
+def plain(what: MatVec) -> MatVec:
+    """The product by the same weights with nothing joined to it."""
+    named = {name: getattr(what, name) for name in ("bits", "zeros", "rows")}
+    return MatVec(what.weights, what.scales, what.n, what.k, what.block, what.element, **named)
+
+
+def factor_of(graph: StepGraph, recording: Recording, ops: Sequence[Command], node: Node, weights: int) -> int | None:
+    """The value that a product by dense weights multiplies; None if the node is no product by `weights`."""
+    if isinstance(node.what, MatVec):
+        return node.reads[0] if node.what == plain(replace(node.what, weights=weights)) else None
+    at = places(recording, ops, node)
+    named = set(at) == {"a", "b", "output"} and at["b"] == weights
+    return next((value for value in node.reads if named and graph.homes.get(value) == at["a"]), None)
+
+
+def only_read(graph: StepGraph, recording: Recording, ops: Sequence[Command], node: Node) -> int | None:
+    """The one value that a recorded operation reads; None if it reads several."""
+    bindings = places(recording, ops, node).values()
+    found = [value for value in node.reads if graph.homes.get(value) in bindings]
+    return found[0] if len(found) == 1 else None
+
+
+def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[str, int]:
+    """What a recorded operation binds; nothing if it is one of ours."""
+    met = bound(recording, ops[node.what.index], {}) if isinstance(node.what, Recorded) else None
+    return met[0] if met is not None else {}
+
+
+@dataclass
+class MinimaSums(RunReader):
+    """Reads the sums of a recorded run of a model with minima, for products to join them."""
+
+    weights: Mapping[int, NBitsWeights]
+
+    def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
+        """The sum that a recorded operation computes; None if it computes something else."""
+        if all(each.minima is None for each in self.weights.values()):
+            return None
+        found = recognise(self.recording, self.ops[index], self.uploaded, (ADDS,))
+        if found is None:
+            return None
+        kernel, _ = found
+        what = Add(kernel.number("element_count"), kernel.element)
+        inputs = (reads[kernel.at["input_a"]], reads[kernel.at["input_b"]])
+        return [Node(what, inputs, (writes[kernel.at["output"]],), index, frozenset({index}))]
+
+    def joined(self, graph: StepGraph) -> StepGraph:
+        return minima_joined(graph, self.recording, self.ops, self.weights)
