@@ -18,7 +18,7 @@ from capstan.stages.search import SearchOptions
 from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
 from capstan.tape.ops.attention import Attention, HeadNorms
-from capstan.tape.ops.gemv import Factor
+from capstan.tape.ops.gemv import Factor, half_of
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
 from capstan.tape.row_step import Gather
@@ -61,6 +61,8 @@ WEIGHTS: tuple[dict[str, Any], ...] = (
     {"scales": 7, "block": 16},
     {"scales": 7, "block": 16, "zeros": 8, "bits": 8},
     {"scales": 7, "block": 32, "bits": 8},
+    {"scales": 7, "block": 32, "minima": 9},
+    {"scales": 7, "block": 16, "bits": 8, "minima": 9, "first": 32, "of": 8192},
 )
 
 
@@ -78,8 +80,9 @@ def products(seed: int) -> Iterator[tuple[Operation, int, int]]:
             weights = dict(numbers.choice(WEIGHTS)) if quantized else {"scales": None, "block": 0}
             about = {**behind, **weights, **before}
             if about.get("up"):
-                parts = [("weights", 11), ("scales", 12), ("zeros", 13)]
-                about["up"] = tuple(id_ for name, id_ in parts if name == "weights" or about.get(name) is not None)
+                halves = {"weights": 11, "scales": 12, "zeros": 13, "minima": 14}
+                there = {name: id_ for name, id_ in halves.items() if name == "weights" or about.get(name) is not None}
+                about["up"] = half_of(MatVec(**{**dict.fromkeys(halves), **there}, n=1, k=1, block=0, element=""))
             n, k = numbers.choice(((96, 128), (2048, 4096), (4096, 256)))
             what = MatVec(weights=6, n=n, k=k, element=element, rows=rows, **about)
             yield what, len(what.inputs), 2 if what.total else 1
