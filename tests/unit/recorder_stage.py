@@ -107,6 +107,8 @@ class Engine:
         """Whether the tape was ours, and the length, of every step that was held to the truth."""
         self.no_room: Callable[[int], None] = lambda _tape: None
         """May raise where there is no memory for the truth of a tape."""
+        self.probed: list[int] = []
+        """Tokens of each prompt that was prefilled."""
         self.retired: list[int] = []
         self.dropped: list[int] = []
         self.poisoned: dict[int, set[int]] = {}
@@ -301,6 +303,7 @@ def record(
     prepare: Callable[[Engine], None] = lambda _engine: None,
     verdicts: Verdicts | None = None,
     window: int = 0,
+    states: Sequence[DeviceSpan] = (),
 ) -> Outcome:
     """The outcome of recording a small decoder; a `window` applies to every attention."""
     small = small or decoder()
@@ -309,10 +312,12 @@ def record(
     prepare(engine)
     about = About(tuple(Pair(f"past {i}", f"present {i}") for i in range(len(small.caches))), mask_dtype=mask_dtype)
     buffers = Buffers(engine, about)
+    buffers.states = states
     step = DecodeStep(cast(Any, engine), EAGER, capture="tape", note=None, captured=CAPTURED)
 
-    async def probe(_buffers: Any, _ids: Sequence[int]) -> None:
+    async def probe(_buffers: Any, ids: Sequence[int]) -> None:
         """No prefill: the caches' contents are enough."""
+        engine.probed.append(len(ids))
 
     given: tuple[Any, Any] = (buffers, about)
     left_out = [LeftOut(pair.past, window) for pair in about.cache[::2]] if window else []

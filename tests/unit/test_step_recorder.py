@@ -99,6 +99,20 @@ def test_it_is_checked_at_a_short_and_a_long_length() -> None:
     assert engine.played_at == [(True, SHORT), (True, CAPACITY)]
 
 
+def test_the_prompt_before_the_steps_is_prefilled_once() -> None:
+    """Prompts are slow where there is no GPU, and no step changes what they leave."""
+    assert record().engine.probed == [40]
+
+
+def test_a_wrong_step_may_have_changed_the_prompt_before_it() -> None:
+    def prepare(engine: Engine) -> None:
+        engine.spoils = lambda tape, length: 1.0 if tape.ours else 0.0
+
+    with pytest.warns(FallbackWarning, match="differs from an eager one"):
+        outcome = record(prepare=prepare)
+    assert outcome.engine.probed == [40, 40]
+
+
 def test_the_caches_are_as_a_prompt_leaves_them_when_an_operation_is_held_to_the_truth() -> None:
     engine = Engine(decoder(), decoder().sketch.record())
     seen: list[tuple[int, bool, bool]] = []

@@ -92,6 +92,8 @@ class StepCheck:
     """Prefills a few tokens, so that steps are compared on real state."""
     longest_window: int = 0
     """Positions of the longest window of attention that ends before the capacity; 0 if there is none."""
+    prefilled: int = 0
+    """Positions of the prompt that the caches have. Right steps change none of them."""
 
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
@@ -135,6 +137,7 @@ class StepCheck:
         finally:
             if plain:
                 engine.close_tape(plain)
+        self.prefilled = 0 if faults or wrong else self.prefilled
         reasons = {kernels: wrong[index] for index in wrong if (kernels := self._kernels(nodes[index]))}
         for index, node in enumerate(nodes) if wrong else ():
             reason = wrong.get(index) or reasons.get(self._kernels(node))
@@ -166,13 +169,16 @@ class StepCheck:
         await engine.witness(recording.handle, 0, 0, planned.spec())
 
     async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
-        """The state after `length` positions of a prompt: some are prefilled, the caches' rows after them repeat these.
+        """The state after `length` positions of a prompt: some are prefilled, once unless the model has states, and the
+        caches' rows after them repeat these.
 
         The rest of the caches is full of the word `beyond`.
         """
         buffers, vocabulary = self.buffers, self.about.vocab_size
         filled = min(length, PROBE_TOKENS)
-        await self.probe(buffers, [(7 * i + 3) % vocabulary for i in range(filled)])
+        if self.prefilled != filled or buffers.states:
+            await self.probe(buffers, [(7 * i + 3) % vocabulary for i in range(filled)])
+            self.prefilled = filled
         buffers.set_input(11 % vocabulary, length)
         await self._rows(recording, beyond, filled)
 
@@ -216,4 +222,8 @@ class StepCheck:
         engine = self.engine
         await self._prepare(recording, length, beyond=0)
         eager = partial(engine.run, self.eager, length + 1)
-        await check_replay(engine, self.buffers, self.about, "step", replay, eager, tolerance)
+        try:
+            await check_replay(engine, self.buffers, self.about, "step", replay, eager, tolerance)
+        except BaseException:
+            self.prefilled = 0
+            raise
