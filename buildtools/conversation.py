@@ -52,7 +52,8 @@ async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool,
     try:
         with serving(assemble(), mounts, digests=Digests()) as server:
             async with open_harness(server.url, output.show, debug, trace=trace is not None) as harness:
-                ready = await harness.request(request)
+                async with output.ticking():
+                    ready = await harness.request(request)
                 if not ready["ok"]:
                     raise_remote(ready["error"])
                 output.end_line()
@@ -96,7 +97,8 @@ class Conversation:
     async def _turn(self, text: str) -> None:
         """Ask with one more message; it is taken back where there is no answer to it."""
         self._messages.append({"role": "user", "content": text})
-        reply = await self._reply()
+        async with self._output.ticking("reading the message"):
+            reply = await self._reply()
         self._output.end_line()
         if not reply["ok"]:
             self._messages.pop()

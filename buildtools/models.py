@@ -1,8 +1,10 @@
-"""Model folders as the command line sees them: what can be refused before a browser starts."""
+"""Models as the command line sees them: what can be refused before a browser starts."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import functools
 import json
 import os
 import re
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from . import ROOT
+from . import ROOT, find_package
 from .errors import CommandError
 
 __all__ = [
@@ -24,7 +26,7 @@ __all__ = [
     "check_genai",
     "check_model",
     "check_place",
-    "check_onnx_folder",
+    "check_script_model",
     "graphs_of",
     "model_url",
     "mounts",
@@ -35,6 +37,7 @@ __all__ = [
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
+GGUF = ".gguf"
 DIGESTS_SUFFIX = ".shards.json"
 """The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
@@ -66,15 +69,34 @@ def check_model(folder: Path) -> Path:
     return folder.resolve()
 
 
-def check_place(path: Path) -> tuple[Path, str]:
-    """The folder to serve for a model, made absolute, and the model's address in the page; a GGUF file is a model."""
-    if path.suffix != ".gguf":
-        folder = check_model(path)
-        return folder, model_url(folder.name)
+def check_place(path: Path) -> Path:
+    """The folder or GGUF file, made absolute, if it can be a model."""
+    if path.suffix != GGUF:
+        return check_model(path)
     if not path.is_file():
         raise CommandError(f"model file {path} does not exist: give a GGUF file, or {BUILDERS}")
-    file = path.resolve()
-    return file.parent, model_url(file.parent.name) + quote(file.name)
+    gguf_has_template(path, path.stat())
+    return path.absolute()
+
+
+@functools.cache
+def gguf_has_template(path: Path, _stat: os.stat_result) -> bool:
+    """Whether a GGUF file has a chat template; CommandError for another file and a damaged one."""
+    find_package()
+    from capstan.errors import CapstanError
+    from capstan.model_files.gguf.header import read_header
+
+    with path.open("rb") as file:
+
+        async def read(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        try:
+            header = asyncio.run(read_header(read, path.stat().st_size, str(path)))
+        except CapstanError as error:
+            raise CommandError(str(error)) from error
+    return bool(header.metadata.get("tokenizer.chat_template"))
 
 
 def require_folder(folder: Path, remedy: str) -> None:
@@ -104,17 +126,25 @@ def read_json(file: Path) -> Any:
         raise CommandError(f"{file} is not JSON ({error}): repair it or export the model again") from error
 
 
-def check_chat_template(folder: Path) -> None:
-    """Refuse a folder without a chat template."""
-    config = folder / "tokenizer_config.json"
-    if (folder / "chat_template.jinja").is_file():
-        return
-    content = read_json(config) if config.is_file() else {}
-    if not (isinstance(content, dict) and content.get("chat_template")):
+def check_chat_template(model: Path) -> None:
+    """Refuse a model without a chat template."""
+    if not has_chat_template(model):
+        where = "chat_template in tokenizer_config.json, or chat_template.jinja"
         raise CommandError(
-            f"{folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): give "
-            "--model a model that was made for chats, or complete a prompt without --chat"
+            f"{model} has no chat template ({'tokenizer.chat_template' if model.is_file() else where}): give --model a "
+            "model that was made for chats, or complete a prompt without --chat"
         )
+
+
+def has_chat_template(model: Path) -> bool:
+    """Whether a model's folder or GGUF file has a chat template. CommandError if it cannot be read."""
+    if model.is_file():
+        return gguf_has_template(model, model.stat())
+    if (model / "chat_template.jinja").is_file():
+        return True
+    config = model / "tokenizer_config.json"
+    content = read_json(config) if config.is_file() else {}
+    return isinstance(content, dict) and bool(content.get("chat_template"))
 
 
 def graphs_of(folder: Path) -> list[Path]:
@@ -124,17 +154,18 @@ def graphs_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("onnx/model*.onnx"))
 
 
-def about_model(folder: Path) -> dict[str, int | bool | None]:
+def about_model(model: Path) -> dict[str, int | bool | None]:
     """The demo page's facts about a model before it is loaded: the bytes of its graph and weights (None for a
     repository, of whose graphs one is read), and whether it has a chat template.
     """
     try:
-        check_chat_template(folder)
-        chat = True
+        chat = has_chat_template(model)
     except CommandError:
         chat = False
-    weights = [path.stat().st_size for path in folder.iterdir() if ".onnx" in path.name and path.is_file()]
-    return {"bytes": sum(weights) if (folder / CONFIG).is_file() else None, "chat": chat}
+    if model.is_file():
+        return {"bytes": model.stat().st_size, "chat": chat}
+    weights = [path.stat().st_size for path in model.iterdir() if ".onnx" in path.name and path.is_file()]
+    return {"bytes": sum(weights) if (model / CONFIG).is_file() else None, "chat": chat}
 
 
 def transformers_js_dtypes(folder: Path) -> list[str]:
@@ -145,13 +176,13 @@ def transformers_js_dtypes(folder: Path) -> list[str]:
     return [name for name in DTYPES if (folder / f"onnx/model{suffixes.get(name, f'_{name}')}.onnx").is_file()]
 
 
-def check_onnx_folder(folder: Path) -> Path:
-    """The folder, made absolute, if it can be a model for a script: one of the builder's, or any with an ONNX graph."""
+def check_script_model(folder: Path) -> Path:
+    """The folder or GGUF file, made absolute, if it can be a model for a script: also any folder with an ONNX graph."""
     if folder.is_dir() and not (folder / CONFIG).exists() and not (folder / REPOSITORY_CONFIG).exists():
         if not any(folder.glob("*.onnx")):
             raise CommandError(f"{folder} has neither {CONFIG} nor an .onnx file: give a model's folder")
         return folder.resolve()
-    return check_model(folder)
+    return check_place(folder)
 
 
 def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,17 +207,19 @@ def repository(name: str, hub: str | None, revision: str | None) -> dict[str, st
     return {"repository": name, "hub": hub, "revision": revision, "token": os.environ.get("CAPSTAN_HUB_TOKEN") or None}
 
 
-def mounts(folders: Iterable[Path]) -> dict[str, Path]:
-    """The name under /models/ of each folder: its own name; two of one name are refused."""
+def mounts(models: Iterable[Path]) -> dict[str, Path]:
+    """The name under /models/ of each folder or GGUF file: its own name; two of one name are refused. A file that is a
+    link keeps the link's name."""
     found: dict[str, Path] = {}
-    for folder in folders:
-        name = folder.resolve().name
-        if name in found and found[name] != folder.resolve():
-            raise CommandError(f"two model folders are named {name!r} ({found[name]}, {folder}): rename one of them")
-        found[name] = folder.resolve()
+    for model in models:
+        target = model.resolve()
+        name = model.name if model.is_file() else target.name
+        if name in found and found[name] != target:
+            raise CommandError(f"two models are named {name!r} ({found[name]}, {model}): rename one of them")
+        found[name] = target
     return found
 
 
 def model_url(name: str) -> str:
     """The address of a mounted model in the page."""
-    return f"/models/{quote(name)}/"
+    return f"/models/{quote(name)}" + ("" if name.endswith(GGUF) else "/")

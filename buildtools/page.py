@@ -96,7 +96,8 @@ async def launch(playwright: Playwright, path: str, url: str) -> Browser:
             ) from error
         if adapter == "software" or await has_hardware_adapter(browser, url):
             if adapter == "software" and wish == "auto":
-                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists)")
+                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
+                say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
             return browser
         await browser.close()
     raise CommandError("CAPSTAN_ADAPTER=hardware, but Chromium finds no GPU adapter here: set it to auto or software")

@@ -16,10 +16,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from .errors import CommandError
-from .models import DIGESTS_SUFFIX, about_model, transformers_js_dtypes
+from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
 
 if TYPE_CHECKING:
     from .digests import Digests
@@ -67,7 +67,8 @@ ISOLATION = {
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path;
+    """Serves `root`, each folder of `models` as /models/NAME/ and each GGUF file as /models/NAME, which
+    /models/index.json lists, and `files` by path;
     with `digests` also those of the models' files that their folders lack.
 
     Only who addresses it by an IP address, as localhost or by this machine's name is answered, and no page of another
@@ -141,10 +142,10 @@ class SiteServer(ThreadingHTTPServer):
             return False
         return True
 
-    def about(self, name: str, folder: Path) -> dict[str, object]:
+    def about(self, name: str, model: Path) -> dict[str, object]:
         """A model's entry in /models/index.json."""
-        entry: dict[str, object] = {"name": name, "url": f"/models/{quote(name)}/", **about_model(folder)}
-        if TRANSFORMERS_JS in self.files and (dtypes := transformers_js_dtypes(folder)):
+        entry: dict[str, object] = {"name": name.removesuffix(GGUF), "url": model_url(name), **about_model(model)}
+        if TRANSFORMERS_JS in self.files and (dtypes := transformers_js_dtypes(model)):
             entry["transformers_js"] = dtypes
         return entry
 
@@ -163,6 +164,9 @@ class SiteServer(ThreadingHTTPServer):
             return json.dumps([self.about(*model) for model in self.models.items()], indent=1).encode()
         if path in self.files:
             return self.files[path]
+        name = parts[1] if len(parts) == 2 and parts[0] == "models" and not path.endswith("/") else ""
+        if (file := self.models.get(name.removesuffix(DIGESTS_SUFFIX))) and file.is_file():
+            return self.of_a_file(file, name)
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
             base, parts = self.models[parts[1]], parts[2:]
@@ -172,6 +176,12 @@ class SiteServer(ThreadingHTTPServer):
             data = file_below(base, [*parts[:-1], parts[-1].removesuffix(DIGESTS_SUFFIX)])
             return data and self.digests.text(data)
         return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
+
+    def of_a_file(self, file: Path, name: str) -> Path | bytes | None:
+        """A GGUF file, or its digests."""
+        if not name.endswith(DIGESTS_SUFFIX):
+            return file
+        return self.digests.text(file) if self.digests else None
 
 
 def file_below(base: Path, parts: Sequence[str]) -> Path | None:

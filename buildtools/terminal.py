@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 __all__ = ["Event", "Output", "Progress", "say"]
@@ -13,6 +16,11 @@ Event = dict[str, Any]
 
 REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25
+TICK_SECONDS = 1.0
+QUIET_TICKS = 3
+"""A step that took no longer is not told."""
+PLAIN_TICKS = 30
+"""Where lines are not rewritten, every such tick of a long step is a line."""
 
 
 def say(text: str) -> None:
@@ -44,6 +52,14 @@ class Progress:
             self._quarters[what] = quarter
             say(text)
 
+    def waiting(self, what: str, ticks: int) -> None:
+        """`what` is under way since so many ticks."""
+        text = f"{what}: {ticks * TICK_SECONDS:.0f} s so far"
+        if self._rewrites:
+            self._draw(text)
+        elif ticks % PLAIN_TICKS == 0:
+            say(text)
+
     def line(self, text: str) -> None:
         """Write a line that stays."""
         self.clear()
@@ -66,20 +82,48 @@ class Output:
     def __init__(self) -> None:
         self._progress = Progress()
         self._line_is_open = False
+        self._step = ""
+        """The step that is under way, as the page called it; empty while text comes."""
+        self._ticks = 0
+
+    @contextlib.asynccontextmanager
+    async def ticking(self, step: str = "") -> AsyncIterator[None]:
+        """Tell how long a step takes that says nothing, `step` at first, for as long as the block runs."""
+        self._begin(step)
+        clock = asyncio.ensure_future(self._tick())
+        try:
+            yield
+        finally:
+            clock.cancel()
+            self._begin("")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._ticks += 1
+            if self._step and self._ticks >= QUIET_TICKS:
+                self._progress.waiting(self._step, self._ticks)
+
+    def _begin(self, step: str) -> None:
+        self._step, self._ticks = step, 0
 
     def show(self, event: Event) -> None:
         """Write one event."""
         match event["kind"]:
             case "text":
+                self._begin("")
                 self._progress.clear()
                 sys.stdout.write(event["text"])
                 sys.stdout.flush()
                 self._line_is_open = not event["text"].endswith("\n") if event["text"] else self._line_is_open
             case "progress":
+                self._begin(self._step)
                 self._progress.update(event["what"], event["done"], event["total"])
             case "status" | "stdout" | "stderr":
                 self.end_line()
                 say(event["text"].rstrip("\n"))
+                if event["kind"] == "status":
+                    self._begin(event["text"])
 
     def end_line(self) -> None:
         """Take the progress away and end a line of text that is open."""

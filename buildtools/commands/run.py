@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import find_package
+from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError, raise_remote
 from ..models import (
-    BUNDLED,
     DTYPES,
     add_hub_arguments,
     check_chat_template,
@@ -52,7 +52,7 @@ def speculation_options() -> tuple[Any, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`."""
     add = parser.add_argument
-    add("text", nargs="?", help="the prompt")
+    add("text", nargs="?", help="the prompt: a message, if the model has a chat template, else a text to continue")
     add("--prompt", metavar="TEXT", help="the prompt, as an option")
     add("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
     add(
@@ -62,8 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="PLACE",
         help="a folder that onnxruntime-genai's model builder wrote, a repository in Transformers.js layout, or a GGUF "
-        "file (default: the bundled model)",
+        f"file (default: {SMOLLM2.title}, which is downloaded once)",
     )
+    add("--raw", action="store_true", help="continue the prompt, also with a model that has a chat template")
     add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
     new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, with --chat as many as there is room for)"
@@ -95,7 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.folders`."""
+    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.served`, the
+    models to serve. Both lack the model if none was named."""
     asked = read_chat(args) if args.chat else read_completion(args)
     numbers = {"new-tokens": args.max_new_tokens, "length": args.max_length}
     for option, value in {"--run-ahead": args.run_ahead, **{f"--max-{name}": n for name, n in numbers.items()}}.items():
@@ -103,14 +105,9 @@ def check(args: argparse.Namespace) -> None:
             raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
     search = read_search(args)
     args.trace = trace_file(args.trace)
-    hub = repository(args.model, args.hub, args.revision) if args.model is not None else None
-    path = Path(args.model) if args.model is not None else BUNDLED
-    folder, address = (None, None) if hub else check_place(path)
-    args.folders = [] if folder is None else [folder]
-    if args.chat and folder is not None and path.is_dir():
-        check_chat_template(folder)
+    args.served = []
     args.request = {
-        "model": hub or address,
+        "model": None,
         "dtype": args.dtype,
         "device": args.device,
         "capture": args.capture,
@@ -122,6 +119,19 @@ def check(args: argparse.Namespace) -> None:
         **read_adapter(args),
         **asked,
     }
+    if args.model is not None:
+        args.request["model"] = repository(args.model, args.hub, args.revision) or mounted(Path(args.model), args)
+
+
+def mounted(path: Path, args: argparse.Namespace) -> str:
+    """The address of a model of this machine in the page; it is served from now on."""
+    model = check_place(path)
+    if args.chat:
+        check_chat_template(model)
+    args.served.insert(0, model)
+    [name] = mounts([model])
+    mounts(args.served)
+    return model_url(name)
 
 
 def read_completion(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,12 +140,14 @@ def read_completion(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_length is not None:
         raise CommandError("--max-length is for --chat: give --max-new-tokens for one prompt")
     new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens
-    return {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids, "max_new_tokens": new_tokens}
+    request = {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids, "max_new_tokens": new_tokens}
+    return request if args.raw or prompt is None else {**request, "as_message": True}
 
 
 def read_chat(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a request that begins a conversation."""
     given = {"a prompt": args.text or args.prompt, "--prompt-ids": args.prompt_ids, "--json": args.json or None}
+    given["--raw"] = args.raw or None
     for name, value in given.items():
         if value is not None:
             raise CommandError(f"--chat and {name} were both given: --chat asks for messages and prints answers")
@@ -147,7 +159,7 @@ def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]
     given = {"the positional prompt": args.text, "--prompt": args.prompt, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in given.items() if value is not None]
     if not names:
-        raise CommandError('no prompt: give one, as in build.py run "def fibonacci(n):", or --prompt-ids 1,2,3')
+        raise CommandError('no prompt: give one, as in build.py run "Why is the sky blue?", or --prompt-ids 1,2,3')
     if len(names) > 1:
         raise CommandError(f"{' and '.join(names)} were both given: give one prompt")
     if args.prompt_ids is None:
@@ -238,17 +250,18 @@ def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
     path = Path(args.adapter).resolve()
     if not path.is_file():
         raise CommandError(f"--adapter: {args.adapter} is not a file: give an adapter file (.onnx_adapter)")
-    args.folders.append(path.parent)
-    mounts(args.folders)
+    args.served.append(path.parent)
     return {"adapter": model_url(path.parent.name) + quote(path.name)}
 
 
 def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
+    if args.model is None:
+        args.request["model"] = mounted(default_model(), args)
     if args.chat:
         from ..conversation import converse
 
-        return converse(args.request, mounts(args.folders), args.debug, args.trace)
+        return converse(args.request, mounts(args.served), args.debug, args.trace)
     return asyncio.run(generate(args))
 
 
@@ -261,9 +274,10 @@ async def generate(args: argparse.Namespace) -> int:
 
     output = Output()
     try:
-        with serving(assemble(), mounts(args.folders), digests=Digests()) as server:
+        with serving(assemble(), mounts(args.served), digests=Digests()) as server:
             async with open_harness(server.url, output.show, args.debug, trace=bool(args.trace)) as harness:
-                reply = await harness.request(args.request)
+                async with output.ticking():
+                    reply = await harness.request(args.request)
                 output.end_line()
                 if args.trace:
                     await write_trace(harness, args.trace)

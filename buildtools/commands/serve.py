@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
+from ..chat_model import SMOLLM2, default_model
 from ..contenders import CONTENDERS, transformers_js_files
 from ..errors import CommandError
-from ..models import BUNDLED, check_model, mounts
+from ..models import BUNDLED, check_place, mounts
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -22,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="default: %(default)s; browsers give WebGPU to localhost and https only"
     )
-    parser.add_argument("--model", metavar="DIR", action="append", default=[], help="another model folder to offer")
+    what = "a model to offer, a folder or a GGUF file; the page opens with the first one "
+    default = f"(default: {SMOLLM2.title}, which is downloaded once)"
+    parser.add_argument("--model", metavar="PLACE", action="append", default=[], help=what + default)
     parser.add_argument(
         "--transformers-js",
         metavar="DIR",
@@ -44,8 +48,12 @@ def check(args: argparse.Namespace) -> None:
         transformers_js_files(Path(args.transformers_js))
     if args.port not in PORTS:
         raise CommandError(f"--port is {args.port}, but must be from 0 to {PORTS[-1]}")
-    folders = [BUNDLED] if BUNDLED.is_dir() else []
-    args.mounts = mounts(check_model(folder) for folder in [*folders, *map(Path, args.model)])
+    args.mounts = offered(map(Path, args.model))
+
+
+def offered(models: Iterable[Path]) -> dict[str, Path]:
+    """The mounts of these models, and of the bundled one behind them."""
+    return mounts(check_place(model) for model in [*models, *([BUNDLED] if BUNDLED.is_dir() else [])])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     if args.transformers_js == "":
         CONTENDERS["transformers_js"].install()
     files = transformers_js_files(Path(args.transformers_js) if args.transformers_js else None)
+    models = args.mounts if args.model else offered([default_model()])
     root = Path(args.site) if args.site else assemble()
-    with SiteServer(root, args.mounts, args.host, args.port, files, Digests()) as server:
+    with SiteServer(root, models, args.host, args.port, files, Digests()) as server:
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")
         server.serve_forever()

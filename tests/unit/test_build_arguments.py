@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -15,10 +16,12 @@ from buildtools import cli
 from buildtools.commands import exec as exec_command
 from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
+from buildtools.commands import serve as serve_command
 from buildtools.errors import CommandError
-from buildtools.models import DTYPES, check_model, graphs_of, mounts
+from buildtools.models import BUNDLED, DTYPES, check_model, graphs_of, mounts
 from capstan.loading import repository
 from capstan.weights.manifest import Manifest, parse_manifest
+from tests.gguf_files import gguf_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -70,7 +73,7 @@ def test_an_adapter_is_served_from_its_folder(model: Path, tmp_path: Path) -> No
     args = cli.parse(["run", "x", "--model", str(model), "--adapter", str(folder / "a.onnx_adapter")])
     run_command.check(args)
     assert args.request["adapter"] == "/models/tuned/a.onnx_adapter"
-    assert mounts(args.folders) == {"nano": model, "tuned": folder}
+    assert mounts(args.served) == {"nano": model, "tuned": folder}
     with pytest.raises(CommandError, match=r"--adapter: .*none is not a file"):
         request(model, "x", "--adapter", str(folder / "none"))
 
@@ -85,9 +88,84 @@ def test_a_plain_prompt_asks_for_webgpu_and_nothing_else(model: Path) -> None:
         "run_ahead": None,
         "prompt": "def f():",
         "prompt_ids": None,
+        "as_message": True,
         "max_new_tokens": 128,
         "search": {},
     }
+
+
+def test_a_text_to_continue_and_ids_are_no_message(model: Path) -> None:
+    assert "as_message" not in request(model, "x", "--raw")
+    assert "as_message" not in request(model, "--prompt-ids", "1")
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    file = tmp_path / "files/a model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(gguf_file({"general.architecture": "llama", "tokenizer.chat_template": "{{ messages }}"}))
+    return file
+
+
+def test_a_gguf_file_is_a_model(gguf: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(gguf)
+    for file, url in ((gguf, "/models/a%20model.gguf"), (link, "/models/link.gguf")):
+        args = cli.parse(["run", "--chat", "--model", str(file)])
+        run_command.check(args)
+        assert (args.request["model"], mounts(args.served)) == (url, {file.name: gguf})
+    args = cli.parse(["serve", "--model", str(gguf)])
+    serve_command.check(args)
+    assert args.mounts == {"a model.gguf": gguf, "bundled": BUNDLED}
+    script = tmp_path / "s.py"
+    script.touch()
+    args = cli.parse(["exec", str(script), "--model", str(gguf)])
+    exec_command.check(args)
+    assert (args.mounts, args.models) == ({"a model.gguf": gguf}, {"a model.gguf": "/models/a%20model.gguf"})
+    assert args.files[gguf.as_posix()] == "/models/a%20model.gguf"
+
+
+def test_a_gguf_file_that_is_damaged_or_has_no_chat_template_is_refused(gguf: Path) -> None:
+    gguf.write_bytes(gguf_file({"general.architecture": "llama"}))
+    assert request(gguf, "x")["model"] == "/models/a%20model.gguf"
+    with pytest.raises(
+        CommandError, match=r"a model.gguf has no chat template \(tokenizer.chat_template\): give --model"
+    ):
+        request(gguf, "--chat")
+    gguf.write_bytes(gguf.read_bytes()[:40])
+    for command in (["run", "x"], ["serve"]):
+        args = cli.parse([*command, "--model", str(gguf)])
+        with pytest.raises(CommandError, match=r"a model.gguf: the file ends at byte"):
+            cli.COMMANDS[args.command][0].check(args)
+    with pytest.raises(CommandError, match=r"none.gguf does not exist: give a GGUF file, or a folder that"):
+        request(gguf.with_name("none.gguf"), "x")
+
+
+def test_who_names_no_model_gets_the_default_one(gguf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[tuple[str, dict[str, Path]]] = []
+
+    async def generate(args: argparse.Namespace) -> int:
+        found.append((args.request["model"], mounts(args.served)))
+        return 0
+
+    monkeypatch.setattr(run_command, "generate", generate)
+    monkeypatch.setattr(run_command, "default_model", lambda: gguf)
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned/a.onnx_adapter").touch()
+    args = cli.parse(["run", "x", "--adapter", str(tmp_path / "tuned/a.onnx_adapter")])
+    run_command.check(args)
+    assert run_command.run(args) == 0
+    assert found == [("/models/a%20model.gguf", {"a model.gguf": gguf, "tuned": tmp_path / "tuned"})]
+
+
+def test_a_conversation_needs_a_chat_model_where_the_bundled_one_is_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_command, "default_model", lambda: BUNDLED)
+    args = cli.parse(["run", "--chat"])
+    run_command.check(args)
+    with pytest.raises(CommandError, match=r"models/bundled has no chat template"):
+        run_command.run(args)
 
 
 def test_options_reach_the_request(model: Path) -> None:
@@ -189,6 +267,7 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["--chat", "a"], "--chat and a prompt were both given"),
         (["--chat", "--prompt-ids", "1"], "--chat and --prompt-ids were both given"),
         (["--chat", "--json"], "--chat and --json were both given"),
+        (["--chat", "--raw"], "--chat and --raw were both given"),
         (["--chat", "--max-length", "0"], "--max-length is 0, but must be at least 1"),
         (["a", "--max-length", "9"], "--max-length is for --chat"),
         ([], "no prompt"),
@@ -383,7 +462,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     for parent in ("a", "b"):
         (tmp_path / parent / "nano").mkdir(parents=True)
     assert mounts([tmp_path / "a/nano", tmp_path / "a/nano"]) == {"nano": tmp_path / "a/nano"}
-    with pytest.raises(CommandError, match="two model folders are named 'nano'"):
+    with pytest.raises(CommandError, match="two models are named 'nano'"):
         mounts([tmp_path / "a/nano", tmp_path / "b/nano"])
 
 

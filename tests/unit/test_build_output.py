@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from buildtools import terminal
 from buildtools.commands.run import summary
 from buildtools.errors import CommandError, raise_remote
 from buildtools.terminal import Output, Progress
@@ -43,6 +45,34 @@ def test_progress_is_a_line_a_quarter_where_there_is_no_terminal(capsys: pytest.
         progress.update("weights", done * 10**6, 10**8)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"weights: {mb}.0 of 100.0 MB" for mb in (25, 50, 75, 100)]
+
+
+def test_a_step_that_says_nothing_is_told_with_its_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(terminal, "PLAIN_TICKS", 10)
+    output = Output()
+    told: dict[str, None] = {}
+
+    async def until_told(what: str) -> None:
+        while what not in told:
+            await asyncio.sleep(0.001)
+            told.update(dict.fromkeys(capsys.readouterr().err.splitlines()))
+
+    async def steps() -> None:
+        async with output.ticking("reading"):
+            await until_told("reading: 0 s so far")
+            output.show({"kind": "status", "text": "preparing"})
+            await until_told("preparing: 0 s so far")
+            output.show({"kind": "text", "text": "x", "token_id": 1})
+            capsys.readouterr()
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(steps())
+    assert list(told) == ["reading: 0 s so far", "preparing", "preparing: 0 s so far"]
+    assert capsys.readouterr().err == "", "nothing is told while text comes, nor behind the block"
 
 
 def test_progress_is_one_rewritten_line_on_a_terminal(

@@ -17,8 +17,10 @@ from urllib.parse import quote
 import pytest
 
 from buildtools import ROOT
+from buildtools.digests import Digests
 from buildtools.errors import CommandError
 from buildtools.server import LARGE_BYTES, MOST_CONNECTIONS, SiteServer, byte_range, serving
+from tests.gguf_files import gguf_file
 
 BODY = bytes(range(100))
 
@@ -374,6 +376,25 @@ def test_models_are_mounted_and_listed(server: SiteServer) -> None:
     [model] = json.loads(get(server, "/models/index.json")[1])
     assert model == {"name": "nano one", "url": "/models/nano%20one/", "bytes": None, "chat": False}
     assert get(server, "/models/other/model.onnx")[0].status == 404
+
+
+def test_a_gguf_file_is_mounted_and_listed_and_nothing_beside_it_is_served(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "files/a model.gguf"
+    file.parent.mkdir()
+    data = gguf_file({"general.architecture": "llama", "tokenizer.chat_template": "{{ messages }}"})
+    file.write_bytes(data)
+    (file.parent / "secret.gguf").write_bytes(data)
+    url = "/models/a%20model.gguf"
+    with serving(folder, {file.name: file}, digests=Digests(tmp_path / "kept")) as server:
+        assert get(server, url)[1] == data
+        response, body = get(server, url, {"Range": "bytes=4-7"})
+        assert (response.status, body) == (206, data[4:8])
+        assert response.headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
+        [model] = json.loads(get(server, "/models/index.json")[1])
+        assert model == {"name": "a model", "url": url, "bytes": len(data), "chat": True}
+        assert json.loads(get(server, f"{url}.shards.json")[1])["size"] == len(data)
+        for path in (f"{url}/", f"{url}/secret.gguf", "/models/secret.gguf", "/models/secret.gguf.shards.json"):
+            assert get(server, path)[0].status == 404
 
 
 def test_other_methods_are_refused(server: SiteServer) -> None:

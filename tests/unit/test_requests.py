@@ -50,7 +50,7 @@ LEAST: dict[str, dict[str, Any]] = {
 """The fields that each request must have, by its kind."""
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
-    "generate": {**RUN_OPTIONS, "begun": [1]},
+    "generate": {**RUN_OPTIONS, "as_message": True, "begun": [1]},
     "chat": {**TALK_OPTIONS, "tools": TOOLS, "begun": [1]},
     "operations": MODEL_OPTIONS,
     "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS},
@@ -86,7 +86,7 @@ WORDS = {
     **dict.fromkeys(
         ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), "a whole number or null"
     ),
-    **dict.fromkeys(("timeline", "disable_file_mapped_weights"), "true or false or null"),
+    **dict.fromkeys(("as_message", "timeline", "disable_file_mapped_weights"), "true or false or null"),
     **dict.fromkeys(("search", "models", "files"), "an object"),
     **dict.fromkeys(("guidance", "speculation"), "an object or null"),
     "model": "a string or an object",

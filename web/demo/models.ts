@@ -37,7 +37,7 @@ const files = element("files", HTMLInputElement);
 const offered = new Map<string, Offered>();
 const picked = new Map<string, { folder: Picked; name: string }>();
 
-/** Fill the list with what the site offers. */
+/** Fill the list with what the site offers; the page opens with the first. */
 export async function findModels(): Promise<void> {
   let found = [BUNDLED];
   try {
@@ -55,8 +55,6 @@ export async function findModels(): Promise<void> {
     return option;
   });
   select.replaceChildren(...options);
-  const bundled = options.find(({ dataset }) => dataset["name"] === BUNDLED.name);
-  if (bundled) bundled.defaultSelected = bundled.selected = true;
 }
 
 /** The model that the form names; throws FormError if it names none. Python checks ids and addresses of hubs. */
@@ -68,8 +66,8 @@ export function chosenModel(): Chosen {
   }
   const address = text("folder");
   if (address) {
-    const url = folderAddress(address);
-    return { folder: url, name: url.split("/").at(-2) || url, key: url, chat: null };
+    const url = placeOf(address);
+    return { folder: url, name: url.split("/").findLast(Boolean) || url, key: url, chat: null };
   }
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
@@ -79,10 +77,11 @@ export function chosenModel(): Chosen {
   return { folder: value, name, key: value, chat, transformersJs };
 }
 
-function folderAddress(given: string): string {
+/** The address of a GGUF file, or of a folder, which ends in a slash. */
+function placeOf(given: string): string {
   let url: URL;
   try {
-    url = new URL(given.replace(/\/?$/, "/"), document.baseURI);
+    url = new URL(given.endsWith(".gguf") ? given : given.replace(/\/?$/, "/"), document.baseURI);
   } catch {
     throw new FormError("folder", `the address is ${JSON.stringify(given)}; it must be a URL`);
   }

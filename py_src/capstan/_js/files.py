@@ -43,6 +43,9 @@ async def model_folder(path: str) -> str | None:
         url = mounted.get(posixpath.join(folder, name))
         if url is not None:
             return url.removesuffix(name)
+    for place, url in mounted.items():
+        if place.endswith(".gguf") and posixpath.dirname(place) == folder:
+            return url.removesuffix(address_of("", posixpath.basename(place)))
     stored = stored_files(Path(folder))
     return await host.adopt_files([*stored], [*stored.values()]) if stored else None
 

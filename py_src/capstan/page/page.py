@@ -180,7 +180,10 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
     tokenizer = Tokenizer(model)
     prompt_ids = request["prompt_ids"]
     if prompt_ids is None:
-        prompt_ids = tokenizer.encode(request["prompt"] or "")
+        prompt = request["prompt"] or ""
+        if request.get("as_message") and tokenizer.has_chat_template:
+            prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+        prompt_ids = tokenizer.encode(prompt)
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
     params = GeneratorParams(model, **generator_options(request))

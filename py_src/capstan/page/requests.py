@@ -111,6 +111,8 @@ class GenerateRequest(RunRequest):
     kind: Literal["generate"]
     prompt: str | None
     prompt_ids: list[int] | None
+    as_message: NotRequired[bool | None]
+    """Answer the prompt, as the one message of a user, if the model has a chat template; null for false."""
     begun: NotRequired[list[int] | None]
     """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
 
