@@ -22,6 +22,8 @@ MODELS = {
     "gemma3": MIXED,
 }
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares."""
+LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2}
+"""Operations that stay as recorded: the lookup of embeddings, and a factor of these."""
 
 
 @pytest.mark.one_in(3)
@@ -44,6 +46,7 @@ def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteS
     picked = wanted[np.arange(COUNT), found["ids"]]
     assert np.all(wanted[:COUNT].max(-1) - picked <= 2e-3 * largest), found
     assert found["capture"] == ["tape", None]
+    assert found["passes"]["fused"].endswith(f" {LEFT[family]} of them as recorded"), found["passes"]
 
 
 AFFINE = [kind for kind, packing in PACKED.items() if packing.shift is not None]
