@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from capstan.tape import PASSES, fuse_step
+from capstan.tape.ops.beside import Beside
 from tests.unit.recorded_kernels import KERNELS, Kernel, Vector, normed
-from tests.unit.small_decoders import EPSILON, INNER, VOCABULARY, WIDTH, Small
+from tests.unit.small_decoders import EPSILON, INNER, QKV, VOCABULARY, WIDTH, Small
 from tests.unit.test_fusions import check, made_of
 
 COUNT = (("vec_size", "u32"), ("element_count", "u32"))
@@ -276,6 +277,19 @@ def test_a_soft_cap(same: bool, dense: bool) -> None:
     y = small.by(DIVIDE, small.matmul(small.embedded(), WIDTH, WIDTH), cap, WIDTH)
     y = small.by(SCALE, small.mapped(TANHED, y, WIDTH), cap if same else small.number(0.8), WIDTH)
     assert small.made(y) == {"recorded": 1 if same else 3, "product factor": 1, "product": 1}
+
+
+def test_products_beside_one_another_share_a_sum_behind_a_norm() -> None:
+    """The first computes it and writes it, for the other and for what comes later."""
+    small = Wider()
+    x = small.embedded()
+    y, x = small.skip_norm(small.norm(small.matmul(small.norm(x), WIDTH, WIDTH)), x)
+    y = small.matmul(small.concat(y), WIDTH, QKV)
+    small.matmul(small.last_norm(y, x), VOCABULARY, WIDTH, into=small.logits)
+    placement = check(small, small.sketch.record(), PASSES)
+    assert made_of(placement) == {"recorded": 1, "product norm": 2, "beside": 1, "product residual": 1}
+    [what] = [node.what for node in placement.nodes if isinstance(node.what, Beside)]
+    assert [(each.behind is not None, each.total) for each in what.products] == [(True, True), (False, False)]
 
 
 def half(kernel: Kernel) -> Kernel:

@@ -120,7 +120,7 @@ def _several(
     if isinstance(what, MatVec):
         return replace(node, what=_widened(what, rows))
     if isinstance(what, Beside):
-        return replace(node, what=Beside(tuple(_widened(each, rows) for each in what.products)))
+        return replace(node, what=replace(what, products=tuple(_widened(each, rows) for each in what.products)))
     if isinstance(what, Attention):
         return replace(node, what=replace(what, rows=rows, along=along))
     found = _gather(recording, ops[what.index], spans.ids, rows) if isinstance(what, Recorded) else None

@@ -29,10 +29,12 @@ class Concat(Loose):
 
 @dataclass(frozen=True)
 class Beside(Operation):
-    """Products that write parts of one vector. Reads are those of one product behind those of the other; writes are
-    the vector and, if a product has a total, that."""
+    """Products that write parts of one vector, in this order. Reads are those of one product behind those of the
+    other; writes are the vector and, if a product has a total, that."""
 
     products: tuple[MatVec, ...]
+    within: frozenset[int] = frozenset()
+    """The products whose x is the total of one before, so that it is none of the reads; by index."""
 
     @property
     def title(self) -> str:
@@ -54,10 +56,11 @@ class Beside(Operation):
     ) -> Iterator[tuple[MatVec, Sequence[int], Sequence[int]]]:
         """Each product with its reads and writes."""
         start = 0
-        for each in self.products:
-            count = len(each.inputs)
-            yield each, reads[start : start + count], writes if each.total else writes[:1]
-            start += count
+        for index, each in enumerate(self.products):
+            own = tuple(writes[1:]) if index in self.within else ()
+            end = start + len(each.inputs) - len(own)
+            yield each, (*own, *reads[start:end]), writes if each.total else writes[:1]
+            start = end
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         apart = self.apart(reads, writes)
@@ -87,9 +90,12 @@ def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             continue
         starts = [0, *accumulate(node.what.sizes)]
         placed = (replace(what, first=at, of=starts[-1]) for (_, what), at in zip(found, starts, strict=False))
-        whole = Beside(tuple(placed))
-        reads = tuple(value for maker, _ in found for value in maker.reads)
         others = tuple(value for maker, _ in found for value in maker.writes[1:])
+        within = frozenset(i for i, (maker, _) in enumerate(found) if maker.reads[0] in others)
+        if 0 in within or len(others) > 1:
+            continue
+        whole = Beside(tuple(placed), within)
+        reads = tuple(value for maker, _ in found for value in maker.reads if value not in others)
         by, written = replace(node, what=whole, reads=reads), replace(node, writes=(*node.writes, *others))
         joins.join(by, written, *(maker for maker, _ in found))
         joins.gone -= set(others)

@@ -195,7 +195,7 @@ class StepCheck:
     def poisoned(self, recording: Recording, buffers: Collection[int]) -> list[int]:
         """The buffers that a step writes and that are not live-out."""
         written = {self.engine.recorded_id(buffer) for buffer in self.buffers.written()}
-        return sorted({buffer for buffer in buffers if buffer in recording.private()} - written)
+        return sorted(recording.private().intersection(buffers) - written)
 
     async def compare(self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Tolerance) -> None:
         """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers whose contents a step must
