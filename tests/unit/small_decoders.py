@@ -113,10 +113,10 @@ class Small:
         self.minima[reads["input_b"]] = (reads["scales_b"], minima, n, k)
         return self.add(y, below, n)
 
-    def concat(self, x: int) -> int:
-        """q and k of one product, and v of another."""
+    def concat(self, x: int, last_first: bool = False) -> int:
+        """q and k of one product, and v of another, which runs first if so asked."""
         sizes = (QKV - KV_HEADS * HEAD, KV_HEADS * HEAD)
-        both = {f"input_{i}": self.matmul(x, size, WIDTH) for i, size in enumerate(sizes)}
+        both = {f"input_{i}": self.matmul(x, sizes[i], WIDTH) for i in ((1, 0) if last_first else (0, 1))}
         shapes: dict[str, Number] = {f"input_{i}_shape": (1, 1, size) for i, size in enumerate(sizes)}
         [y] = self.sketch.run("concat", both, {"output": QKV}, {**shapes, "output_size": QKV})
         return y

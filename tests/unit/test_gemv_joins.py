@@ -279,17 +279,19 @@ def test_a_soft_cap(same: bool, dense: bool) -> None:
     assert small.made(y) == {"recorded": 1 if same else 3, "product factor": 1, "product": 1}
 
 
-def test_products_beside_one_another_share_a_sum_behind_a_norm() -> None:
-    """The first computes it and writes it, for the other and for what comes later."""
+@pytest.mark.parametrize("last_first", [False, True])
+def test_products_beside_one_another_share_a_sum_behind_a_norm(last_first: bool) -> None:
+    """The one that was recorded first computes it and writes it, for the other and for what comes later."""
     small = Wider()
     x = small.embedded()
     y, x = small.skip_norm(small.norm(small.matmul(small.norm(x), WIDTH, WIDTH)), x)
-    y = small.matmul(small.concat(y), WIDTH, QKV)
+    y = small.matmul(small.concat(y, last_first), WIDTH, QKV)
     small.matmul(small.last_norm(y, x), VOCABULARY, WIDTH, into=small.logits)
     placement = check(small, small.sketch.record(), PASSES)
     assert made_of(placement) == {"recorded": 1, "product norm": 2, "beside": 1, "product residual": 1}
     [what] = [node.what for node in placement.nodes if isinstance(node.what, Beside)]
     assert [(each.behind is not None, each.total) for each in what.products] == [(True, True), (False, False)]
+    assert [each.first for each in what.products] == ([96, 0] if last_first else [0, 96])
 
 
 def half(kernel: Kernel) -> Kernel:

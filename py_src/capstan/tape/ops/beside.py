@@ -29,12 +29,13 @@ class Concat(Loose):
 
 @dataclass(frozen=True)
 class Beside(Operation):
-    """Products that write parts of one vector, in this order. Reads are those of one product behind those of the
-    other; writes are the vector and, if a product has a total, that."""
+    """Products that write parts of one vector. Reads are those of one product behind those of the other; writes are
+    the vector and, if a product has a total, that."""
 
     products: tuple[MatVec, ...]
+    """In the order in which they run, one with a total first."""
     within: frozenset[int] = frozenset()
-    """The products whose x is the total of one before, so that it is none of the reads; by index."""
+    """The products whose x is the total of the first, so that it is none of the reads; by index."""
 
     @property
     def title(self) -> str:
@@ -88,14 +89,18 @@ def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
         fits = all(what.scales is not None and what.of == 0 for _, what in found)
         if [what.n for _, what in found] != list(node.what.sizes) or not fits:
             continue
-        starts = [0, *accumulate(node.what.sizes)]
-        placed = (replace(what, first=at, of=starts[-1]) for (_, what), at in zip(found, starts, strict=False))
-        others = tuple(value for maker, _ in found for value in maker.writes[1:])
-        within = frozenset(i for i, (maker, _) in enumerate(found) if maker.reads[0] in others)
-        if 0 in within or len(others) > 1:
+        ends = list(accumulate(node.what.sizes))
+        placed = [
+            (maker, replace(what, first=end - what.n, of=ends[-1]))
+            for (maker, what), end in zip(found, ends, strict=True)
+        ]
+        placed.sort(key=lambda each: not each[1].total)
+        others = placed[0][0].writes[1:]
+        if sum(what.total for _, what in placed) > 1:
             continue
-        whole = Beside(tuple(placed), within)
-        reads = tuple(value for maker, _ in found for value in maker.reads if value not in others)
+        within = frozenset(i for i, (maker, _) in enumerate(placed) if maker.reads[0] in others)
+        whole = Beside(tuple(what for _, what in placed), within)
+        reads = tuple(value for maker, _ in placed for value in maker.reads if value not in others)
         by, written = replace(node, what=whole, reads=reads), replace(node, writes=(*node.writes, *others))
         joins.join(by, written, *(maker for maker, _ in found))
         joins.gone -= set(others)
