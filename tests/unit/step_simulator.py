@@ -382,7 +382,7 @@ def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector
 
 
 def below(minima: str, at: Mapping[str, Vector], x: Vector, n: int, block: int) -> Vector:
-    """What the weights' minima add to a product, if there are any."""
+    """The share of a product that its weights' minima add, if there are any."""
     sums = x.reshape(-1, block).sum(axis=1)
     return np.asarray(sums @ at[minima][: sums.size * n].reshape(-1, n) if minima in at else np.zeros(n))
 

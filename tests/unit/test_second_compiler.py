@@ -18,7 +18,7 @@ from capstan.stages.search import SearchOptions
 from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
 from capstan.tape.ops.attention import Attention, HeadNorms
-from capstan.tape.ops.gemv import Factor, half_of
+from capstan.tape.ops.gemv import Factor
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
 from capstan.tape.row_step import Gather
@@ -80,9 +80,8 @@ def products(seed: int) -> Iterator[tuple[Operation, int, int]]:
             weights = dict(numbers.choice(WEIGHTS)) if quantized else {"scales": None, "block": 0}
             about = {**behind, **weights, **before}
             if about.get("up"):
-                halves = {"weights": 11, "scales": 12, "zeros": 13, "minima": 14}
-                there = {name: id_ for name, id_ in halves.items() if name == "weights" or about.get(name) is not None}
-                about["up"] = half_of(MatVec(**{**dict.fromkeys(halves), **there}, n=1, k=1, block=0, element=""))
+                parts = [("scales", 12), ("zeros", 13), ("minima", 14)]
+                about["up"] = (11, *(None if about.get(name) is None else id_ for name, id_ in parts))
             n, k = numbers.choice(((96, 128), (2048, 4096), (4096, 256)))
             what = MatVec(weights=6, n=n, k=k, element=element, rows=rows, **about)
             yield what, len(what.inputs), 2 if what.total else 1

@@ -27,7 +27,7 @@ def minima_joined(
     """Let products add what their minima add. Sums of blocks that nothing else reads are left out."""
     joins = Joins(graph)
     sums_of: dict[int, Node] = {}
-    """What made the sums of blocks, by the value that a product makes with them."""
+    """The node that made the sums of blocks, by the value that a product makes with them."""
     for node in graph.nodes if any(each.minima is not None for each in products.values()) else ():
         if not isinstance(node.what, Add):
             continue
@@ -79,7 +79,7 @@ def only_read(graph: StepGraph, recording: Recording, ops: Sequence[Command], no
 
 
 def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[str, int]:
-    """What a recorded operation binds; nothing if it is one of ours."""
+    """The buffers of a recorded operation by name; none for one of ours."""
     met = bound(recording, ops[node.what.index], {}) if isinstance(node.what, Recorded) else None
     return met[0] if met is not None else {}
 

@@ -97,7 +97,7 @@ class StepCheck:
     longest_window: int = 0
     """Positions of the longest window of attention that ends before the capacity; 0 if there is none."""
     prefilled: int = 0
-    """Positions of the prompt that the caches have. Right steps change none of them."""
+    """Positions of the prompt in the caches. Right steps change none of them."""
 
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
