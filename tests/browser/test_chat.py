@@ -99,6 +99,22 @@ await asyncio.sleep(0.5)
 """
 
 
+def test_a_prompt_is_a_message_if_that_is_asked_and_the_model_has_a_template(harness: Harness) -> None:
+    def prompt_ids(model: str, **options: Any) -> list[int]:
+        about = {"dtype": None, "device": "webgpu", "capture": "tape", "run_ahead": None, "max_new_tokens": 1}
+        asked = {"kind": "generate", "model": f"/models/{model}/", "prompt": "hello", "prompt_ids": None, "search": {}}
+        reply = harness.reply({**about, **asked, **options})
+        assert reply["ok"], reply
+        ids: list[int] = reply["result"]["prompt_ids"]
+        return ids
+
+    encode = Tokenizer(Model(str(FOLDER))).encode
+    message = encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt_ids("nano-qwen2", as_message=True) == message
+    assert prompt_ids("nano-qwen2") == encode("hello")
+    assert prompt_ids("nano-llama", as_message=True) == encode("hello")
+
+
 @pytest.mark.extended
 def test_a_device_that_is_lost_between_two_answers_takes_no_ids_along(harness: Harness) -> None:
     count = 19

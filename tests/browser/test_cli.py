@@ -14,6 +14,8 @@ import pytest
 
 from buildtools import ROOT
 from buildtools.server import SiteServer
+from capstan.model_files.gguf.header import GgmlType
+from tests.gguf_models import FURTHER, make, write
 from tests.harness import Harness
 from tests.trace_format import slices_by_track
 
@@ -155,6 +157,21 @@ def test_a_script_imports_its_files_reads_its_input_and_loads_models_by_path(tmp
 
 
 @pytest.mark.extended
+def test_a_script_loads_a_gguf_file_by_name_and_by_path(tmp_path: Path) -> None:
+    further = {key: value for key, value in FURTHER["llama"].items() if key != "block_count"}
+    made = make("llama", {"": GgmlType.Q8_0}, {**further, "block_count": 1}, vocabulary=512)
+    write(made, tmp_path / "files/a model.gguf")
+    (tmp_path / "main.py").write_text(
+        "import onnxruntime_genai as og\n"
+        "for path in (models['a model.gguf'], 'files/a model.gguf'):\n"
+        "    print(og.Model(path).type)\n"
+    )
+    command = [sys.executable, str(ROOT / "build.py"), "exec", "main.py", "--model", "files/a model.gguf"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.stdout.splitlines() == ["llama"] * 2, done.stderr
+
+
+@pytest.mark.extended
 def test_an_uncaught_exception_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def f():\n    raise ValueError('from the script')\n\nf()\n")
@@ -222,7 +239,7 @@ def test_ctrl_c_ends_everything_with_status_130(to: str, tmp_path: Path) -> None
 @pytest.mark.extended
 def test_serve_offers_the_page_isolated_and_a_taken_port_is_one_line(site: SiteServer) -> None:
     port = str(site.server_address[1])
-    done = build_py("serve", "--port", port)
+    done = build_py("serve", "--port", port, "--model", str(NANO))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: port {port} on 127.0.0.1 is taken: ")
 

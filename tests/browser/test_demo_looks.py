@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from buildtools import BUILD, ROOT
 from buildtools.server import SiteServer
-from tests.browser.demo_page import RUN_MS, Demo, choose
+from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose
+from tests.gguf_files import gguf_file
 
 WATCH_SHIFTS = """() => {
   const shifts = [];
@@ -99,6 +101,33 @@ def test_a_software_adapter_is_named_as_slow(demo: Demo) -> None:
     assert demo.text("device") == "wasm"
     assert demo.text("device-note") == "auto: the WebGPU adapter is software"
     assert not demo.page.locator("#notice").is_visible()
+
+
+def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
+    browser: Browser, site: SiteServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "a model.gguf"
+    file.write_bytes(gguf_file({"tokenizer.chat_template": "{{ messages }}"}) + bytes(98_400_000))
+    models, site.models = site.models, {file.name: file, **site.models}
+    page = browser.new_page()
+    try:
+        page.goto(site.url)
+        expect(page.locator("#chosen")).to_have_text("a model")
+        expect(page.locator("#model option:checked")).to_have_text("a model, 98.4 MB")
+        expect(page.locator("#model-note")).to_have_text("98.4 MB. Answers by its chat template.")
+        expect(page.locator("#kind-note")).to_have_text("Ask a model something:")
+        expect(page.get_by_role("button", name="Why is the sky blue?")).to_be_visible()
+        expect(page.locator("#device")).to_have_text("webgpu")
+        expect(page.locator("#device-note")).to_have_text("auto: a GGUF file runs on WebGPU alone")
+        if "software" in page.inner_text("#adapter"):
+            slow = re.compile("^Ready: Python started in .*WebGPU is software here: .* takes minutes.$")
+            expect(page.locator("#status")).to_have_text(slow, timeout=BOOT_MS)
+        page.fill("#folder", "models/other.gguf")
+        page.press("#folder", "Tab")
+        expect(page.locator("#chosen")).to_have_text("other.gguf")
+    finally:
+        page.close()
+        site.models = models
 
 
 def test_every_control_has_a_name(demo: Demo) -> None:

@@ -37,7 +37,9 @@ async function boot(): Promise<void> {
   }, SLOW_START_MS);
   try {
     const client = await engine.start().finally(() => clearTimeout(slow));
-    if (!chat.busy) chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}`);
+    if (chat.busy) return;
+    const warning = forecast();
+    chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}${warning && `. ${warning}`}`);
   } catch (error) {
     if (!chat.busy) chat.showError(error);
   }

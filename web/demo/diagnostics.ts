@@ -3,6 +3,7 @@
 import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/gpu/adapter";
 import { element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
+import { needsWebGpu } from "./models";
 import { text } from "./settings";
 
 type Ready = Extract<CapstanEvent, { kind: "ready" }>;
@@ -79,28 +80,32 @@ function sort(): string {
   return adapter?.software ? "software" : "hardware";
 }
 
-/** Show which device the choice means on this machine; `auto` depends on the GPU adapter (capstan.Model). */
-export function forecast(): void {
+/**
+ * Show which device the choice means on this machine; `auto` depends on the GPU adapter and the model (capstan.Model).
+ * Returns a warning, empty if there is none.
+ */
+export function forecast(): string {
   const notice = element("notice", HTMLParagraphElement);
   const wanted = text("device");
   let chosen = wanted;
   let why = "";
-  notice.hidden = true;
+  let warning = "";
   if (wanted === "auto") {
-    chosen = adapter && !adapter.software ? "webgpu" : "wasm";
+    chosen = needsWebGpu() || (adapter && !adapter.software) ? "webgpu" : "wasm";
     why = adapter ? `auto: the WebGPU adapter is ${sort()}` : "auto: there is no WebGPU here";
-  } else if (wanted === "wasm") {
-    why = "chosen; the CPU, without a GPU";
-  } else if (!adapter) {
-    notice.hidden = false;
-    notice.textContent = "This browser offers no WebGPU adapter: choose the device wasm, or use a browser with WebGPU.";
-  } else if (adapter.software) {
-    notice.hidden = false;
-    notice.textContent =
-      "WebGPU is software here: the CPU does the GPU's work. It shows that the tape runs, not how fast it is on a GPU.";
+    if (needsWebGpu()) why = "auto: a GGUF file runs on WebGPU alone";
+  } else if (wanted === "wasm") why = "chosen; the CPU, without a GPU";
+  if (chosen === "webgpu" && !adapter) {
+    const other = needsWebGpu() ? "choose another model" : "choose the device wasm";
+    warning = `This browser offers no WebGPU adapter: ${other}, or use a browser with WebGPU.`;
+  } else if (chosen === "webgpu" && adapter?.software) {
+    warning = "WebGPU is software here: the CPU does the GPU's work, and a chat model's first answer takes minutes.";
   }
+  notice.hidden = !warning;
+  notice.textContent = warning;
   say("device", chosen);
   say("device-note", why);
+  return warning;
 }
 
 /** Before a run: nothing is known of it yet. */

@@ -8,7 +8,7 @@ import { FormError } from "./settings";
 const COMPLETION = {
   kind: "completion",
   label: "Text to go on with",
-  note: "This model goes on with Python source. Click a beginning:",
+  note: (name: string) => `${name} goes on with a text, such as Python. Click a beginning:`,
   examples: [
     "def fibonacci(n):",
     'def read_lines(path):\n    """Return the lines of a file."""\n',
@@ -19,7 +19,7 @@ const COMPLETION = {
 const CHAT = {
   kind: "chat",
   label: "Message",
-  note: "Ask it something:",
+  note: (name: string) => `Ask ${name} something:`,
   examples: [
     "Why is the sky blue?",
     "Write a haiku about a graphics card.",
@@ -31,17 +31,18 @@ const CHAT = {
 /** Offer the examples that suit the chosen model. */
 export function offerExamples(chat: CapstanChat): void {
   let chats: boolean | null = null;
+  let model = "the model";
   try {
-    ({ chat: chats } = chosenModel());
+    ({ chat: chats, name: model } = chosenModel());
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }
   const { kind, label, note, examples } = chats ? CHAT : COMPLETION;
+  say("kind-note", note(model));
   const box = element("examples", HTMLElement);
   // A field that is left by a click on an example tells of its change between the button's press and release: another
   // button in its place would not be clicked.
   if (box.dataset["kind"] === kind) return;
-  say("kind-note", note);
   box.replaceChildren(...examples.map((example) => button(example.trimEnd(), () => void chat.send(example))));
   box.dataset["kind"] = kind;
   chat.setAttribute("label", label);

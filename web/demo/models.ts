@@ -49,12 +49,21 @@ export async function findModels(): Promise<void> {
   const options = found.map((model) => {
     const address = new URL(model.url, document.baseURI).href;
     offered.set(address, model);
-    const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-    const option = new Option(`${model.name}${size}${model.chat ? ", chat" : ""}`, address);
+    const size = sizeOf(model);
+    const option = new Option(`${model.name}${size && `, ${size}`}`, address);
     option.dataset["name"] = model.name;
     return option;
   });
   select.replaceChildren(...options);
+}
+
+function sizeOf(model: Offered | undefined): string {
+  return model?.bytes ? bytes(model.bytes) : "";
+}
+
+/** Whether the chosen model runs on WebGPU alone: a GGUF file. */
+export function needsWebGpu(): boolean {
+  return `${text("repository") || text("folder") || select.value}`.endsWith(".gguf");
 }
 
 /** The model that the form names; throws FormError if it names none. Python checks ids and addresses of hubs. */
@@ -114,8 +123,11 @@ export function showChosen(): void {
     const { value } = select;
     if (text("repository") || text("folder")) note = `Not used: the model is ${name}.`;
     else if (picked.has(value)) note = "A folder of this machine.";
-    else if (chosen.chat) note = "Answers by its chat template.";
-    else if (chosen.chat === false) note = "Continues a text; it has no chat template.";
+    else if (chosen.chat !== null) {
+      const size = sizeOf(offered.get(value));
+      const how = chosen.chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
+      note = size ? `${size}. ${how}` : how;
+    }
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }

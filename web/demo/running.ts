@@ -37,6 +37,8 @@ interface Run extends diagnostics.Pace {
 
 /** Milliseconds after the last key until a changed processor is used by the answer that streams. */
 const TYPED_MS = 700;
+/** A step that takes longer is told with its seconds, so often. */
+const STEP_MS = 10_000;
 /** The number of alternatives that are shown for each token. */
 const ALTERNATIVES = 8;
 
@@ -49,6 +51,8 @@ export class Running {
   /** The beginning of the next answer. Ids are those of a model's own vocabulary. */
   private begun: { model: Chosen; tokens: Token[] } | null = null;
   private release = (): void => {};
+  /** Ticks while a step is under way. */
+  private clock: ReturnType<typeof setInterval> | undefined;
 
   constructor(private readonly engine: Engine) {
     this.chat.answer = (turn, signal) => this.answer(turn, signal);
@@ -105,7 +109,7 @@ export class Running {
       if (answered.tokens.length) request.begun = answered.tokens.map(({ id }) => id);
       request.timeline = true;
       run.generating = performance.now();
-      if (about.can_chat) chat.showStatus("Reading");
+      if (about.can_chat) this.showStep("Reading");
       const result = await ask<diagnostics.Result>(request);
       turn.note = diagnostics.showFinished(result);
       this.bursts = result.bursts ?? [];
@@ -115,12 +119,14 @@ export class Running {
       if (!signal.aborted) diagnostics.showNothingPrepared();
       throw error;
     } finally {
+      clearInterval(this.clock);
       this.current = null;
     }
   }
 
   /** An answer was stopped: what came so far stays, and what the worker still tells of it is not shown. */
   private stopped({ turn, phase, tokens }: Run): void {
+    clearInterval(this.clock);
     diagnostics.showStopped(tokens);
     turn.note = tokens ? `${tokens} tokens, stopped` : "stopped";
     if (phase === "running") {
@@ -215,6 +221,7 @@ export class Running {
   private show(event: CapstanEvent, run: Run): void {
     if (event.kind === "status" && event.text === "generating") run.generating = performance.now();
     if (event.kind !== "text") return this.tell(event);
+    clearInterval(this.clock);
     const { turn, answered } = run;
     turn.append(event.text);
     // An id below 0 stands for the text that was held back at the end.
@@ -227,10 +234,23 @@ export class Running {
     diagnostics.showPace(run);
   }
 
+  /** Show a step, and that of an answer after some time once more: without a GPU some take minutes. */
+  private showStep(step: string): void {
+    const { chat } = this;
+    const begun = performance.now();
+    chat.showStatus(step);
+    clearInterval(this.clock);
+    if (!this.current) return;
+    this.clock = setInterval(() => {
+      chat.showStatus(`${step}: ${Math.round((performance.now() - begun) / 1000)} s so far`);
+    }, STEP_MS);
+  }
+
   /** Show what the worker tells of a load, or of its own start. */
   tell(event: CapstanEvent): void {
     const { chat } = this;
-    if (event.kind === "status") chat.showStatus(event.text.charAt(0).toUpperCase() + event.text.slice(1));
+    clearInterval(this.clock);
+    if (event.kind === "status") this.showStep(event.text.charAt(0).toUpperCase() + event.text.slice(1));
     else if (event.kind === "progress") {
       const { what, done, total } = event;
       // A server need not send the length of a file.

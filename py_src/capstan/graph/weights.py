@@ -227,9 +227,9 @@ def weights_to_inputs(
 
 
 def require_whole(model: ModelProto, what: str) -> None:
-    """Raise UnsupportedModelError for the graph of a GGUF file, whose weights are rearranged on the way to the GPU."""
+    """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged on the way to the GPU."""
     if any(entry.parts for entry in known_external_entries(model)):
-        raise UnsupportedModelError(
+        raise UncomputedError(
             f"{what} takes no GGUF file: its weights are rearranged on the GPU alone; use device='webgpu', or an ONNX "
             "export of the model"
         )

@@ -13,18 +13,24 @@ FILE = "a%20model.gguf"
 
 
 async def picked(
-    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, file: str = FILE
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    count: int,
+    file: str = FILE,
+    device: str = "webgpu",
 ) -> dict[str, Any]:
     """The ids after a prompt, how steps were run, and the logits of the prompt's last position."""
     async with (
-        await Model.load(models[model] + file, device="webgpu", dtype="fp32") as opened,
+        await Model.load(models[model] + file, device=device, dtype="fp32") as opened,
         Generator(opened, parameters(opened, eos=[])) as generator,
     ):
         generator.append_tokens(prompt)
         logits = list(await generator.get_logits_async())
         ids = await take(generator, count)
-        capture = [generator.capture, generator.capture_note]
-        return {"ids": ids, "logits": logits, "capture": capture, "passes": dict(generator.tape_passes or {})}
+        about = {"device": opened.device_type, "passes": dict(generator.tape_passes or {})}
+        return {"ids": ids, "logits": logits, "capture": [generator.capture, generator.capture_note], **about}
 
 
 async def refused(models: Mapping[str, str], *, model: str) -> str:
