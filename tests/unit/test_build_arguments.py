@@ -89,7 +89,7 @@ def test_a_plain_prompt_asks_for_webgpu_and_nothing_else(model: Path) -> None:
         "prompt": "def f():",
         "prompt_ids": None,
         "as_message": True,
-        "max_new_tokens": 128,
+        "max_new_tokens": 256,
         "search": {},
     }
 

@@ -60,6 +60,10 @@ def test_a_step_that_says_nothing_is_told_with_its_seconds(
             await asyncio.sleep(0.001)
             told.update(dict.fromkeys(capsys.readouterr().err.splitlines()))
 
+    async def ticks(count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(terminal.TICK_SECONDS)
+
     async def steps() -> None:
         async with output.ticking("reading"):
             await until_told("reading: 0 s so far")
@@ -67,8 +71,8 @@ def test_a_step_that_says_nothing_is_told_with_its_seconds(
             await until_told("preparing: 0 s so far")
             output.show({"kind": "text", "text": "x", "token_id": 1})
             capsys.readouterr()
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.1)
+            await ticks(100)
+        await ticks(100)
 
     asyncio.run(steps())
     assert list(told) == ["reading: 0 s so far", "preparing", "preparing: 0 s so far"]
