@@ -20,7 +20,7 @@ TICK_SECONDS = 1.0
 QUIET_TICKS = 3
 """A step that took no longer is not told."""
 PLAIN_TICKS = 30
-"""Where lines are not rewritten, every such tick of a long step is a line."""
+"""Without a terminal every such tick of a long step is a line."""
 
 
 def say(text: str) -> None:

@@ -102,8 +102,10 @@ await asyncio.sleep(0.5)
 def test_a_prompt_is_a_message_if_that_is_asked_and_the_model_has_a_template(harness: Harness) -> None:
     def prompt_ids(model: str, **options: Any) -> list[int]:
         about = {"dtype": None, "device": "webgpu", "capture": "tape", "run_ahead": None, "max_new_tokens": 1}
-        asked = {"kind": "generate", "model": f"/models/{model}/", "prompt": "hello", "prompt_ids": None, "search": {}}
-        reply = harness.reply({**about, **asked, **options})
+        prompt = {"prompt": "hello", "prompt_ids": None}
+        reply = harness.reply(
+            {"kind": "generate", "model": f"/models/{model}/", "search": {}, **about, **prompt, **options}
+        )
         assert reply["ok"], reply
         ids: list[int] = reply["result"]["prompt_ids"]
         return ids

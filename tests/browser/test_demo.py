@@ -97,6 +97,26 @@ def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
 
 
 @pytest.mark.extended
+def test_a_step_that_takes_long_tells_its_seconds(demo: Demo) -> None:
+    keep = "() => { window.usual = setInterval; window.setInterval = (work) => { window.tick = work; return 0; }; }"
+    demo.page.evaluate(keep)
+    held: list[Route] = []
+    pattern = "**/nano-qwen3/genai_config.json"
+    demo.page.route(pattern, lambda route: held.append(route))
+    choose(demo.page, "nano-qwen3")
+    demo.page.click("#run")
+    step = "^Loading http.*/models/nano-qwen3/"
+    demo.wait("status", step + "$")
+    demo.page.evaluate("() => tick()")
+    demo.wait("status", step + r": \d+ s so far$")
+    for route in held:
+        route.continue_()
+    demo.wait("status", "^Done$")
+    demo.page.unroute(pattern)
+    demo.page.evaluate("() => { window.setInterval = window.usual; }")
+
+
+@pytest.mark.extended
 def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None:
     demo.page.keyboard.press("Control+Enter")
     demo.wait("status", "^Done$")

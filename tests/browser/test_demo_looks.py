@@ -120,11 +120,15 @@ def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
         expect(page.locator("#device")).to_have_text("webgpu")
         expect(page.locator("#device-note")).to_have_text("auto: a GGUF file runs on WebGPU alone")
         if "software" in page.inner_text("#adapter"):
-            slow = re.compile("^Ready: Python started in .*WebGPU is software here: .* takes minutes.$")
+            slow = re.compile("^Ready: Python started in .*; no GPU, so slow$")
             expect(page.locator("#status")).to_have_text(slow, timeout=BOOT_MS)
+            expect(page.locator("#notice")).to_contain_text("a chat model's first answer takes minutes")
         page.fill("#folder", "models/other.gguf")
         page.press("#folder", "Tab")
         expect(page.locator("#chosen")).to_have_text("other.gguf")
+        page.fill("#prompt", "x")
+        page.click("#run")
+        expect(page.locator("#error")).to_contain_text(re.compile(r"/models/other\.gguf(?!/)"), timeout=BOOT_MS)
     finally:
         page.close()
         site.models = models

@@ -38,8 +38,8 @@ async function boot(): Promise<void> {
   try {
     const client = await engine.start().finally(() => clearTimeout(slow));
     if (chat.busy) return;
-    const warning = forecast();
-    chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}${warning && `. ${warning}`}`);
+    const trouble = forecast();
+    chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}${trouble && `; ${trouble}`}`);
   } catch (error) {
     if (!chat.busy) chat.showError(error);
   }

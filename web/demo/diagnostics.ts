@@ -82,7 +82,7 @@ function sort(): string {
 
 /**
  * Show which device the choice means on this machine; `auto` depends on the GPU adapter and the model (capstan.Model).
- * Returns a warning, empty if there is none.
+ * Returns the trouble with it in a few words, none if there is none.
  */
 export function forecast(): string {
   const notice = element("notice", HTMLParagraphElement);
@@ -90,6 +90,7 @@ export function forecast(): string {
   let chosen = wanted;
   let why = "";
   let warning = "";
+  let trouble = "";
   if (wanted === "auto") {
     chosen = needsWebGpu() || (adapter && !adapter.software) ? "webgpu" : "wasm";
     why = adapter ? `auto: the WebGPU adapter is ${sort()}` : "auto: there is no WebGPU here";
@@ -97,15 +98,17 @@ export function forecast(): string {
   } else if (wanted === "wasm") why = "chosen; the CPU, without a GPU";
   if (chosen === "webgpu" && !adapter) {
     const other = needsWebGpu() ? "choose another model" : "choose the device wasm";
+    trouble = "no WebGPU here";
     warning = `This browser offers no WebGPU adapter: ${other}, or use a browser with WebGPU.`;
   } else if (chosen === "webgpu" && adapter?.software) {
+    trouble = "no GPU, so slow";
     warning = "WebGPU is software here: the CPU does the GPU's work, and a chat model's first answer takes minutes.";
   }
   notice.hidden = !warning;
   notice.textContent = warning;
   say("device", chosen);
   say("device-note", why);
-  return warning;
+  return trouble;
 }
 
 /** Before a run: nothing is known of it yet. */
