@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
 from capstan.model_files.gguf.config import MODEL_TYPES
 from capstan.model_files.gguf.header import GgmlType
-from tests.gguf_models import Made, make, write
+from tests.gguf_models import Made, make, write, write_shards
 
 TYPES = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
 
@@ -60,6 +62,27 @@ def test_what_a_file_does_not_take(file: Path) -> None:
         asyncio.run(capstan.Model.load(file, overlay={"model": {"type": "llama"}}))
     with pytest.raises(ModelFileError, match=r"missing\.gguf"):
         asyncio.run(capstan.Model.load(file.parent / "missing.gguf"))
+
+
+def test_a_folder_with_one_model_is_that_model(made: Made, tmp_path: Path) -> None:
+    async def refusal() -> str:
+        with pytest.raises(ModelFileError) as raised:
+            await capstan.Model.load(tmp_path)
+        return str(raised.value)
+
+    files = write_shards(made, tmp_path / "Q4_0", "token_embd.weight", name="model")
+    asyncio.run(close(capstan.Model.load(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    asyncio.run(close(capstan.Model.load(tmp_path)))
+    size = sum(file.stat().st_size for file in files) / 1e6
+    write(made, tmp_path / "other.gguf")
+    found = asyncio.run(refusal())
+    assert found.startswith(f"{tmp_path}/ has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or")
+    assert f": its GGUF files are Q4_0/model-00001-of-00002.gguf ({size:.0f} MB), other.gguf ({size:.0f} MB)" in found
+
+
+async def close(loading: Coroutine[Any, Any, capstan.Model]) -> None:
+    await (await loading).aclose()
 
 
 def test_a_plan_of_a_file(file: Path) -> None:

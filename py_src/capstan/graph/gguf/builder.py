@@ -27,7 +27,8 @@ MICROSOFT = "com.microsoft"
 
 
 def write_graph(file: GgufFile, element: str, location: str, small: Mapping[str, bytes]) -> ModelProto:
-    """The graph over activations of `element`, float16 or float32, whose weights are in the file `location` beside it.
+    """The graph over activations of `element`, float16 or float32, whose weights are in the file `location` beside it;
+    in this one and the others, where that is the name of a shard.
 
     `small` has the bytes of ROPE_FACTORS, if the file has that tensor. Raises UnsupportedModelError for what the graph
     would leave out, ModelFileError for tensors that contradict the metadata.
@@ -183,9 +184,9 @@ class Builder:
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows]) -> str:
-        """q, k and v beside one another, of one product for neighbours of one type. The attention of decode steps is
-        recognised by them."""
-        groups = [list(group) for _, group in groupby(rows, key=lambda each: each.tensor.type)]
+        """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of decode
+        steps is recognised by them."""
+        groups = [list(group) for _, group in groupby(rows, key=lambda each: (each.tensor.type, each.tensor.shard))]
         front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn/qkv_proj/Concat"
         if len(groups) == 1:
             return self.t.product(f"{front}.qkv_proj.MatMul", x, rows)

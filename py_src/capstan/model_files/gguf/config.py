@@ -44,11 +44,6 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
             f"{file.name}: metadata general.architecture is {family!r}; families that are read are "
             f"{', '.join(MODEL_TYPES)}"
         )
-    parts = file.integer("split.count", 1, least=0)
-    if parts > 1:
-        raise UnsupportedModelError(
-            f"{file.name} is one of {parts} shards (metadata split.count); join them with llama-gguf-split --merge"
-        )
     heads = file.integer(f"{family}.attention.head_count", most=LARGEST["num_attention_heads"])
     kv_heads = file.integer(f"{family}.attention.head_count_kv", heads, most=heads)
     if heads % kv_heads:
