@@ -188,11 +188,11 @@ def repository(name: str, hub: str, revision: str | None) -> dict[str, str | Non
 
 def is_path(name: str) -> bool:
     """Whether --model names a folder or a file of this machine, there or mistyped, rather than a repository."""
-    id, colon, file = name.partition(":")
-    if Path(name).exists() or ("/" in id and Path(id).parent.is_dir()):
+    whole, colon, file = name.partition(":")
+    if Path(name).exists() or ("/" in whole and Path(whole).parent.is_dir()):
         return True
     is_file = file.lower().endswith(".gguf") if colon else not name.lower().endswith(".gguf")
-    return not re.fullmatch(ID, id) or not is_file
+    return not re.fullmatch(ID, whole) or not is_file
 
 
 def mounts(folders: Iterable[Path]) -> dict[str, Path]:

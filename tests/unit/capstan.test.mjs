@@ -525,6 +525,17 @@ test("an id without another hub is one of the Hugging Face hub, and an address i
   }
 });
 
+test("a known model is loaded by its id and dtype, and the list is the caller's own", async () => {
+  const known = Capstan.models();
+  for (const { id, dtype, contextLength, licence } of known) {
+    await Capstan.load(id, { dtype });
+    assert.deepEqual([asked.at(-1).model.repository, asked.at(-1).dtype], [id, dtype ?? null]);
+    assert.ok(contextLength >= 8192 && licence, id);
+  }
+  known.length = 0;
+  assert.ok(Capstan.models().length > 3);
+});
+
 test("a file that was picked is a model", async () => {
   const file = new File(["GGUF"], "model.gguf");
   await Capstan.load(file);

@@ -78,7 +78,7 @@ def test_a_folder_with_one_model_is_that_model(made: Made, tmp_path: Path) -> No
     write(made, tmp_path / "other.gguf")
     found = asyncio.run(refusal())
     assert found.startswith(f"{tmp_path}/ has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or")
-    assert f": its GGUF files are Q4_0/model-00001-of-00002.gguf ({size:.0f} MB), other.gguf ({size:.0f} MB)" in found
+    assert f": its GGUF files are Q4_0/model-00001-of-00002.gguf ({size:.1f} MB), other.gguf ({size:.1f} MB)" in found
 
 
 async def close(loading: Coroutine[Any, Any, capstan.Model]) -> None:

@@ -1,4 +1,4 @@
-"""Models in several GGUF files: they are one model by the name of any, and files that do not belong together are told."""
+"""Models in several GGUF files: any of them names the model, and files that do not belong together are told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ async def logits_of(path: Path) -> list[float]:
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_any_shard_names_the_whole_model(family: str, tmp_path: Path) -> None:
-    made = make(family, MIXED if family == "qwen2" else {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, vocabulary=512)
+    made = make(
+        family, MIXED if family == "qwen2" else {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, vocabulary=512
+    )
     ends = ENDS if family == "qwen2" else ("token_embd.weight", "0.attn_q.weight", "1.attn_k.weight")
     whole = asyncio.run(logits_of(write(made, tmp_path / "whole.gguf")))
     files = write_shards(made, tmp_path / "in shards", *ends)
@@ -58,9 +60,18 @@ def test_a_shard_that_is_missing(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lies", "message"),
     [
-        ({"no": 2}, "model-00002-of-00004.gguf: shard 3 of 4 (metadata split.no), but its name is that of shard 2; copy"),
-        ({"count": 3}, "00002-of-00004.gguf: one of 3 shards (metadata split.count), but its name is that of one of 4; "),
-        ({"count": 1}, "00002-of-00004.gguf: one of 1 shards (metadata split.count), but its name is that of one of 4; "),
+        (
+            {"no": 2},
+            "model-00002-of-00004.gguf: shard 3 of 4 (metadata split.no), but its name is that of shard 2; copy",
+        ),
+        (
+            {"count": 3},
+            "00002-of-00004.gguf: one of 3 shards (metadata split.count), but its name is that of one of 4; ",
+        ),
+        (
+            {"count": 1},
+            "00002-of-00004.gguf: one of 1 shards (metadata split.count), but its name is that of one of 4; ",
+        ),
         (
             {"tensors.count": 7},
             "model-00002-of-00004.gguf: a shard of a model of 7 tensors (metadata split.tensors.count), but "
@@ -80,12 +91,16 @@ def test_a_number_that_no_shard_has(made: Made, tmp_path: Path) -> None:
 
 def test_a_shard_of_another_model(made: Made, tmp_path: Path) -> None:
     files = write_shards(made, tmp_path / "one", *ENDS, name="model")
-    others = write_shards(made, tmp_path / "other", "token_embd.weight", "0.attn_v.weight", "1.ffn_up.weight", name="model")
+    others = write_shards(
+        made, tmp_path / "other", "token_embd.weight", "0.attn_v.weight", "1.ffn_up.weight", name="model"
+    )
     shutil.copy(others[2], files[2])
     twice = r"model-00003-of-00004.gguf: tensor blk.0.attn_output.weight is in model-00002-of-00004.gguf, too; copy"
     assert re.search(twice, refusal(files[0]))
     (tmp_path / "short").mkdir()
-    shorter = write_shards(made, tmp_path / "short", "0.attn_k.weight", "0.attn_q.bias", "1.ffn_up.weight", name="model")
+    shorter = write_shards(
+        made, tmp_path / "short", "0.attn_k.weight", "0.attn_q.bias", "1.ffn_up.weight", name="model"
+    )
     shutil.copy(shorter[3], files[3])
     shutil.copy(write_shards(made, tmp_path / "again", *ENDS, name="model")[2], files[2])
     assert "model-00001-of-00004.gguf: its 4 shards have 25 tensors, expected 26 (metadata" in refusal(files[0])

@@ -38,9 +38,7 @@ def test_other_ids_are_refused(id: Any) -> None:
         HubRepository(id, HUB)
 
 
-@pytest.mark.parametrize(
-    "hub", ["", "hub.test", "ftp://hub.test", "https://", "https://h b", "https://hub.test?x"]
-)
+@pytest.mark.parametrize("hub", ["", "hub.test", "ftp://hub.test", "https://", "https://h b", "https://hub.test?x"])
 def test_other_addresses_are_refused(hub: Any) -> None:
     with pytest.raises(OptionError, match=r"^hub is .*, but must be an address and begin with https:// or http://$"):
         HubRepository("a/b", hub)
@@ -81,8 +79,9 @@ class TestCommandLine:
 
     def test_the_default_is_the_hugging_face_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CAPSTAN_HUB", raising=False)
-        for id in ("owner/name", "owner/name:model.gguf", "owner/name-GGUF:Q4_0/model-00001-of-00002.gguf"):
-            assert (self.asked("--model", id)["repository"], self.asked("--model", id)["hub"]) == (id, HUGGING_FACE)
+        for name in ("owner/name", "owner/name:model.gguf", "owner/name-GGUF:Q4_0/model-00001-of-00002.gguf"):
+            found = self.asked("--model", name)
+            assert (found["repository"], found["hub"]) == (name, HUGGING_FACE)
 
     def test_a_path_that_is_mistyped_is_asked_of_no_hub(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -188,7 +188,7 @@ async function drop(items: DataTransferItemList): Promise<void> {
   }
 }
 
-/** The name of a file, or how many there are. */
+/** A name for picked files: their number, or the name of one alone. */
 function namesOf(given: readonly File[]): string {
   return given.length === 1 ? given[0]!.name : `${given.length} files`;
 }

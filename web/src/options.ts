@@ -101,7 +101,14 @@ const RUN_TYPES: OptionTypes = {
 };
 /** The types of ModelOptions. */
 export const MODEL_TYPES: OptionTypes = {
-  ...{ hub: "string or null", revision: "string", token: "string", dtype: "string", device: "string", capture: "string" },
+  ...{
+    hub: "string or null",
+    revision: "string",
+    token: "string",
+    dtype: "string",
+    device: "string",
+    capture: "string",
+  },
   ...{ runAhead: "number", recoveries: "number", prefixCache: "number", disableFileMappedWeights: "boolean" },
 };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;

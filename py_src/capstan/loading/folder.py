@@ -173,9 +173,7 @@ def gguf_models(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
 
 def listed(sizes: Mapping[str, int | None]) -> str:
     """The GGUF models among a folder's files, with their sizes, for messages."""
-    models = [
-        name if size is None else f"{name} ({size / 1e6:.0f} MB)" for name, size in gguf_models(sizes).items()
-    ]
+    models = [name if size is None else f"{name} ({size / 1e6:.1f} MB)" for name, size in gguf_models(sizes).items()]
     return f"its GGUF files are {shortened(models, 40)}" if models else ""
 
 

@@ -29,7 +29,17 @@ from ..model_files.config import (
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
 
-__all__ = ["DTYPES", "ON_CPU", "ON_F16", "ON_F32", "derived_config", "no_graph", "onnx_file", "require_dtype", "shortened"]
+__all__ = [
+    "DTYPES",
+    "ON_CPU",
+    "ON_F16",
+    "ON_F32",
+    "derived_config",
+    "no_graph",
+    "onnx_file",
+    "require_dtype",
+    "shortened",
+]
 
 DTYPES = {
     "fp32": "",

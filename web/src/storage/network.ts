@@ -106,7 +106,14 @@ export function checkFolder(url: string): string {
   const folders = pathname.split("/").slice(1, -1);
   const [owner, name, page] = folders;
   if (folders.length === 2 ? origin !== location.origin : page === "tree" || page === "blob") {
-    const below = page && isGguf(pathname) ? `:${pathname.split("/").slice(5).map((part) => decodeURIComponent(part)).join("/")}` : "";
+    const below =
+      page && isGguf(pathname)
+        ? `:${pathname
+            .split("/")
+            .slice(5)
+            .map((part) => decodeURIComponent(part))
+            .join("/")}`
+        : "";
     const [id, hub] = [`${owner}/${name}${below}`, origin].map((text) => JSON.stringify(text));
     return `check the model folder, or for a repository of a hub give ${id} as the model and ${hub} as the hub`;
   }

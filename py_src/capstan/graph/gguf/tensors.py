@@ -44,7 +44,7 @@ class TensorWriter:
     """Writes nodes and weights into a graph."""
 
     def __init__(self, graph: GraphProto, file: GgufFile, location: str, element: int) -> None:
-        """`location` is the name, beside the graph, of the file or of a shard, `element` the ONNX type of activations."""
+        """`location` is the name of the file, or of a shard of it; `element` the ONNX type of activations."""
         self.graph, self.file, self.element = graph, file, element
         self.locations = shard_names(location)
         self.read: set[str] = set()
@@ -194,9 +194,7 @@ class TensorWriter:
         how = Unpack(tensor.type, what, n, columns, bits, block, rows.halves, shift, stride)
         return Part(offset, length, how)
 
-    def _weight(
-        self, name: str, dims: Sequence[int], rows: Sequence[Rows], parts: Sequence[Part], kind: int
-    ) -> str:
+    def _weight(self, name: str, dims: Sequence[int], rows: Sequence[Rows], parts: Sequence[Part], kind: int) -> str:
         """The name of a weight of these parts of rows in one file."""
         if any(part.made % 4 for part in parts[:-1]):
             raise UnsupportedModelError(

@@ -28,7 +28,7 @@ COPY = "copy or download the model's files again, from one place"
 def shard_names(name: str) -> tuple[str, ...]:
     """The names of a model's files, in order, of which `name` is one; `name` alone where it is none of several.
 
-    Raises ModelFileError for numbers that no shard has.
+    Raises ModelFileError for a number above the count, or for more files than are read.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -45,7 +45,7 @@ def shard_names(name: str) -> tuple[str, ...]:
 
 def require_shard(file: GgufFile, number: int, count: int) -> None:
     """Raise ModelFileError unless the file is shard `number`, from 0 on, of `count`, as its name says; ConfigError for
-    a number in the metadata that none can be."""
+    impossible numbers in the metadata."""
     found = file.integer("split.count", 1, least=0) or 1
     if found != count:
         named = f"its name is that of one of {count}" if count > 1 else "its name is no shard's"
