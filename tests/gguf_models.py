@@ -23,7 +23,19 @@ from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from tests.gguf_files import gguf_file, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
 
-__all__ = ["FIXTURES", "FURTHER", "MIXED", "SIZES", "VOCABULARY", "Made", "folder_of", "make", "write", "write_shards"]
+__all__ = [
+    "FIXTURES",
+    "FURTHER",
+    "MIXED",
+    "SIZES",
+    "VOCABULARY",
+    "Made",
+    "contents",
+    "folder_of",
+    "make",
+    "write",
+    "write_shards",
+]
 
 Floats = NDArray[np.float32]
 
