@@ -20,7 +20,7 @@ export interface KnownModel {
   licence: string;
   /** Whether the GPU must have shader-f16. */
   needsF16: boolean;
-  /** Whether Capstan's authors have run this very file; others are of a family and types of weights that they have run. */
+  /** Whether this very file was run; the others are like files that were. */
   tried: boolean;
 }
 

@@ -35,7 +35,7 @@ class KnownModel:
     needs_f16: bool
     """Whether the GPU must have shader-f16."""
     tried: bool
-    """Whether this project has run this very file; others are of a family and types of weights that it has."""
+    """Whether this very file was run; the others are like files that were."""
 
     @property
     def repository(self) -> HubRepository:
