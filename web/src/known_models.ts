@@ -20,7 +20,7 @@ export interface KnownModel {
   licence: string;
   /** Whether the GPU must have shader-f16. */
   needsF16: boolean;
-  /** Whether this very file was run; the others are like files that were. */
+  /** True if this very file was run; the others resemble such files. */
   tried: boolean;
 }
 

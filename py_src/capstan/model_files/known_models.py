@@ -35,7 +35,7 @@ class KnownModel:
     needs_f16: bool
     """Whether the GPU must have shader-f16."""
     tried: bool
-    """Whether this very file was run; the others are like files that were."""
+    """True if this very file was run; the others resemble such files."""
 
     @property
     def repository(self) -> HubRepository:
