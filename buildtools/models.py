@@ -40,6 +40,10 @@ REPOSITORY_CONFIG = "config.json"
 GGUF = ".gguf"
 DIGESTS_SUFFIX = ".shards.json"
 """The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
+HUGGING_FACE = "https://huggingface.co"
+"""capstan.model_files.hub.HUGGING_FACE, which cannot be imported before the environment exists."""
+ID = r"[\w-][\w.-]*/[\w.-]*[\w-]"
+"""A repository's id, as OWNER/NAME; a GGUF file of it is OWNER/NAME:FILE.gguf."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
 """The dtypes of capstan.repository, which cannot be imported before the environment exists."""
 
@@ -71,7 +75,7 @@ def check_model(folder: Path) -> Path:
 
 def check_place(path: Path) -> Path:
     """The folder or GGUF file, made absolute, if it can be a model."""
-    if path.suffix != GGUF:
+    if path.suffix.lower() != GGUF:
         return check_model(path)
     if not path.is_file():
         raise CommandError(f"model file {path} does not exist: give a GGUF file, or {BUILDERS}")
@@ -187,24 +191,39 @@ def check_script_model(folder: Path) -> Path:
 
 def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say where repositories are that --model names by their ids."""
-    address = "the address of the hub where --model OWNER/NAME is, in place of a folder (default: CAPSTAN_HUB)"
-    parser.add_argument("--hub", metavar="URL", default=os.environ.get("CAPSTAN_HUB") or None, help=address)
+    address = (
+        "the address of the hub where --model OWNER/NAME or OWNER/NAME:FILE.gguf is, in place of a folder; empty: no "
+        f"hub is asked (default: CAPSTAN_HUB, else {HUGGING_FACE})"
+    )
+    parser.add_argument("--hub", metavar="URL", default=os.environ.get("CAPSTAN_HUB", HUGGING_FACE), help=address)
     revision = "its branch, tag or commit (default: main); a token is taken from CAPSTAN_HUB_TOKEN"
     parser.add_argument("--revision", metavar="REV", help=revision)
 
 
-def repository(name: str, hub: str | None, revision: str | None) -> dict[str, str | None] | None:
-    """The hub's repository that --model names, as a request has it; None if it names a folder."""
-    if Path(name).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]*[\w-]", name):
+def repository(name: str, hub: str, revision: str | None) -> dict[str, str | None] | None:
+    """The hub's repository that --model names, as a request has it; None if it names a folder or a file.
+
+    An id is what neither exists nor begins with the name of a folder here, so that a mistyped path is asked of no hub.
+    """
+    if is_path(name):
         if revision is not None:
             raise CommandError(f"--revision is {revision}, but {name} is no repository of a hub: leave it out")
         return None
-    if hub is None:
+    if not hub:
         raise CommandError(
             f"model folder {name} does not exist: give another one, or if it is a repository's id, the hub's address "
-            "as --hub URL or in CAPSTAN_HUB"
+            "as --hub URL or in CAPSTAN_HUB, which is empty"
         )
     return {"repository": name, "hub": hub, "revision": revision, "token": os.environ.get("CAPSTAN_HUB_TOKEN") or None}
+
+
+def is_path(name: str) -> bool:
+    """Whether --model names a folder or a file of this machine, there or mistyped, rather than a repository."""
+    whole, colon, file = name.partition(":")
+    if Path(name).exists() or ("/" in whole and Path(whole).parent.is_dir()):
+        return True
+    is_file = file.lower().endswith(".gguf") if colon else not name.lower().endswith(".gguf")
+    return not re.fullmatch(ID, whole) or not is_file
 
 
 def mounts(models: Iterable[Path]) -> dict[str, Path]:

@@ -53,7 +53,8 @@ def assemble() -> Path:
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
         part("wheels", [*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt"], copy_python)
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
-        part("web", [*web, ROOT / "package-lock.json", ROOT / "tsconfig.json"], build_web)
+        others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")
+        part("web", [*web, *(ROOT / name for name in others)], build_web)
     return SITE
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,19 @@ from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from tests.gguf_files import gguf_file, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
 
-__all__ = ["FIXTURES", "FURTHER", "MIXED", "SIZES", "VOCABULARY", "Made", "folder_of", "make", "write"]
+__all__ = [
+    "FIXTURES",
+    "FURTHER",
+    "MIXED",
+    "SIZES",
+    "VOCABULARY",
+    "Made",
+    "contents",
+    "folder_of",
+    "make",
+    "write",
+    "write_shards",
+]
 
 Floats = NDArray[np.float32]
 
@@ -210,16 +223,39 @@ def make(
     return Made(GgufFile("model.gguf", 3, metadata, tensors, 0), bytes(data), found)
 
 
-def write(made: Made, path: Path) -> Path:
-    """The whole file of a model of 512 tokens, with the tokenizer of nano-llama."""
+def contents(made: Made) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata of a model of 512 tokens, with the tokenizer of nano-llama, and its tensors, for `gguf_file`."""
     tensors = {
         name: (each.dims, int(each.type), made.read(each.offset, each.length))
         for name, each in made.file.tensors.items()
     }
-    tokenizer = tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2")
+    return {**made.file.metadata, **tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2"), **ENDS}, tensors
+
+
+def write(made: Made, path: Path) -> Path:
+    """The whole file of a model of 512 tokens."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gguf_file({**made.file.metadata, **tokenizer, **ENDS}, tensors))
+    path.write_bytes(gguf_file(*contents(made)))
     return path
+
+
+def write_shards(made: Made, folder: Path, *ends: str, name: str = "a model", **lies: Any) -> list[Path]:
+    """The same in shards, as gguf-split writes them: a shard ends with the first tensor whose name ends so, the last
+    one with the last tensor. `lies` replaces pairs "split.*" of the second one."""
+    metadata, tensors = contents(made)
+    order = list(tensors)
+    starts = [0, *(next(i for i, each in enumerate(order) if each.endswith(end)) + 1 for end in ends), len(order)]
+    files = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (start, end) in enumerate(pairwise(starts)):
+        split = {"split.no": number, "split.count": len(ends) + 1, "split.tensors.count": len(order)}
+        if number == 1:
+            split |= {f"split.{key}": value for key, value in lies.items()}
+        file = folder / f"{name}-{number + 1:05}-of-{len(ends) + 1:05}.gguf"
+        some = {each: tensors[each] for each in order[start:end]}
+        file.write_bytes(gguf_file({**(metadata if number == 0 else {}), **split}, some))
+        files.append(file)
+    return files
 
 
 def folder_of(made: Made, folder: Path) -> Path:

@@ -27,6 +27,7 @@ from .host.tracing import Trace, trace
 from .loading.planning import open_device, plan
 from .model import Model
 from .model_files.hub import HubRepository
+from .model_files.known_models import KnownModel, models
 from .signatures import check_arguments
 from .stages.search import SearchOptions
 from .stages.speculation import Speculation
@@ -49,6 +50,7 @@ __all__ = [
     "Generator",
     "GeneratorParams",
     "HubRepository",
+    "KnownModel",
     "Model",
     "SearchOptions",
     "Speculation",
@@ -66,6 +68,7 @@ __all__ = [
     "logits_processor",
     "measure",
     "memory",
+    "models",
     "notebook",
     "open_device",
     "plan",

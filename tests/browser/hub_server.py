@@ -18,7 +18,7 @@ from buildtools.server import running as running_server
 
 __all__ = ["HubServer", "Replaced", "Repository", "running_hub"]
 
-LARGE = re.compile(r"\.onnx|^tokenizer\.json$")
+LARGE = re.compile(r"\.onnx|\.gguf$|^tokenizer\.json$")
 """Names of files that the hub keeps as large ones, and redirects."""
 
 

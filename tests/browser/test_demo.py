@@ -411,7 +411,7 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     else:
         demo.page.evaluate(DROP, files)
     note = demo.page.locator("#model-note")
-    expect(note).to_have_text("A folder of this machine.")
+    expect(note).to_have_text("On this machine.")
     demo.send()
     prompt = oracle.encode(LLAMA, "def fibonacci(n):")
     assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))

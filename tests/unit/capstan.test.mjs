@@ -512,23 +512,60 @@ test("a hub's repository is named by its id and the hub's address", async () => 
   assert.deepEqual(asked[0].model, model);
 });
 
+test("an id without another hub is one of the Hugging Face hub, and an address is none", async () => {
+  for (const id of ["owner/name", "owner/name-GGUF:model.gguf", "owner/name:Q4_0/model-00001-of-00002.gguf"]) {
+    await Capstan.load(id, { revision: "v1" });
+    const model = { repository: id, hub: "https://huggingface.co/", revision: "v1", token: null };
+    assert.deepEqual(asked.at(-1).model, model);
+    assert.deepEqual(boots.at(-1).expected.model, model);
+  }
+  for (const model of ["owner/name/", "./owner/name", "owner/model.gguf", "https://a.test/owner/name:model.gguf"]) {
+    await Capstan.load(model, { hub: null });
+    assert.equal(typeof asked.at(-1).model, "string", model);
+  }
+});
+
+test("a known model is loaded by its id and dtype, and the list is the caller's own", async () => {
+  const known = Capstan.models();
+  for (const { id, dtype, contextLength, licence } of known) {
+    await Capstan.load(id, { dtype });
+    assert.deepEqual([asked.at(-1).model.repository, asked.at(-1).dtype], [id, dtype ?? null]);
+    assert.ok(contextLength >= 8192 && licence, id);
+  }
+  assert.deepEqual(known.map(({ dtype }) => dtype).filter(Boolean), ["q4f16"]);
+  assert.deepEqual(known.map(({ bytes }) => bytes).filter(Boolean), [98362432]);
+  known.length = 0;
+  assert.ok(Capstan.models().length > 3);
+});
+
+test("a file that was picked is a model", async () => {
+  const file = new File(["GGUF"], "model.gguf");
+  await Capstan.load(file);
+  assert.equal(asked.at(-1).model, file);
+});
+
 for (const [model, options, message] of [
   [
     "owner/name",
-    {},
-    '"owner/name" reads as the id of a hub\'s repository: give the hub\'s address as hub, or write "./owner/name/" for a folder beside this page',
+    { hub: null },
+    '"owner/name" reads as the id of a hub\'s repository, and hub is null, so that no hub is asked: leave hub out, or write "./owner/name/" for a folder beside this page',
   ],
-  ["name", { hub: "https://hub.test" }, 'the model is "name"; a hub\'s repository is named OWNER/NAME'],
+  [
+    "name",
+    { hub: "https://hub.test" },
+    'the model is "name"; a hub\'s repository is named OWNER/NAME, a GGUF file of it OWNER/NAME:FILE.gguf',
+  ],
+  ["owner/name", { hub: 7 }, "hub is 7; it must be a string or null"],
   ["http://[", {}, 'the model is "http://["; it must be a URL'],
   [
     "file:///models/",
     {},
     'the model is "file:///models/"; a page can only read http: and https: addresses, so serve the files',
   ],
-  ["./model/", { revision: "v1" }, "revision and token are a hub's; give its address as hub"],
-  ["", {}, 'the model is ""; it must be the address of a folder, or files that were picked'],
-  [undefined, {}, "the model is undefined; it must be the address of a folder, or files that were picked"],
-  [7, {}, "the model is 7; it must be the address of a folder, or files that were picked"],
+  ["./model/", { revision: "v1" }, 'revision and token are a hub\'s, but "./model/" is the address of a folder or file'],
+  ["", {}, 'the model is ""; it must be an address, a hub\'s id, or what was picked'],
+  [undefined, {}, "the model is undefined; it must be an address, a hub's id, or what was picked"],
+  [7, {}, "the model is 7; it must be an address, a hub's id, or what was picked"],
   ["./model/", { recoveries: Infinity }, "recoveries is Infinity; it must be finite"],
   ["./model/", { temprature: 1 }, /^temprature: no such option; there are hub, /],
 ]) {
@@ -541,10 +578,20 @@ for (const [model, options, message] of [
   });
 }
 
+test("the address of a GGUF file stays a file's, whatever is behind it", async () => {
+  for (const file of ["model.gguf", "a/MODEL.GGUF", "model.gguf?download=true", "model.gguf#x"]) {
+    await Capstan.load(file);
+    assert.equal(asked.at(-1).model, `http://page.test/folder/${file}`);
+    assert.equal(boots.at(-1).expected.model, `http://page.test/folder/${file}`);
+  }
+  await Capstan.load("./gguf?file=model.gguf");
+  assert.equal(asked.at(-1).model, "http://page.test/folder/gguf?file=model.gguf/");
+});
+
 test("files and folders that another window picked stay what they are", () => {
   for (const name of ["File", "FileSystemDirectoryHandle"]) {
     const picked = { [Symbol.toStringTag]: name };
-    assert.equal(pickedFolder(picked) === picked, name !== "File");
+    assert.equal(pickedFolder(picked), picked);
     assert.equal(pickedFolder([picked])[0] === picked, name === "File");
   }
 });

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capstan.errors import OptionError
-from capstan.model_files.file_names import address_of, folder_address, why_not_below
+from capstan.model_files.file_names import address_of, folder_address, gguf_address, why_not_below
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,18 @@ def test_an_address_with_more_than_a_folder_is_refused_without_showing_it(url: s
     with pytest.raises(OptionError) as raised:
         folder_address(url)
     assert shown in str(raised.value)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_the_address_of_a_gguf_file() -> None:
+    for end in ("", "?download=true", "#readme", "?download=true#x.onnx", "#?a"):
+        assert gguf_address(f"https://host/m/a%20model.gguf{end}") == ("https://host/m/", "a model.gguf"), end
+    assert gguf_address("MODEL-Q8_0.GGUF") == ("./", "MODEL-Q8_0.GGUF")
+    for folder in ("https://host/m", "https://host/gguf", "/m.gguf/", "/m?file=a.gguf", "/m#a.gguf"):
+        assert gguf_address(folder) is None, folder
+    with pytest.raises(OptionError) as raised:
+        gguf_address("https://me:SECRET@host/m/model.gguf?key=SECRET")
+    assert str(raised.value).startswith("a model's path is 'host/m/model.gguf' with a query; give the file's address")
     assert "SECRET" not in str(raised.value)
 
 

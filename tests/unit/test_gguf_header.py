@@ -177,7 +177,6 @@ def test_the_configuration() -> None:
     [
         ("general.architecture", None, "general.architecture is missing"),
         ("general.architecture", "mamba", f"'mamba' .*take a GGUF file of {', '.join(FAMILIES)}"),
-        ("split.count", 3, "one of 3 shards .*--merge"),
         ("llama.context_length", None, "llama.context_length is missing, expected an integer from 1"),
         ("llama.block_count", 1 << 30, "expected an integer from 1 to 4096, got 1073741824"),
         ("llama.attention.head_count", [4, 4], r"expected an integer .*got \(4, 4\)"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ import pytest
 import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
 from capstan.model_files.gguf.header import GgmlType
-from tests.gguf_models import Made, make, write
+from tests.gguf_files import gguf_file
+from tests.gguf_models import Made, contents, make, write, write_shards
 
 TYPES = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
 
@@ -61,6 +64,27 @@ def test_what_a_file_does_not_take(file: Path) -> None:
         asyncio.run(capstan.Model.load(file.parent / "missing.gguf"))
 
 
+def test_a_folder_with_one_model_is_that_model(made: Made, tmp_path: Path) -> None:
+    async def refusal() -> str:
+        with pytest.raises(ModelFileError) as raised:
+            await capstan.Model.load(tmp_path)
+        return str(raised.value)
+
+    files = write_shards(made, tmp_path / "Q4_0", "token_embd.weight", name="model")
+    asyncio.run(close(capstan.Model.load(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    asyncio.run(close(capstan.Model.load(tmp_path)))
+    size = sum(file.stat().st_size for file in files) / 1e6
+    write(made, tmp_path / "other.gguf")
+    found = asyncio.run(refusal())
+    assert found.startswith(f"{tmp_path}/ has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or")
+    assert f": its GGUF files are Q4_0/model-00001-of-00002.gguf ({size:.1f} MB), other.gguf ({size:.1f} MB)" in found
+
+
+async def close(loading: Coroutine[Any, Any, capstan.Model]) -> None:
+    await (await loading).aclose()
+
+
 def test_a_plan_of_a_file(file: Path) -> None:
     fit = asyncio.run(capstan.plan(file, max_length=64))
     assert fit
@@ -71,3 +95,70 @@ def test_a_page_of_html_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("<!doctype html><title>Not found</title>")
     with pytest.raises(ModelFileError, match=r"model\.gguf: expected GGUF .* found HTML"):
         asyncio.run(capstan.Model.load(tmp_path / "model.gguf"))
+
+
+def written(made: Made, path: Path, **changes: Any) -> Path:
+    """A file with other metadata; None leaves a pair out."""
+    metadata, tensors = contents(made)
+    for key, value in changes.items():
+        metadata[key] = value
+    path.write_bytes(gguf_file({key: value for key, value in metadata.items() if value is not None}, tensors))
+    return path
+
+
+def test_a_template_that_loops_ends_within_its_budget(made: Made, tmp_path: Path) -> None:
+    template = "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}"
+    file = written(made, tmp_path / "loops.gguf", **{"tokenizer.chat_template": template})
+
+    async def render() -> None:
+        async with await capstan.Model.load(file) as model:
+            with pytest.raises(ConfigError, match="chat_template"):
+                capstan.Tokenizer(model).apply_chat_template([{"role": "user", "content": "hello"}])
+
+    asyncio.run(render())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokenizer.ggml.model", None, "metadata tokenizer.ggml.model is missing, expected"),
+        ("tokenizer.ggml.tokens", None, "metadata tokenizer.ggml.tokens is missing, expected an array of strings"),
+        ("tokenizer.ggml.merges", None, "metadata tokenizer.ggml.merges is missing, expected an array of strings"),
+        ("llama.attention.layer_norm_rms_epsilon", None, "layer_norm_rms_epsilon is missing, expected a finite number"),
+        ("llama.feed_forward_length", None, "llama.feed_forward_length is missing, expected an integer"),
+        ("tokenizer.chat_template", 7, "metadata tokenizer.chat_template: expected"),
+    ],
+)
+def test_metadata_that_are_missing_or_wrong(key: str, value: object, message: str, made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(close(capstan.Model.load(written(made, tmp_path / "model.gguf", **{key: value}))))
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        (b"\x20\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F32"}}' + bytes(64), "safetensors"),
+        (b"\x08\x0a\x12\x07capstan" + bytes(64), "ONNX"),
+        (b"", "an empty file"),
+    ],
+)
+def test_files_of_other_kinds(begin: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(begin)
+    with pytest.raises(ModelFileError, match=rf"model\.gguf: expected GGUF .*found {what}"):
+        asyncio.run(capstan.Model.load(tmp_path / "model.gguf"))
+
+
+def test_a_file_that_ends_in_its_data(made: Made, file: Path, tmp_path: Path) -> None:
+    whole = file.read_bytes()
+    for size in (len(whole) - 1, len(whole) - 4096, len(whole) // 2):
+        (tmp_path / "short.gguf").write_bytes(whole[:size])
+        with pytest.raises(ModelFileError, match=rf"tensor \S+ .* but the file has {size}"):
+            asyncio.run(capstan.Model.load(tmp_path / "short.gguf"))
+
+
+def test_tensors_that_contradict_the_metadata(made: Made, tmp_path: Path) -> None:
+    file = written(made, tmp_path / "model.gguf", **{"llama.feed_forward_length": 256})
+    with pytest.raises(
+        ModelFileError, match="tensor blk.0.ffn_gate.weight: expected 256 x 256, as the metadata say, found"
+    ):
+        asyncio.run(capstan.Model.load(file))

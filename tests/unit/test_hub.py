@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import buildtools.models
 from buildtools import cli
 from capstan import HubRepository, Model, OptionError
+from capstan.model_files.hub import HUGGING_FACE
 
 HUB = "https://hub.test"
 
@@ -19,15 +21,24 @@ def test_ids_are_a_name_or_an_owner_and_a_name(id: str) -> None:
     assert str(HubRepository(id, f"{HUB}/")) == f"{id} at main of {HUB}"
 
 
+def test_an_id_may_name_a_file_and_the_hub_has_a_default() -> None:
+    found = HubRepository("owner/name:Q8_0/model.gguf")
+    assert (found.name, found.file, found.hub) == ("owner/name", "Q8_0/model.gguf", "https://huggingface.co")
+    assert (HubRepository("owner/name").file, buildtools.models.HUGGING_FACE) == (None, HUGGING_FACE)
+    with pytest.raises(OptionError, match="hub is None, so that no hub is asked for owner/name; leave it out, or give"):
+        HubRepository("owner/name", None)
+    for file in ("", "model.onnx", "../model.gguf", "%2e%2e/model.gguf", "a:b.gguf", "/model.gguf"):
+        with pytest.raises(OptionError, match=r"repository is 'a/b:.*', but a file of it must be like 'FILE\.gguf'"):
+            HubRepository(f"a/b:{file}")
+
+
 @pytest.mark.parametrize("id", ["", "/a", "a/", "a/b/c", "../b", "a/..", "a b/c", "a/b?c", "a/b#c", "a--b/c", "é/b", 3])
 def test_other_ids_are_refused(id: Any) -> None:
     with pytest.raises(OptionError, match=r"^repository is .*, but must be like 'OWNER/NAME'$"):
         HubRepository(id, HUB)
 
 
-@pytest.mark.parametrize(
-    "hub", ["", "hub.test", "ftp://hub.test", "https://", "https://h b", "https://hub.test?x", None]
-)
+@pytest.mark.parametrize("hub", ["", "hub.test", "ftp://hub.test", "https://", "https://h b", "https://hub.test?x"])
 def test_other_addresses_are_refused(hub: Any) -> None:
     with pytest.raises(OptionError, match=r"^hub is .*, but must be an address and begin with https:// or http://$"):
         HubRepository("a/b", hub)
@@ -66,10 +77,25 @@ class TestCommandLine:
         found = self.asked("--model", "owner/name")
         assert found == {"repository": "owner/name", "hub": HUB, "revision": None, "token": None}
 
+    def test_the_default_is_the_hugging_face_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CAPSTAN_HUB", raising=False)
+        for name in ("owner/name", "owner/name:model.gguf", "owner/name-GGUF:Q4_0/model-00001-of-00002.gguf"):
+            found = self.asked("--model", name)
+            assert (found["repository"], found["hub"]) == (name, HUGGING_FACE)
+
+    def test_a_path_that_is_mistyped_is_asked_of_no_hub(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "models").mkdir()
+        for name in ("models/smolm2", "models/model.gguf", "other/model.gguf", "models/a:model.gguf"):
+            assert cli.main(["run", "x", "--model", name]) == 2
+            assert f"{name} does not exist: give" in capsys.readouterr().err
+
     def test_without_an_address_nothing_is_asked(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.delenv("CAPSTAN_HUB", raising=False)
+        monkeypatch.setenv("CAPSTAN_HUB", "")
         assert cli.main(["run", "x", "--model", "owner/name"]) == 2
         assert (
             "owner/name does not exist: give another one, or if it is a repository's id, the hub's address as --hub"

@@ -14,10 +14,10 @@ import capstan
 PUBLIC = """
 Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
 DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
-SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
+KnownModel LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions
+Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
 Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError Verification
-VersionError WeightStore WeightsChangedError configure logits_processor measure memory notebook open_device
+VersionError WeightStore WeightsChangedError configure logits_processor measure memory models notebook open_device
 plan shortlist_processor trace
 """
 

@@ -65,7 +65,7 @@ export class Fit {
 /** Whether stored weights belong to a model, by their source's address. */
 function belongs(source: string, { folder }: Chosen): boolean {
   if (typeof folder === "string") return source.startsWith(folder);
-  return "repository" in folder && source.includes(`/${folder.repository}/`);
+  return "repository" in folder && source.includes(`/${folder.repository.split(":", 1)[0]}/`);
 }
 
 function verdict(plan: PlanResult): string {

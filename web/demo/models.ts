@@ -2,6 +2,7 @@
 
 import type { GenerateRequest, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
+import { modelAddress } from "../src/storage/gguf";
 import { FormError, text } from "./settings";
 
 type Folder = GenerateRequest["model"];
@@ -34,6 +35,7 @@ const BUNDLED: Offered = { name: "bundled", url: "models/bundled/", chat: false 
 
 const select = element("model", HTMLSelectElement);
 const files = element("files", HTMLInputElement);
+const gguf = element("gguf", HTMLInputElement);
 const offered = new Map<string, Offered>();
 const picked = new Map<string, { folder: Picked; name: string }>();
 
@@ -75,8 +77,9 @@ export function chosenModel(): Chosen {
   }
   const address = text("folder");
   if (address) {
-    const url = placeOf(address);
-    return { folder: url, name: url.split("/").findLast(Boolean) || url, key: url, chat: null };
+    const url = modelUrl(address);
+    const [path] = url.split(/[?#]/, 1) as [string];
+    return { folder: url, name: path.replace(/\/$/, "").split("/").at(-1) || url, key: url, chat: null };
   }
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
@@ -86,11 +89,10 @@ export function chosenModel(): Chosen {
   return { folder: value, name, key: value, chat, transformersJs };
 }
 
-/** The address of a GGUF file, or of a folder, which ends in a slash. */
-function placeOf(given: string): string {
+function modelUrl(given: string): string {
   let url: URL;
   try {
-    url = new URL(given.endsWith(".gguf") ? given : given.replace(/\/?$/, "/"), document.baseURI);
+    url = new URL(modelAddress(given), document.baseURI);
   } catch {
     throw new FormError("folder", `the address is ${JSON.stringify(given)}; it must be a URL`);
   }
@@ -122,7 +124,7 @@ export function showChosen(): void {
     name = chosen.name;
     const { value } = select;
     if (text("repository") || text("folder")) note = `Not used: the model is ${name}.`;
-    else if (picked.has(value)) note = "A folder of this machine.";
+    else if (picked.has(value)) note = "On this machine.";
     else if (chosen.chat !== null) {
       const size = sizeOf(offered.get(value));
       const how = chosen.chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
@@ -187,7 +189,8 @@ async function drop(items: DataTransferItemList): Promise<void> {
     if (!entry || entry instanceof File) return entry ? [entry] : [];
     return filesOf(entry, entry.isFile ? entry.name : "");
   });
-  const name = !(first instanceof File) && first.isDirectory ? first.name : `${entries.length} files`;
+  const one = entries.length === 1 || (!(first instanceof File) && first.isDirectory);
+  const name = one ? first.name : `${entries.length} files`;
   try {
     take((await Promise.all(found)).flat(), name);
   } catch (error) {
@@ -195,14 +198,21 @@ async function drop(items: DataTransferItemList): Promise<void> {
   }
 }
 
-/** Take folders that are picked or dropped. */
+/** A name for picked files: their number, or the name of one alone. */
+function namesOf(given: readonly File[]): string {
+  return given.length === 1 ? given[0]!.name : `${given.length} files`;
+}
+
+/** Take folders and files that are picked or dropped. */
 export function watchPicking(): void {
   files.webkitdirectory = true;
-  files.addEventListener("change", () => {
-    const given = [...(files.files ?? [])];
-    if (given.length) take(given, given[0]!.webkitRelativePath.split("/")[0] || `${given.length} files`);
-    files.value = "";
-  });
+  for (const input of [files, gguf])
+    input.addEventListener("change", () => {
+      const given = [...(input.files ?? [])];
+      if (given.length) take(given, given[0]!.webkitRelativePath.split("/")[0] || namesOf(given));
+      input.value = "";
+    });
+  element("pick-file", HTMLButtonElement).addEventListener("click", () => gguf.click());
   element("pick", HTMLButtonElement).addEventListener("click", () => void pick());
   const over = (on: boolean): void => void document.body.classList.toggle("dropping", on);
   document.addEventListener("dragover", (event) => {

@@ -5,6 +5,7 @@ import { Completions } from "./completions";
 import { asCapstanError, CapstanError, refused } from "./errors";
 import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, type ModelOptions } from "./options";
 import type { ChatOptions, RunOptions } from "./options";
+import { knownModels, type KnownModel } from "./known_models";
 import type {
   CapstanEvent,
   ChatRequest,
@@ -39,6 +40,7 @@ export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { ToolCall } from "./tool_calls";
 export { Run, type RunResult } from "./run";
 export { Session } from "./session";
+export type { KnownModel } from "./known_models";
 
 /** The progress of a load. */
 export interface LoadProgress {
@@ -142,7 +144,7 @@ export class Capstan {
   }
 
   /**
-   * Load a model: the URL of a folder, a hub's id with `hub`, or what the user picked. Rejects with a CapstanError, whose
+   * Load a model: the URL of a folder or a GGUF file, a hub's id, or what the user picked. Rejects with a CapstanError, whose
    * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
    */
   static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
@@ -191,6 +193,11 @@ export class Capstan {
     } finally {
       signal?.removeEventListener("abort", stop);
     }
+  }
+
+  /** The models that are known to fit, as a new list; `Capstan.load(id, { dtype })` loads one from the Hugging Face hub. */
+  static models(): KnownModel[] {
+    return knownModels();
   }
 
   /**

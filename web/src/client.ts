@@ -15,7 +15,7 @@ import type {
   Request,
   ToWorker,
 } from "./protocol";
-import { isGguf } from "./storage/gguf";
+import { modelAddress } from "./storage/gguf";
 
 export type {
   Alternative,
@@ -103,8 +103,7 @@ function expectedModel(given: NonNullable<StartOptions["expected"]>): Expected {
   const { model, dtype = null, device = "auto" } = readOptions("expected", given, EXPECTED_TYPES);
   if (typeof model === "string")
     return reading("the expected model", () => {
-      const place = isGguf(model) ? model : model.replace(/\/?$/, "/");
-      return { model: new URL(place, location.href).href, dtype, device };
+      return { model: new URL(modelAddress(model), location.href).href, dtype, device };
     });
   const { repository, hub, revision = null, token = null } = readOptions("expected.model", model, REPOSITORY_TYPES);
   return { model: { repository, hub, revision, token }, dtype, device };

@@ -11,11 +11,15 @@ import type {
   Message,
   ModelFolder,
 } from "./protocol";
+import { isGguf, modelAddress } from "./storage/gguf";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
 export interface ModelOptions {
-  /** The hub's address, if the model is named by its id there, as OWNER/NAME. Nothing is asked of a hub without it. */
-  hub?: string;
+  /**
+   * The address of the hub where a model's id is, as OWNER/NAME or OWNER/NAME:FILE.gguf; https://huggingface.co unless
+   * given. With null no hub is asked: an id is refused.
+   */
+  hub?: string | null;
   /** A branch, a tag or a commit of the hub's repository. */
   revision?: string;
   /** For a hub's private repositories; it goes to the hub alone. */
@@ -97,10 +101,24 @@ const RUN_TYPES: OptionTypes = {
 };
 /** The types of ModelOptions. */
 export const MODEL_TYPES: OptionTypes = {
-  ...{ hub: "string", revision: "string", token: "string", dtype: "string", device: "string", capture: "string" },
+  ...{
+    hub: "string or null",
+    revision: "string",
+    token: "string",
+    dtype: "string",
+    device: "string",
+    capture: "string",
+  },
   ...{ runAhead: "number", recoveries: "number", prefixCache: "number", disableFileMappedWeights: "boolean" },
 };
-const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
+const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
+/** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
+export const HUGGING_FACE = "https://huggingface.co";
+
+/** Whether a text is a repository's id, and no address: a folder's has a slash before or behind, a file's no colon. */
+function isId(model: string): boolean {
+  return REPOSITORY.test(model) && !/^\.{1,2}\//.test(model) && (model.includes(":") || !isGguf(model));
+}
 
 /** Throw OptionError for a number that JSON cannot hold: it would come to the worker as null. */
 function requireFinite(options: object): void {
@@ -108,31 +126,34 @@ function requireFinite(options: object): void {
     if (typeof value === "number" && !Number.isFinite(value)) throw refused(`${name} is ${value}; it must be finite`);
 }
 
-/** A model as the worker knows it: a hub's repository if a hub is given, else a folder's absolute address. */
+/** A model as the worker knows it: a hub's repository by its id, else the absolute address of a folder or file. */
 export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
   if (!model || !["string", "object"].includes(typeof model))
-    throw refused(`the model is ${shown(model)}; it must be the address of a folder, or files that were picked`);
+    throw refused(`the model is ${shown(model)}; it must be an address, a hub's id, or what was picked`);
   // A load has others, which may be infinite.
   requireFinite(Object.fromEntries(Object.entries(options).filter(([name]) => name in MODEL_TYPES)));
   if (typeof model !== "string") {
     const picked = pickedFolder(model);
     if (typeof picked === "object" && picked !== null) return picked as ModelFolder;
-    throw refused(`the model is ${shown(picked)}; it must be the address of a folder, or files that were picked`);
+    throw refused(`the model is ${shown(picked)}; it must be an address, a hub's id, or what was picked`);
   }
-  if (options.hub !== undefined) {
-    if (!REPOSITORY.test(model))
-      throw refused(`the model is ${JSON.stringify(model)}; a hub's repository is named OWNER/NAME`);
-    const { hub, revision = null, token = null } = options;
-    return { repository: model, hub: address(hub, "hub", page), revision, token } satisfies HubRepository;
-  }
-  if (options.revision !== undefined || options.token !== undefined)
-    throw refused("revision and token are a hub's; give its address as hub");
-  if (REPOSITORY.test(model) && !/^\.{1,2}\//.test(model))
+  const { hub = HUGGING_FACE, revision = null, token = null } = options;
+  const named = options.hub !== undefined && options.hub !== null;
+  const id = named ? REPOSITORY.test(model) : isId(model);
+  if (id && hub === null)
     throw refused(
-      `${JSON.stringify(model)} reads as the id of a hub's repository: give the hub's address as hub, or write ` +
-        `${JSON.stringify(`./${model}/`)} for a folder beside this page`,
+      `${JSON.stringify(model)} reads as the id of a hub's repository, and hub is null, so that no hub is asked: ` +
+        `leave hub out, or write ${JSON.stringify(`./${model}/`)} for a folder beside this page`,
     );
-  return address(model, "the model", page).replace(/\/?$/, "/");
+  if (id) return { repository: model, hub: address(hub!, "hub", page), revision, token } satisfies HubRepository;
+  if (named)
+    throw refused(
+      `the model is ${JSON.stringify(model)}; a hub's repository is named OWNER/NAME, a GGUF file of it ` +
+        "OWNER/NAME:FILE.gguf",
+    );
+  if (revision !== null || token !== null)
+    throw refused(`revision and token are a hub's, but ${JSON.stringify(model)} is the address of a folder or file`);
+  return modelAddress(address(model, "the model", page));
 }
 
 function address(text: string, what: string, page: string): string {

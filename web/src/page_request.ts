@@ -31,9 +31,9 @@ function copied<T>(value: T): T {
   return JSON.parse(JSON.stringify(value) ?? "null") as T;
 }
 
-/** A folder that was picked, as it is; of anything else its JSON. */
+/** A folder, files or a file that was picked, as it is; of anything else its JSON. */
 export function pickedFolder(model: unknown): unknown {
-  if (isA("FileSystemDirectoryHandle", model)) return model;
+  if (isA("FileSystemDirectoryHandle", model) || isA("File", model)) return model;
   if (Array.isArray(model) && model.every((file) => isA("File", file))) return [...(model as File[])];
   return copied(model);
 }
@@ -44,10 +44,13 @@ function isA(name: string, value: unknown): boolean {
 }
 
 /** The type of each option, as `typeof` says it; "any" is checked where it is used. */
-export type OptionTypes = Record<string, "string" | "number" | "boolean" | "function" | "object" | "signal" | "any">;
+export type OptionTypes = Record<
+  string,
+  "string" | "string or null" | "number" | "boolean" | "function" | "object" | "signal" | "any"
+>;
 
 /**
- * A page's options, each read once; one that is null or undefined is left out. Throws OptionError for a name that is none of
+ * A page's options, each read once; one that is null or undefined is left out, unless null means something. Throws OptionError for a name that is none of
  * theirs, which must not be left out silently, and for another type.
  */
 export function readOptions<T extends object>(what: string, given: T, types: OptionTypes): T {
@@ -59,9 +62,9 @@ export function readOptions<T extends object>(what: string, given: T, types: Opt
     const found: Record<string, unknown> = {};
     for (const [name, type] of Object.entries(types)) {
       const value: unknown = given[name as keyof T];
-      if (value === undefined || value === null) continue;
+      if (value === undefined || (value === null && type !== "string or null")) continue;
       if (type === "signal") requireSignal(value);
-      else if (type !== "any" && typeof value !== type)
+      else if (value !== null && type !== "any" && typeof value !== type.split(" ")[0])
         throw refused(`${name} is ${shown(value)}; it must be a ${type}`);
       found[name] = value;
     }

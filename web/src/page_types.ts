@@ -1,7 +1,7 @@
 // Types of requests that Python does not define: picked folders, and the values that chat templates take.
 
-/** A folder that the user picked, or the files of one. The worker gives it an address before Python sees it. */
-export type PickedFolder = FileSystemDirectoryHandle | File[];
+/** A folder that the user picked, the files of one, or a GGUF file. The worker gives it an address before Python sees it. */
+export type PickedFolder = FileSystemDirectoryHandle | File[] | File;
 
 /** A message of a conversation, as the model's chat template takes it. */
 export interface Message {

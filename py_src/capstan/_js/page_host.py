@@ -9,7 +9,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
@@ -31,7 +30,7 @@ from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, 
 from ..loading.repository import ON_CPU, ON_F16, ON_F32
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
-from ..model_files.file_names import address_of, folder_address, split_name
+from ..model_files.file_names import address_of, folder_address, gguf_address, split_name
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
 from ..tape import WorkgroupLimits
@@ -139,7 +138,7 @@ class PageHost:
     async def exists(self, folder: str, name: str) -> bool:
         return await host.file_exists(address_of(folder, name))
 
-    async def listing(self, folder: str) -> list[str] | None:
+    async def listing(self, folder: str) -> dict[str, int | None] | None:
         return await storage.listing(folder)
 
     async def dtypes(self, device: str) -> tuple[str, ...]:
@@ -168,8 +167,8 @@ class PageHost:
             storage.keep_folder(folder)
         return folder
 
-    def file_name(self, part: str) -> str:
-        return unquote(part)
+    def gguf_place(self, path: str) -> tuple[str, str] | None:
+        return gguf_address(path)
 
     async def backing(self, folder: str) -> storage.JsBacking | None:
         return await storage.open_backing(folder)

@@ -33,7 +33,7 @@ __all__ = [
 
 
 async def adopt(folder: Any) -> str:
-    """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle or an array of File objects."""
+    """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle, a File or an array of them."""
     with storage_errors():
         return str(await capstan_host.storage.adopt(folder))
 
@@ -41,7 +41,7 @@ async def adopt(folder: Any) -> str:
 async def open_repository(repository: HubRepository, keep: bool) -> str:
     """The address of a repository's files at one commit: with `keep` that of the last load, if there was one, else
     the one that its revision is now."""
-    asked = (repository.id, repository.hub, repository.revision, keep, repository.token or None)
+    asked = (repository.name, repository.hub, repository.revision, keep, repository.token or None)
 
     async def opened() -> str:
         with storage_errors():
@@ -67,14 +67,15 @@ async def forget_files(addresses: Sequence[str] | None) -> int:
     return int(await capstan_host.storage.forgetRepositories(which))
 
 
-async def listing(folder: str) -> list[str] | None:
-    """The files of a picked folder or a hub's repository; None where there is no list of them."""
+async def listing(folder: str) -> dict[str, int | None] | None:
+    """The sizes of the files of a picked folder or a hub's repository by their names, None where a size is not known;
+    None where there is no list of them."""
     with storage_errors():
         text = await capstan_host.storage.listing(folder)
     if not isinstance(text, str):
         return None
-    names: list[str] = json.loads(text)
-    return names
+    sizes: dict[str, int | None] = json.loads(text)
+    return sizes
 
 
 def absolute(url: str) -> str:

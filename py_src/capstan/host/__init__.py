@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..errors import AsyncRequiredError
@@ -68,8 +68,9 @@ class Host(Protocol):
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file; ModelFileError if that cannot be told."""
 
-    async def listing(self, folder: str) -> Sequence[str] | None:
-        """The files of a model folder and of those below it; None if they cannot be listed."""
+    async def listing(self, folder: str) -> Mapping[str, int | None] | None:
+        """The sizes of the files of a model folder and of those below it, by their names, None where a size is not
+        known; None if they cannot be listed."""
 
     async def dtypes(self, device: str) -> Sequence[str]:
         """The dtypes of capstan.loading.repository, those first that suit the device best."""
@@ -85,8 +86,9 @@ class Host(Protocol):
         """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
         be as it was kept at its last load, and the small files of a folder may be kept."""
 
-    def file_name(self, part: str) -> str:
-        """The name of the file whose path or address ends in this part."""
+    def gguf_place(self, path: str) -> tuple[str, str] | None:
+        """The folder, for `adopt`, and the name of the GGUF file that a path or address names; None for a folder's.
+        Raises OptionError for an address with a query that may change the answer."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,14 @@ from ..fallback import fall_back
 from ..host import Host
 from ..host.storage import Progress
 from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
-from ..model_files.file_names import split_name
+from ..model_files.file_names import is_gguf
 from ..model_files.gguf.config import gguf_config
-from ..model_files.gguf.header import read_header
+from ..model_files.gguf.header import GgufFile, read_header
+from ..model_files.gguf.shards import joined, require_shard, shard_names
 from ..model_files.gguf.tokenizer import tokenizer_files
+from ..model_files.hub import HubRepository
 from ..model_files.json_text import clipped
-from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
+from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
 
 __all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of"]
 
@@ -53,12 +55,23 @@ class Place:
 
 
 async def place_of(host: Host, path: Any, keep: bool) -> Place:
-    """The place that a caller named: a path or address that ends in .gguf is a file's, others are folders'."""
+    """The place that a caller named: a path that ends in .gguf is a file's, and an address whose path does; others are
+    folders'.
+
+    Raises OptionError.
+    """
+    if isinstance(path, HubRepository):
+        folder = await host.adopt(path, keep)
+        names = await host.listing(folder) or {}
+        if path.file is not None and path.file not in names:
+            there = listed(names) or "it has no GGUF file"
+            raise ModelFileError(f"{path}: the repository has no such file; {there}")
+        return Place(folder, path.file)
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(text, str) or not text.endswith(".gguf"):
+    file = host.gguf_place(text) if isinstance(text, str) else None
+    if file is None:
         return Place(await host.adopt(path, keep))
-    folder, name = split_name(text)
-    return Place(await host.adopt(folder or "./", keep), host.file_name(name))
+    return Place(await host.adopt(file[0], keep), file[1])
 
 
 async def find_model(
@@ -82,6 +95,10 @@ async def find_model(
         return replace(found, config=overlaid(found.config, overlay or {}))
     data = await host.read_optional(folder, GENAI_CONFIG)
     if data is None:
+        name = gguf_of(folder, await host.listing(folder) or {})
+        if name is not None:
+            found = await find_gguf(host, folder, name, device, wanted, keep)
+            return replace(found, config=overlaid(found.config, overlay or {}))
         config = await host.read_optional(folder, "config.json")
         if config is not None:
             chosen = await choose_dtype(host, folder, device, wanted)
@@ -129,26 +146,89 @@ def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
     return replace(config, search={**config.search, **overlay.get("search", {})})
 
 
+def gguf_of(folder: str, sizes: Mapping[str, int | None]) -> str | None:
+    """The name of the model's GGUF file among a folder's files, by their names; None if there is none, or a graph.
+    Raises ModelFileError for several models."""
+    models = gguf_models(sizes)
+    if not models or any(name.endswith(".onnx") for name in sizes):
+        return None
+    if len(models) > 1:
+        raise ModelFileError(
+            f"{folder} has {len(models)} models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or pick "
+            f"it alone: {listed(sizes)}"
+        )
+    return next(iter(models))
+
+
+def gguf_models(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
+    """The sizes of the models among a folder's files, by their first file, None where one is not known."""
+    models: dict[str, int | None] = {}
+    for name, size in sorted(sizes.items()):
+        if is_gguf(name):
+            first = shard_names(name)[0]
+            before = models.get(first, 0)
+            models[first] = None if size is None or before is None else before + size
+    return models
+
+
+def listed(sizes: Mapping[str, int | None]) -> str:
+    """The GGUF models among a folder's files, with their sizes, for messages."""
+    models = [name if size is None else f"{name} ({size / 1e6:.1f} MB)" for name, size in gguf_models(sizes).items()]
+    return f"its GGUF files are {shortened(models, 40)}" if models else ""
+
+
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
-    """The model that a GGUF file is: its graph is written here, and names parts of the file as weights."""
-    from ..graph.gguf.builder import ROPE_FACTORS, write_graph
+    """The model that a GGUF file is, or that it is a shard of: its graph is written here, and names parts of the files
+    as weights."""
+    from ..graph.gguf.builder import write_graph
 
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
         raise OptionError(f"dtype is {dtype!r}, but over the weights of {name} there are {' and '.join(ELEMENTS)}")
-    data = await host.open_weights(folder, name, keep)
+    names = shard_names(name)
+    # The others are asked for once the named one has said that there are so many.
+    headers = {name: await read_shard(host, folder, name, names, keep)}
+    others = [each for each in names if each != name]
+    found = await asyncio.gather(*(read_shard(host, folder, each, names, keep) for each in others))
+    headers |= zip(others, found, strict=True)
+    file = joined([headers[each].file for each in names])
+    config = gguf_config(file, name)
+    small = {name: data for header in headers.values() for name, data in header.small.items()}
+    graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
+    return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of one file of a model."""
+
+    file: GgufFile
+    small: Mapping[str, bytes]
+    """The bytes of the tensors that a graph has as constants."""
+
+
+async def read_shard(host: Host, folder: str, name: str, names: Sequence[str], keep: bool) -> Header:
+    """The header of one of the files of a model."""
+    from ..graph.gguf.builder import ROPE_FACTORS
+
+    number, count = names.index(name), len(names)
+    try:
+        data = await host.open_weights(folder, name, keep)
+    except ModelFileError as error:
+        if count == 1:
+            raise
+        which = f"it is shard {number + 1} of {count}, and all of them must be in one folder"
+        raise ModelFileError(f"{error}; {which}") from error
     try:
         if data.size is None:
             raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
         file = await read_header(data.read, data.size, folder + name)
-        config = gguf_config(file, name)
+        require_shard(file, number, count)
         factors = file.tensors.get(ROPE_FACTORS)
-        small = {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {}
+        return Header(file, {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {})
     finally:
         data.close()
-    graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
-    return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
 
 
 async def find_in_repository(

@@ -29,7 +29,17 @@ from ..model_files.config import (
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
 
-__all__ = ["DTYPES", "ON_CPU", "ON_F16", "ON_F32", "derived_config", "no_graph", "onnx_file", "require_dtype"]
+__all__ = [
+    "DTYPES",
+    "ON_CPU",
+    "ON_F16",
+    "ON_F32",
+    "derived_config",
+    "no_graph",
+    "onnx_file",
+    "require_dtype",
+    "shortened",
+]
 
 DTYPES = {
     "fp32": "",
@@ -109,8 +119,9 @@ def no_graph(folder: str, dtype: str | None, there: Collection[str], names: Iter
     )
 
 
-def shortened(names: list[str]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+def shortened(names: list[str], most: int = 12) -> str:
+    """A list for messages, of which at most so many are shown."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def derived_config(

@@ -21,6 +21,7 @@ from ..host.storage import MOST_GRAPH_BYTES, Backing, Progress
 from ..loading.repository import ON_CPU
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
+from ..model_files.file_names import is_gguf, split_name
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
 from ..weights.manifest import MANIFEST_SUFFIX
@@ -113,7 +114,7 @@ class LocalHost:
     async def exists(self, folder: str, name: str) -> bool:
         return (Path(folder) / name).is_file()
 
-    async def listing(self, folder: str) -> list[str]:
+    async def listing(self, folder: str) -> dict[str, int | None]:
         return files_below(Path(folder))
 
     async def dtypes(self, device: str) -> tuple[str, ...]:
@@ -137,8 +138,9 @@ class LocalHost:
         require_possible(folder)
         return folder if folder.endswith("/") else folder + "/"
 
-    def file_name(self, part: str) -> str:
-        return part
+    def gguf_place(self, path: str) -> tuple[str, str] | None:
+        folder, name = split_name(path)
+        return (folder or "./", name) if is_gguf(name) else None
 
     async def backing(self, folder: str) -> Backing | None:
         return None
@@ -215,8 +217,10 @@ def require_possible(folder: str) -> None:
         raise OptionError(f"a model's path is {folder!r}, which no directory has ({error})") from error
 
 
-def files_below(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+def files_below(folder: Path) -> dict[str, int | None]:
+    """The sizes of the files of a folder and of its folders, by name; a model's are nowhere else."""
+    found = [path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 
 
 def require_reference(device: str, *names: str) -> None:

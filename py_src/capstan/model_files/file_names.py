@@ -6,10 +6,12 @@ from urllib.parse import quote, unquote
 
 from ..errors import OptionError
 
-__all__ = ["MOST_CHARACTERS", "address_of", "folder_address", "split_name", "why_not_below"]
+__all__ = ["MOST_CHARACTERS", "address_of", "folder_address", "gguf_address", "is_gguf", "split_name", "why_not_below"]
 
 MOST_CHARACTERS = 1024
 """The longest name."""
+DOWNLOAD = "download=true"
+"""The query that hubs put behind the address of a file; it changes nothing of the answer's bytes."""
 DECODINGS = 4
 """How often a name may be percent-encoded over and over; servers decode once, some twice."""
 
@@ -55,6 +57,25 @@ def split_name(name: str) -> tuple[str, str]:
     """A file's folder below the model's, empty or ending in a slash, and its name in there."""
     place, slash, last = name.rpartition("/")
     return place + slash, last
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a file's name, path or address ends as a GGUF file's, which is a whole model."""
+    return name.lower().endswith(".gguf")
+
+
+def gguf_address(url: str) -> tuple[str, str] | None:
+    """The folder's address and the name of the GGUF file at a URL, whose fragment does not count; None for any other
+    URL. Raises OptionError, without showing the query, for one that may change what the server sends: the address is
+    kept with what is stored."""
+    path, _, query = url.partition("#")[0].partition("?")
+    if not is_gguf(path):
+        return None
+    if query not in ("", DOWNLOAD):
+        shown = repr(path.rpartition("@")[2][-100:])
+        raise OptionError(f"a model's path is {shown} with a query; give the file's address without")
+    folder, name = split_name(path)
+    return folder or "./", unquote(name)
 
 
 def folder_address(url: str) -> str:

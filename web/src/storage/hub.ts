@@ -39,10 +39,15 @@ const expected = new Map<string, Promise<string>>();
 
 /** Open a repository as the load of it will; that takes this answer. */
 export function expectRepository({ repository, hub, revision, token }: HubRepository): Promise<string> {
-  const asked = [repository, hub.replace(/\/+$/, ""), revision ?? "main", true, token] as const;
+  const asked = [repositoryName(repository), hub.replace(/\/+$/, ""), revision ?? "main", true, token] as const;
   const opened = openNow(...asked);
   expected.set(JSON.stringify(asked), opened);
   return opened;
+}
+
+/** The repository of an id, which may name a file in it: OWNER/NAME of OWNER/NAME:FILE.gguf. */
+function repositoryName(id: string): string {
+  return id.split(":", 1)[0]!;
 }
 
 /** `openNow`, or what came of it ahead. */
@@ -180,10 +185,10 @@ export function authorization(url: string): Record<string, string> {
   return bearer(repositoryOf(url)?.[0].token ?? null);
 }
 
-/** The names of an opened repository's files; null for any other folder. */
-export function repositoryListing(folder: string): string[] | null {
+/** The sizes of an opened repository's files by their names, null where the hub tells none; null for any other folder. */
+export function repositoryListing(folder: string): Record<string, number | null> | null {
   const opened = repositories.get(folder);
-  return opened ? [...opened.files.keys()] : null;
+  return opened ? Object.fromEntries([...opened.files].map(([name, { size }]) => [name, size])) : null;
 }
 
 /** Whether a file is in its repository; null where no repository is told. */

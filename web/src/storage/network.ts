@@ -3,6 +3,7 @@
 
 import { here } from "../assets";
 import { EngineError } from "../errors";
+import { isGguf } from "./gguf";
 import { ByteReader, type Chunk } from "./chunk";
 import { stallTimeout } from "./whole";
 
@@ -105,7 +106,15 @@ export function checkFolder(url: string): string {
   const folders = pathname.split("/").slice(1, -1);
   const [owner, name, page] = folders;
   if (folders.length === 2 ? origin !== location.origin : page === "tree" || page === "blob") {
-    const [id, hub] = [`${owner}/${name}`, origin].map((text) => JSON.stringify(text));
+    const below =
+      page && isGguf(pathname)
+        ? `:${pathname
+            .split("/")
+            .slice(5)
+            .map((part) => decodeURIComponent(part))
+            .join("/")}`
+        : "";
+    const [id, hub] = [`${owner}/${name}${below}`, origin].map((text) => JSON.stringify(text));
     return `check the model folder, or for a repository of a hub give ${id} as the model and ${hub} as the hub`;
   }
   const last = folders.at(-1) ?? "";

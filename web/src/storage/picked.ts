@@ -2,17 +2,22 @@
 
 import { EngineError } from "../errors";
 import type { HubRepository, ModelFolder } from "../protocol";
+import { isGguf } from "./gguf";
 import { repositoryListing } from "./hub";
 import { hex, sha256 } from "./sha256";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
-export type PickedFolder = Exclude<ModelFolder, string | HubRepository>;
+type PickedFolder = FileSystemDirectoryHandle | File[];
 
 const SCHEME = "picked:";
 const folders = new Map<string, PickedFolder>();
 
-/** A name for a picked folder; the same one for the same folder, or for files of the same names, sizes and times. */
-export async function adopt(folder: PickedFolder): Promise<string> {
+/**
+ * A name for a picked folder; the same one for the same folder, or for files of the same names, sizes and times. A file
+ * alone is a folder of one.
+ */
+export async function adopt(given: Exclude<ModelFolder, string | HubRepository>): Promise<string> {
+  const folder: PickedFolder = given instanceof File ? [given] : given;
   if (Array.isArray(folder)) {
     for (const file of folder) if (!(file instanceof File)) throw notAFolder(file);
     const listed = folder.map((file) => `${pathOf(file)} ${file.size} ${file.lastModified}`).sort();
@@ -50,29 +55,33 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   }
 }
 
-/** The paths of the files of a picked folder or a hub's repository, as a JSON array; null for any other folder. */
+/**
+ * The sizes of the files of a picked folder or a hub's repository by their paths, as JSON, null where that is not known;
+ * null for any other folder.
+ */
 export async function listing(folder: string): Promise<string | null> {
   const found = folders.get(folder);
   if (!found) {
-    const names = repositoryListing(folder);
-    return names && JSON.stringify(names);
+    const sizes = repositoryListing(folder);
+    return sizes && JSON.stringify(sizes);
   }
-  return JSON.stringify(Array.isArray(found) ? found.map(pathOf) : await filesBelow(found, ""));
+  const sizes = Array.isArray(found) ? found.map((file) => [pathOf(file), file.size]) : await filesBelow(found, "");
+  return JSON.stringify(Object.fromEntries(sizes));
 }
 
-async function filesBelow(folder: FileSystemDirectoryHandle, path: string): Promise<string[]> {
-  const names: string[] = [];
+async function filesBelow(folder: FileSystemDirectoryHandle, path: string): Promise<[string, number | null][]> {
+  const found: [string, number | null][] = [];
   for await (const [name, entry] of folder) {
-    if (entry instanceof FileSystemDirectoryHandle) names.push(...(await filesBelow(entry, `${path}${name}/`)));
-    else names.push(path + name);
+    if (entry instanceof FileSystemDirectoryHandle) found.push(...(await filesBelow(entry, `${path}${name}/`)));
+    else found.push([path + name, isGguf(name) ? (await entry.getFile()).size : null]);
   }
-  return names;
+  return found;
 }
 
 function notAFolder(given: unknown): EngineError {
   return new EngineError(
     "OptionError",
-    `a model's path is ${String(given)}, but must be a URL, a FileSystemDirectoryHandle or an array of File objects`,
+    `a model's path is ${String(given)}, but must be a URL, a FileSystemDirectoryHandle, a File or an array of them`,
   );
 }
 

@@ -25,6 +25,7 @@ const ahead = new Map<string, Promise<Response>>();
 export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
   if (typeof model === "string" && isGguf(model)) return [];
   const folder = typeof model === "string" ? model : await expectRepository(model);
+  if (typeof model !== "string" && isGguf(model.repository)) return [];
   for (const name of FILES) void ask(folder + name);
   const config = await ask(`${folder}genai_config.json`, true);
   if (config?.ok && !isPage(config)) {

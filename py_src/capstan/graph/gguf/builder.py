@@ -13,6 +13,7 @@ from itertools import groupby
 
 from ...errors import ModelFileError, UnsupportedModelError
 from ...model_files.config import DecoderConfig
+from ...model_files.file_names import split_name
 from ...model_files.gguf.families import family_of
 from ...model_files.gguf.header import GgufFile
 from ..onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
@@ -28,7 +29,8 @@ MICROSOFT = "com.microsoft"
 
 
 def write_graph(file: GgufFile, decoder: DecoderConfig, element: str, small: Mapping[str, bytes]) -> ModelProto:
-    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it.
+    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it;
+    in this one and the others, where that is a shard.
 
     `small` has the bytes of ROPE_FACTORS, if the file has that tensor. Raises UnsupportedModelError for what the graph
     would leave out, ModelFileError for tensors that contradict the metadata.
@@ -49,7 +51,7 @@ class Builder:
     ) -> None:
         self.graph, self.file, self.element, self.small = graph, file, element, small
         self.family = family_of(file)
-        self.t = TensorWriter(graph, file, decoder.filename, element)
+        self.t = TensorWriter(graph, file, split_name(decoder.filename)[1], element)
         front = file.architecture
         assert decoder.hidden_size is not None, "gguf_decoder tells it"
         self.layers, self.hidden, self.head = decoder.num_hidden_layers, decoder.hidden_size, decoder.head_size
@@ -179,9 +181,9 @@ class Builder:
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
-        """q, k and v beside one another, of one product for neighbours of one type. The attention of decode steps is
-        recognised by them."""
-        groups = [list(group) for _, group in groupby(rows, key=lambda each: each.tensor.type)]
+        """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of
+        decode steps is recognised by them."""
+        groups = [list(group) for _, group in groupby(rows, key=lambda each: (each.tensor.type, each.tensor.shard))]
         made: list[str] = []
         for place, group in enumerate(groups):
             name = f"model.layers.{layer}.attn.qkv_proj" + (f"_{place}" if len(groups) > 1 else "")

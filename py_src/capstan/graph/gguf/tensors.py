@@ -6,10 +6,12 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from ...errors import ModelFileError, UnsupportedModelError
 from ...model_files.gguf.header import GgmlType, GgufFile, GgufTensor
+from ...model_files.gguf.shards import shard_names
 from ..onnx_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
 from ..parts import Part, Unpack
 from ..weights import made_of
@@ -42,8 +44,9 @@ class TensorWriter:
     """Writes nodes and weights into a graph."""
 
     def __init__(self, graph: GraphProto, file: GgufFile, location: str, element: int) -> None:
-        """`location` is the file's name beside the graph, `element` the ONNX type of activations."""
-        self.graph, self.file, self.location, self.element = graph, file, location, element
+        """`location` is the name of the file, or of a shard of it; `element` the ONNX type of activations."""
+        self.graph, self.file, self.element = graph, file, element
+        self.locations = shard_names(location)
         self.read: set[str] = set()
         """The names of the tensors that the graph reads."""
         self._bits = HALF_BITS if element == TensorProto.FLOAT16 else 32
@@ -100,9 +103,13 @@ class TensorWriter:
         return name
 
     def vector(self, name: str, tensors: Sequence[Rows]) -> str:
-        """A weight of tensors [n], one behind the other."""
+        """A weight of tensors [n], one behind the other; of several files it is put together by the graph."""
+        groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]
+        if groups[1:]:
+            held = [self.vector(f"{name}_{place}", group) for place, group in enumerate(groups)]
+            return self.node("Concat", f"{node_name(name)}/Concat", held, axis=0)
         parts = [self._part(each, "values") for each in tensors]
-        return self._weight(name, [sum(each.count for each in tensors)], parts, self.element)
+        return self._weight(name, [sum(each.count for each in tensors)], tensors, parts, self.element)
 
     def product(self, name: str, x: str, rows: Sequence[Rows]) -> str:
         """x times the rows of these tensors, one behind the other, all of one type."""
@@ -111,7 +118,7 @@ class TensorWriter:
         packing = PACKED.get(kind)
         if packing is None:
             parts = [self._part(each, "values", n) for each in rows]
-            weight = self._weight(f"{name}.weight", [columns, n], parts, self.element)
+            weight = self._weight(f"{name}.weight", [columns, n], rows, parts, self.element)
             return self.node("MatMul", node_name(name), [x, weight])
         front = node_name(name)
         held = self._quantized(name, rows, packing, [n, columns // packing.block, packing.block * packing.bits // 8])
@@ -128,7 +135,7 @@ class TensorWriter:
         if packing.shift is None:
             return made
         parts = [self._part(each, "minima", n) for each in rows]
-        minima = self._weight(f"{name}.weight_minima", [columns // packing.block, n], parts, self.element)
+        minima = self._weight(f"{name}.weight_minima", [columns // packing.block, n], rows, parts, self.element)
         below = self.node("MatMul", f"{front}_minima", [self._block_sums(x, columns, packing.block), minima])
         return self.node("Add", f"{front}_whole", [made, below])
 
@@ -138,7 +145,7 @@ class TensorWriter:
         rows = [Rows(tensor)]
         if packing is None or packing.shift is not None:
             parts = [self._part(rows[0], "values")]
-            table = self._weight(f"{name}.weight", tensor.dims, parts, self.element)
+            table = self._weight(f"{name}.weight", tensor.dims, rows, parts, self.element)
             return self.node("Gather", f"{node_name(name)}/Gather", [table, ids])
         # The buffers are those of a product by the same tensor, whose weights have other dimensions.
         data, scales = self._quantized(name, rows, packing, [tensor.dims[0], tensor.dims[1] * packing.bits // 8])
@@ -159,8 +166,8 @@ class TensorWriter:
         quants = [self._part(each, "quants") for each in rows]
         scales = [self._part(each, "scales") for each in rows]
         return [
-            self._weight(f"{name}.weight_Q{packing.bits}", dims, quants, TensorProto.UINT8),
-            self._weight(f"{name}.weight_scales", [n, blocks], scales, self.element),
+            self._weight(f"{name}.weight_Q{packing.bits}", dims, rows, quants, TensorProto.UINT8),
+            self._weight(f"{name}.weight_scales", [n, blocks], rows, scales, self.element),
         ]
 
     def _block_sums(self, x: str, columns: int, block: int) -> str:
@@ -187,14 +194,15 @@ class TensorWriter:
         how = Unpack(tensor.type, what, n, columns, bits, block, rows.halves, shift, stride)
         return Part(offset, length, how)
 
-    def _weight(self, name: str, dims: Sequence[int], parts: Sequence[Part], kind: int) -> str:
-        """The name of a weight of these parts."""
+    def _weight(self, name: str, dims: Sequence[int], rows: Sequence[Rows], parts: Sequence[Part], kind: int) -> str:
+        """The name of a weight of these parts of rows in one file."""
         if any(part.made % 4 for part in parts[:-1]):
             raise UnsupportedModelError(
                 f"{self.file.name}: {name} is put together of tensors with an odd number of elements; "
                 "take an ONNX export of the model"
             )
-        self.graph.initializer.append(made_of(name, kind, dims, self.location, parts))
+        location = self.locations[rows[0].tensor.shard]
+        self.graph.initializer.append(made_of(name, kind, dims, location, parts))
         return name
 
 

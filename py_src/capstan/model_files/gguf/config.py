@@ -29,11 +29,6 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
     family, and for a part of a model.
     """
     family = family_of(file)
-    parts = file.integer("split.count", 1, least=0)
-    if parts > 1:
-        raise UnsupportedModelError(
-            f"{file.name} is one of {parts} shards (metadata split.count); join them with llama-gguf-split --merge"
-        )
     vocab_size = rows_of_embedding(file)
     eos = ends(file, vocab_size)
     return GenaiConfig(

@@ -122,6 +122,8 @@ class GgufTensor:
     """The first byte of its data in the file."""
     length: int
     """Bytes of its data."""
+    shard: int = 0
+    """The place of its file among those of a model in several."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""The list of models that are known to fit, `capstan.models`; known_models.json has its data and their date."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pkgutil import get_data
+
+from .hub import HubRepository
+
+__all__ = ["KnownModel", "models"]
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model of a hub: its place, its size, and the memory that it takes.
+
+    `Model.load(known.repository, dtype=known.dtype)` loads it. `capstan.models` is a list: append others of your own.
+    """
+
+    id: str
+    """Its id on the Hugging Face hub, with the file if it is a GGUF file."""
+    dtype: str | None
+    """Which graph of a repository; None for a GGUF file."""
+    bytes: int | None
+    """The bytes of its graph and weights; None where they are not known for sure."""
+    family: str
+    """The architecture, as `model.type` in genai_config.json names it."""
+    context_length: int
+    """The most tokens of a sequence."""
+    cache_bytes_per_token: int
+    """The bytes of the key/value cache for a token of a sequence, in float16; in float32 twice as many."""
+    licence: str
+    """The SPDX identifier."""
+    needs_f16: bool
+    """Whether the GPU must have shader-f16."""
+    tried: bool
+    """True if this very file was run; the others resemble such files."""
+
+    @property
+    def repository(self) -> HubRepository:
+        """Its place, for `Model.load` and `plan`."""
+        return HubRepository(self.id)
+
+
+# The package may be inside a wheel, which is no folder.
+models = [KnownModel(**fields) for fields in json.loads(get_data(__package__, "known_models.json") or "")["models"]]

@@ -1,0 +1,117 @@
+"""GGUF models that a page names otherwise than by an address: shards, files that were picked, files of a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildtools.server import SiteServer
+from capstan.model_files.gguf.header import GgmlType
+from tests.browser.hub_server import HubServer, Repository, running_hub
+from tests.browser.page_scripts import PageScripts
+from tests.gguf_models import Made, make, write, write_shards
+from tests.harness import Harness, generate_request
+
+pytestmark = pytest.mark.own_page
+
+PROMPT = [5, 60, 17, 80, 33, 2]
+COUNT = 4
+SHARDS = "Q4_0/a model-00002-of-00003.gguf"
+
+PICKED = """async ([addresses, request]) => {
+  const files = [];
+  for (const url of addresses) {
+    const name = decodeURIComponent(url.split("/").at(-1));
+    files.push(new File([await (await fetch(url)).blob()], name, { lastModified: 1 }));
+  }
+  return await window.capstan.request({ ...request, model: files.length === 1 ? files[0] : files });
+}"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return make("llama", {"": GgmlType.Q4_0, "token_embd": GgmlType.Q6_K}, {"block_count": 1}, vocabulary=512)
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf") / "gguf-places"
+    write_shards(made, folder / "Q4_0", "token_embd.weight", "0.attn_q.weight")
+    return write(made, folder / "whole.gguf").parent
+
+
+@pytest.fixture(scope="module")
+def hub(folder: Path) -> Iterator[HubServer]:
+    with running_hub({"nano/gguf": Repository(folder, private=True)}) as server:
+        yield server
+
+
+def named(hub: HubServer, id: str) -> dict[str, Any]:
+    return {"repository": id, "hub": hub.url, "revision": None, "token": "hub_reader"}
+
+
+def require_near(made: Made, ids: list[int]) -> None:
+    """Each id is the best one by the definition, up to near ties."""
+    logits = made.defined([*PROMPT, *ids])[len(PROMPT) - 1 : -1]
+    apart = logits.max(-1) - logits[np.arange(COUNT), ids]
+    assert np.all(apart <= 2e-3 * np.abs(logits).max()), apart
+
+
+def request(**options: Any) -> dict[str, Any]:
+    about = {"prompt_ids": PROMPT, "max_new_tokens": COUNT, "device": "webgpu", "dtype": "fp32"}
+    return generate_request({}, **{**about, "search": {"do_sample": False}, **options})
+
+
+def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
+    made: Made, folder: Path, hub: HubServer, harness: Harness, scripts: PageScripts, site: SiteServer
+) -> None:
+    site.models[folder.name] = folder
+    front = f"/models/{folder.name}/"
+    shards = [f"{front}Q4_0/{file.name}" for file in sorted((folder / "Q4_0").iterdir())]
+    try:
+        alone = harness.evaluate(PICKED, [[f"{front}whole.gguf"], request()])
+        together = harness.evaluate(PICKED, [shards, request()])
+        by_address = harness.reply({**request(), "model": f"{front}whole.gguf?download=true#x"})
+    finally:
+        del site.models[folder.name]
+    assert alone["ok"], alone
+    ids = alone["result"]["token_ids"]
+    require_near(made, ids)
+    assert (alone["result"]["capture"], alone["result"]["capture_note"]) == ("tape", None)
+    for other in (together, by_address):
+        assert other["ok"], other
+        assert other["result"]["token_ids"] == ids
+    assert hub.requests == [], "nothing was asked of a hub"
+    first = harness.reply({**request(), "model": named(hub, f"nano/gguf:{SHARDS}")})
+    assert first["ok"], first
+    assert first["result"]["token_ids"] == ids
+    for asked in hub.requests:
+        if asked.method != "OPTIONS":
+            assert asked.authorization == ("Bearer hub_reader" if asked.server == "hub" else None), asked
+    read = {hub.cdn.files[asked.path.strip("/")].name for asked in hub.requests if asked.server == "cdn"}
+    assert read == {file.name for file in (folder / "Q4_0").iterdir()}
+    # Another model in between, so that it is loaded anew.
+    assert harness.reply({**request(), "model": "/models/nano-llama/", "dtype": None, "device": "wasm"})["ok"]
+    hub.requests.clear()
+    again = harness.reply({**request(), "model": named(hub, f"nano/gguf:{SHARDS}")})
+    assert again["result"]["token_ids"] == ids
+    assert hub.requests == [], "of stored files at the commit of the last load"
+
+
+def test_a_repository_of_gguf_files_lists_them(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
+    def refusal(id: str) -> str:
+        error = harness.reply({**request(), "model": named(hub, id)})["error"]
+        assert error["type"] == "ModelFileError"
+        return str(error["message"])
+
+    files = "its GGUF files are Q4_0/a model-00001-of-00003.gguf (0.5 MB), whole.gguf (0.5 MB)"
+    found = refusal("nano/gguf")
+    assert " has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or pick it alone: " in found
+    assert found.endswith(files)
+    missing = refusal("nano/gguf:Q8_0.gguf")
+    assert missing.startswith(f"nano/gguf:Q8_0.gguf at main of {hub.url}: the repository has no such file; ")
+    assert missing.endswith(files)
