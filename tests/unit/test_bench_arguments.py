@@ -99,7 +99,7 @@ def test_build_refuses(places: Path, capsys: pytest.CaptureFixture[str], argv: l
         *(([folder], message) for folder, message in MODELS),
         ([], "no model: name a folder"),
         (["--browser", "/no/browser", str(LLAMA)], "/no/browser is not a program"),
-        (["--browser", "true", str(LLAMA), "{0}/copy/nano-llama"], "two model folders are named 'nano-llama'"),
+        (["--browser", "true", str(LLAMA), "{0}/copy/nano-llama"], "two models are named 'nano-llama'"),
         (["--browser", "true", str(LLAMA)], "{0} is no unpacked pack: in a checkout, run python3 build.py bench"),
         (["--render", "{0}/missing.json"], "{0}/missing.json cannot be rendered"),
         (["--render", "{0}/file"], "{0}/file cannot be rendered"),

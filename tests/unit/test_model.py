@@ -71,6 +71,9 @@ class PaperHost:
         self.opened: list[tuple[str, str, TapeOptions]] = []
         self.loaded = PaperDevice()
 
+    def gguf_place(self, path: str) -> tuple[str, str] | None:
+        return None
+
     def now(self) -> float:
         return 0.0
 
