@@ -32,7 +32,7 @@ HARNESS = ("harness.html", "harness.js", "blank.html")
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = (
-    *("assets", "capstan", "chat_turn", "client", "completions", "errors", "options"),
+    *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),
     *("page_request", "page_types", "protocol", "requests", "run", "session", "tool_calls"),
 )
 PACKAGE = "capstan-webgpu"

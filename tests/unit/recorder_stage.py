@@ -109,7 +109,6 @@ class Engine:
         """May raise where there is no memory for the truth of a tape."""
         self.probed: list[int] = []
         """Tokens of each prompt that was prefilled."""
-        self.software = False
         self.retired: list[int] = []
         self.dropped: list[int] = []
         self.poisoned: dict[int, set[int]] = {}
@@ -117,7 +116,7 @@ class Engine:
 
     def adapter(self) -> dict[str, Any]:
         sizes = {"max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "max_storage_buffers": 10}
-        return {"subgroup_size": 0, "subgroup_matrices": [], **sizes, "software": self.software}
+        return {"subgroup_size": 0, "subgroup_matrices": [], **sizes, "software": False}
 
     async def record(self, binding: int) -> dict[str, Any]:
         assert binding == CAPTURED

@@ -47,12 +47,9 @@ SUBSETS = {
 }
 
 
-def fused(
-    step: step_simulator.Recorded, passes: Collection[str], small: Small | None = None
-) -> tuple[Placement, FusedStep]:
+def fused(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Placement, FusedStep]:
     ops, _ = without_clears(step.ops) if "clears" in passes else (step.ops, None)
-    weights = small.products(step) if small is not None else {}
-    placement = fuse_step(step.recording, ops, step.lasting, passes, weights=weights)
+    placement = fuse_step(step.recording, ops, step.lasting, passes, weights=small.products(step))
     done = {index for node in placement.nodes for index in node.origins}
     assert done <= set(range(len(ops)))
     assert "dead" in passes or done == set(range(len(ops))), "nobody does the work of these operations"
@@ -77,7 +74,7 @@ def play(machine: Machine, small: Small, by: FusedStep | None) -> list[dict[int,
 
 
 def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> Placement:
-    placement, made = fused(step, passes, small)
+    placement, made = fused(small, step, passes)
     expected = play(Machine(step), small, None)
     found = play(Machine(step), small, made)
     for want, got in zip(expected, found, strict=True):

@@ -26,14 +26,6 @@ KERNELS = (
         ),
     ),
     Mutation(
-        "gemv.first",
-        "web/src/shaders/products/matvec_q4.wgsl",
-        "y[FIRST + n] = element(",
-        "y[n] = element(",
-        "a product writes where the one beside it does",
-        browser("matvec::test_what_surrounds_the_product"),
-    ),
-    Mutation(
         "few_rows.next_minimum",
         "web/src/shaders/products/few_rows_q4.wgsl",
         "    wanted.minima[b * LINES + r] = minima[block * N + row];",

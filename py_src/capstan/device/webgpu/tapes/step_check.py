@@ -31,11 +31,7 @@ from .verdicts import OURS, RECORDED, judge
 __all__ = ["Fused", "StepCheck", "gross"]
 
 PROBE_TOKENS = 40
-"""Positions before the first step that is compared."""
-
-PREFILLED = {False: PROBE_TOKENS, True: 8}
-"""How many of them are a prompt's, by whether the adapter is software: there 40 tokens of SmolLM2 take as long as 25
-steps."""
+"""Positions that are prefilled before the step that is compared."""
 
 LONG_PROBE = 700
 """Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
@@ -179,7 +175,7 @@ class StepCheck:
         The rest of the caches is full of the word `beyond`.
         """
         buffers, vocabulary = self.buffers, self.about.vocab_size
-        filled = min(length, PREFILLED[self.engine.adapter()["software"]])
+        filled = min(length, PROBE_TOKENS)
         if self.prefilled != filled or buffers.states:
             await self.probe(buffers, [(7 * i + 3) % vocabulary for i in range(filled)])
             self.prefilled = filled
