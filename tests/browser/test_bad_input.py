@@ -271,7 +271,10 @@ except capstan.CapstanError as error:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("3", "OptionError a model's path is 3, but must be a URL, a FileSystemDirectoryHandle, a File or an array of them"),
+        (
+            "3",
+            "OptionError a model's path is 3, but must be a URL, a FileSystemDirectoryHandle, a File or an array",
+        ),
         ("None", "OptionError a model's path is undefined, but must be"),
         ("['a.onnx']", "OptionError a model's path is ['a.onnx'], but must be"),
         ("__import__('js').Array.of(3)", "OptionError a model's path is 3, but must be"),

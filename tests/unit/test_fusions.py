@@ -47,9 +47,12 @@ SUBSETS = {
 }
 
 
-def fused(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Placement, FusedStep]:
+def fused(
+    step: step_simulator.Recorded, passes: Collection[str], small: Small | None = None
+) -> tuple[Placement, FusedStep]:
     ops, _ = without_clears(step.ops) if "clears" in passes else (step.ops, None)
-    placement = fuse_step(step.recording, ops, step.lasting, passes, weights=small.products(step))
+    weights = small.products(step) if small is not None else {}
+    placement = fuse_step(step.recording, ops, step.lasting, passes, weights=weights)
     done = {index for node in placement.nodes for index in node.origins}
     assert done <= set(range(len(ops)))
     assert "dead" in passes or done == set(range(len(ops))), "nobody does the work of these operations"
@@ -74,7 +77,7 @@ def play(machine: Machine, small: Small, by: FusedStep | None) -> list[dict[int,
 
 
 def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) -> Placement:
-    placement, made = fused(small, step, passes)
+    placement, made = fused(step, passes, small)
     expected = play(Machine(step), small, None)
     found = play(Machine(step), small, made)
     for want, got in zip(expected, found, strict=True):

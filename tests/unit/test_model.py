@@ -74,6 +74,9 @@ class PaperHost:
     def gguf_place(self, path: str) -> tuple[str, str] | None:
         return None
 
+    async def listing(self, folder: str) -> dict[str, int | None] | None:
+        return None
+
     def now(self) -> float:
         return 0.0
 
