@@ -216,7 +216,7 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     slices = slices_by_track(json.loads(saved.value.path().read_text()))
     assert {each["name"] for each in slices["Python"]} >= {"answer: load", "answer: chat"}
     assert trace == ["nothing was replayed on a GPU"], "a software adapter is no GPU to 'auto'"
-    assert error[0].startswith("OptionError hub is None, so that no hub is asked for OWNER/NAME")
+    assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')
 
 
 LOAD_ALL = """async (models) => {
