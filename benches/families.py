@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -85,30 +86,33 @@ def keep(name: str, row: tuple[str, ...]) -> None:
     PAGE.write_text(with_table(PAGE.read_text(), f"{table(shown)}\n\n{refusals()}"))
 
 
-def run(families: list[Family]) -> None:
-    """Measure these families, each on every device in one page, and keep their rows."""
+def pages(folders: dict[str, Path], count: int) -> Iterator[PageScripts]:
+    """So many pages of one browser, one after another, on a site that serves these models."""
     adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
-    with sync_playwright() as playwright:
+    with sync_playwright() as playwright, serving(assemble(), folders) as site:
         arguments = ["--headless=new", *flags(adapter)]
         browser = playwright.chromium.launch(executable_path=str(find_browser()), args=arguments)
-        with serving(assemble(), {family.name: family.folder for family in families}) as site:
-            for family in families:
-                page = browser.new_page()
-                page.set_default_timeout(TIMEOUT_MS)
-                scripts = PageScripts.install(Harness.open(page, site.url))
-                found = {}
-                for device in DEVICES:
-                    try:
-                        found[device] = measured(
-                            family, device, partial(scripts.run, "sequences", "drive", family.name)
-                        )
-                    except AssertionError as error:
-                        found[device] = Found(0, "-", None, {}, str(error).strip().splitlines()[-1])
-                row = cells(family, found)
-                print(" | ".join(row), flush=True)
-                keep(family.name, row)
-                page.close()
+        for _ in range(count):
+            page = browser.new_page()
+            page.set_default_timeout(TIMEOUT_MS)
+            yield PageScripts.install(Harness.open(page, site.url))
+            page.close()
         browser.close()
+
+
+def run(families: list[Family]) -> None:
+    """Measure these families, each on every device in one page, and keep their rows."""
+    folders = {family.name: family.folder for family in families}
+    for family, scripts in zip(families, pages(folders, len(families)), strict=True):
+        found = {}
+        for device in DEVICES:
+            try:
+                found[device] = measured(family, device, partial(scripts.run, "sequences", "drive", family.name))
+            except AssertionError as error:
+                found[device] = Found(0, "-", None, {}, str(error).strip().splitlines()[-1])
+        row = cells(family, found)
+        print(" | ".join(row), flush=True)
+        keep(family.name, row)
 
 
 def main() -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,20 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 
-from benches.families import FUSED, TIMEOUT_MS, with_table  # noqa: E402  # on the path just above
+from benches.families import FUSED, pages, with_table  # noqa: E402  # on the path just above
 from benches.runner.readme import grid  # noqa: E402
-from buildtools.browser import find_browser, flags  # noqa: E402
-from buildtools.server import serving  # noqa: E402
-from buildtools.site import assemble  # noqa: E402
 from capstan.model_files.gguf.header import GgmlType  # noqa: E402
 from tests.browser.page_scripts import PageScripts  # noqa: E402
 from tests.gguf_models import FURTHER, Made, make, write  # noqa: E402
-from tests.harness import Harness  # noqa: E402
 
 PAGE = ROOT / "docs/models.md"
 RESULTS = ROOT / "benches/results/gguf.json"
@@ -104,17 +98,9 @@ def column(family: str, scripts: PageScripts, folder: Path) -> None:
 
 def run(families: list[str]) -> None:
     """Measure these families, each in a page of its own."""
-    adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
-        arguments = ["--headless=new", *flags(adapter)]
-        browser = playwright.chromium.launch(executable_path=str(find_browser()), args=arguments)
-        with serving(assemble(), {NAME: Path(scratch)}) as site:
-            for family in families:
-                page = browser.new_page()
-                page.set_default_timeout(TIMEOUT_MS)
-                column(family, PageScripts.install(Harness.open(page, site.url)), Path(scratch))
-                page.close()
-        browser.close()
+    with tempfile.TemporaryDirectory() as scratch:
+        for family, scripts in zip(families, pages({NAME: Path(scratch)}, len(families)), strict=True):
+            column(family, scripts, Path(scratch))
 
 
 def main() -> int:

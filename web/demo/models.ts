@@ -2,7 +2,7 @@
 
 import type { GenerateRequest, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
-import { modelAddress } from "../src/storage/gguf";
+import { isGguf, modelAddress } from "../src/storage/gguf";
 import { FormError, text } from "./settings";
 
 type Folder = GenerateRequest["model"];
@@ -65,7 +65,7 @@ function sizeOf(model: Offered | undefined): string {
 
 /** Whether the chosen model runs on WebGPU alone: a GGUF file. */
 export function needsWebGpu(): boolean {
-  return `${text("repository") || text("folder") || select.value}`.endsWith(".gguf");
+  return isGguf(text("repository") || text("folder") || select.value);
 }
 
 /** The model that the form names; throws FormError if it names none. Python checks ids and addresses of hubs. */

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import AsyncRequiredError
-from ..model_files.file_names import address_of
+from ..model_files.file_names import address_of, is_gguf
 from . import host
 
 __all__ = ["Input", "data_folder", "model_folder", "mount"]
@@ -44,7 +44,7 @@ async def model_folder(path: str) -> str | None:
         if url is not None:
             return url.removesuffix(name)
     for place, url in mounted.items():
-        if place.endswith(".gguf") and posixpath.dirname(place) == folder:
+        if is_gguf(place) and posixpath.dirname(place) == folder:
             return url.removesuffix(address_of("", posixpath.basename(place)))
     stored = stored_files(Path(folder))
     return await host.adopt_files([*stored], [*stored.values()]) if stored else None
