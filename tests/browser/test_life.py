@@ -122,14 +122,20 @@ START = """async (cancelDeadline) => {
   window.events = [];
   window.capstan = await Client.start({ base: "/capstan/", cancelDeadline, onEvent: (event) => events.push(event) });
 }"""
-BUSY = "from pyodide.code import run_js\nrun_js('for (const end = Date.now() + %d; Date.now() < end; );')"
-"""JavaScript that cannot be interrupted."""
+BUSY = """
+from pyodide.code import run_js
+print("busy", flush=True)
+run_js('for (const end = Date.now() + %d; Date.now() < end; );')
+"""
+"""JavaScript that cannot be interrupted, once it has told that it runs."""
 DEADLINE_MS = 1500
 NEVER_MS = 2**30
 CANCEL = """async ([endless, behind]) => {
   const first = window.capstan.request(endless);
   const second = window.capstan.request(behind);
-  await new Promise((resolve) => setTimeout(resolve, 300));
+  while (!window.events.some((event) => event.kind === "stdout")) {
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
   const begun = performance.now();
   const cancel = window.capstan.request({ kind: "cancel" });
   const stopped = await first;
@@ -144,6 +150,7 @@ def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> N
     assert busy == {"ok": True, "result": {"status": 0}}, "nobody cancelled it"
     assert blank_page.evaluate("() => window.capstan.restarts") == 0
     behind = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    blank_page.evaluate("() => { window.events.length = 0; }")
     found = blank_page.evaluate(CANCEL, [script(BUSY % 600_000), behind])
     assert found["stopped"]["error"]["type"] == "KeyboardInterrupt"
     assert f"did not end within {DEADLINE_MS} ms" in found["stopped"]["error"]["message"]
@@ -259,7 +266,7 @@ def test_a_cancel_right_behind_its_request_stops_it_and_no_other(blank_page: Pag
 
 def test_a_cancel_that_is_obeyed_ends_no_worker(blank_page: Page) -> None:
     blank_page.evaluate(START, DEADLINE_MS)
-    endless = script("while True:\n    pass")
+    endless = script("print('begun', flush=True)\nwhile True:\n    pass")
     found = blank_page.evaluate(CANCEL, [endless, script("print('next')")])
     assert found["stopped"]["error"]["message"] == "stopped by the user"
     assert found["behind"] == {"ok": True, "result": {"status": 0}}

@@ -26,7 +26,7 @@ LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
 """How often the device is lost, and the GPU process killed."""
 COMING_SECONDS = 10
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(900 + 60 * POINTS)]
+pytestmark = [pytest.mark.extended, pytest.mark.own_page, pytest.mark.timeout(900 + 60 * POINTS)]
 SEED = int(os.environ.get("CAPSTAN_SEED", "7"))
 ADAPTER = os.environ.get("CAPSTAN_ADAPTER", "software")
 MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")

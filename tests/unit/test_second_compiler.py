@@ -82,7 +82,7 @@ def products(seed: int) -> Iterator[tuple[Operation, int, int]]:
             if about.get("up"):
                 parts = [("scales", 12), ("zeros", 13), ("minima", 14)]
                 about["up"] = (11, *(None if about.get(name) is None else id_ for name, id_ in parts))
-            n, k = numbers.choice(((96, 128), (2048, 4096), (4096, 256)))
+            n, k = numbers.choice(((96, 128), (2048, 4096), (4096, 256), (96, 144)))
             what = MatVec(weights=6, n=n, k=k, element=element, rows=rows, **about)
             yield what, len(what.inputs), 2 if what.total else 1
 
@@ -148,10 +148,14 @@ def refused(modules: Mapping[str, str]) -> list[str]:
     return [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
 
 
+PARTS = [f"{part}{of}" for part in ("scales", "zeros", "minima") for of in ("", "_up")]
 ONE_WAY = [
     *("attention_append ALONG", "attention_append SEVERAL"),  # its only use
-    *("few_rows_dense TIMES", "matvec_dense TIMES"),  # a gated product that is two binds scales
-    *("matmul_q4 BIAS", "matmul_q4 RESIDUAL"),  # no plan asks for them yet
+    *(f"{shader} {name}" for shader in ("few_rows_dense", "matvec_dense") for name in ("weights", "up", *PARTS)),
+    *(f"{shader} {name}" for shader in ("few_rows_q4", "matmul_q4", "matvec_q4") for name in ("weights", "scales")),
+    *(f"matmul_q4 {name}" for name in ("bias", "residual", "minima", "minima_up")),  # no plan asks for them yet
+    "gather_rows BYTES",  # onnxruntime-web gathers the rows of tables of 8 bits
+    *(f"truth_gemv {name}_up" for name in ("weights", "scales", "zeros", "minima")),  # each product is one of its own
     *("judge HALF", "judge SUBGROUPS", "rows HALF", "rows SUBGROUPS", "truth_attention SUBGROUPS"),
     "truth_gemv SUBGROUPS",
 ]
