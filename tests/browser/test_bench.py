@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,10 @@ THINGS = ("create_buffer", "create_bind_group", "write_buffer", "submits", "read
 
 def slower_site(folder: Path) -> Path:
     """The site with a worker whose tokens can be made to cost more."""
-    site = assemble()
-    (folder / "capstan").mkdir()
-    for path in (site / "capstan").iterdir():
-        if path.name != "worker.js":
-            (folder / "capstan" / path.name).symlink_to(path)
-    (folder / "capstan/worker.js").write_text(INJECTIONS + (site / "capstan/worker.js").read_text())
-    return folder
+    site = shutil.copytree(assemble(), folder / "site")
+    worker = site / "capstan/worker.js"
+    worker.write_text(INJECTIONS + worker.read_text())
+    return site
 
 
 def played(server: BenchServer, steps: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

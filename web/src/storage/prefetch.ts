@@ -23,7 +23,7 @@ const ahead = new Map<string, Promise<Response>>();
  * Returns the addresses of the data files that the graph names, none where that is not known yet.
  */
 export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
-  if (typeof model === "string" && isGguf(model)) return [];
+  if (typeof model === "string" && isGguf(model)) return [absolute(model)];
   const folder = typeof model === "string" ? model : await expectRepository(model);
   if (typeof model !== "string" && isGguf(model.repository)) return [];
   for (const name of FILES) void ask(folder + name);

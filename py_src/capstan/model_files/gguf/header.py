@@ -180,14 +180,14 @@ class GgufFile:
     def strings(self, key: str) -> tuple[str, ...]:
         """An array of strings."""
         value = self.metadata.get(key)
-        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, tuple) or set(map(type, value)) - {str}:
             raise self.error(key, "an array of strings")
         return value
 
     def numbers(self, key: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
         """An array of integers or of reals."""
         value = self.metadata.get(key)
-        if not isinstance(value, tuple) or not all(type(item) is kind for item in value):
+        if not isinstance(value, tuple) or set(map(type, value)) - {kind}:
             raise self.error(key, f"an array of {'integers' if kind is int else 'reals'}")
         return value
 
@@ -200,9 +200,10 @@ async def read_header(read: Read, size: int, name: str = "model.gguf") -> GgufFi
     """
     data = await read(0, min(size, FIRST_BYTES))
     require_gguf(data, name, size)
+    parser = Parser(size, name)
     while True:
         try:
-            return Parser(data, size, name).file()
+            return parser.file(data)
         except ShortError as short:
             most = min(size, MOST_BYTES)
             if short.end > most or len(data) >= most:
@@ -266,13 +267,18 @@ LEAST_BYTES = {BOOL: 1, STRING: 8, ARRAY: 12, **{kind: struct.calcsize("<" + cod
 
 
 class Parser:
-    """One pass over the bytes that were read. Raises ShortError at their end."""
+    """Parses a header of which more and more bytes are there. Long arrays are parsed once: a vocabulary takes a page
+    tenths of a second."""
 
-    def __init__(self, data: bytes, size: int, name: str) -> None:
-        self._data, self._size, self._name = data, size, name
-        self._at, self._inside = len(MAGIC), "its beginning"
+    def __init__(self, size: int, name: str) -> None:
+        self._data, self._size, self._name = b"", size, name
+        self._at, self._inside = 0, ""
+        self._strings: dict[int, tuple[list[str], int]] = {}
+        """The strings of each array as far as they were there, by its place, and the place behind them."""
 
-    def file(self) -> GgufFile:
+    def file(self, read: bytes) -> GgufFile:
+        """The header, given what was read of the file. Raises ShortError at their end: call it again with more."""
+        self._data, self._at, self._inside = read, len(MAGIC), "its beginning"
         version = self._number("I")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -372,21 +378,25 @@ class Parser:
 
     def _texts(self, count: int) -> tuple[str, ...]:
         """An array of strings. A loop of its own, since a vocabulary has hundreds of thousands of them."""
-        data, at, read = self._data, self._at, LENGTH.unpack_from
-        end, found = len(data), []
+        data, place, read = self._data, self._at, LENGTH.unpack_from
+        found, at = self._strings.get(place, ([], place))
+        end, start = len(data), at
         try:
-            for _ in range(count):
+            for _ in range(count - len(found)):
                 if at + 8 > end:
                     raise ShortError(at + 8, self._inside)
                 start = at + 8
-                at = start + read(data, at)[0]
-                if at > end:
-                    if at - start > min(MOST_BYTES, self._size):
-                        raise self._error(f"has a string of {at - start} bytes, at most {MOST_BYTES} are read")
-                    raise ShortError(at, self._inside)
-                found.append(data[start:at].decode())
+                behind = start + read(data, at)[0]
+                if behind > end:
+                    if behind - start > min(MOST_BYTES, self._size):
+                        raise self._error(f"has a string of {behind - start} bytes, at most {MOST_BYTES} are read")
+                    raise ShortError(behind, self._inside)
+                found.append(data[start:behind].decode())
+                at = behind
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8 at byte {start + error.start} of the file") from error
+        finally:
+            self._strings[place] = found, at
         self._at = at
         return tuple(found)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import add
 from typing import Any
 
 from ...errors import UnsupportedModelError
@@ -56,7 +57,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     if not tokens:
         raise file.error("tokenizer.ggml.tokens", "at least one token")
     types = of_each(file, "tokenizer.ggml.token_type", tokens, int) or (1,) * len(tokens)
-    vocabulary = {text: place for place, text in enumerate(tokens)}
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     special = special_tokens(file, tokens)
     parts = known[kind](file, tokens, types, vocabulary)
     begins = file.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre_tokenizer(file) in IGNORES_MERGES)
@@ -171,20 +172,25 @@ def byte_level(
             "byte_fallback": False,
             "ignore_merges": name in IGNORES_MERGES,
             "vocab": vocabulary,
-            "merges": list(listed_merges(file, vocabulary)),
+            "merges": listed_merges(file, vocabulary),
         },
     }
 
 
-def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[list[str]]:
     """The pairs of a file that lists its merges."""
     key = "tokenizer.ggml.merges"
-    for place, merge in enumerate(file.strings(key)):
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
-        if cut < 0 or not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-            raise file.error(key, f"two tokens that make a third one at {place}, and not {merge!r}")
-        yield left, right
+    merges = file.strings(key)
+    pairs = [merge.split(" ", 1) for merge in merges]
+    # Sets, since a loop over a hundred thousand pairs takes most of a second in a page.
+    if set(map(len, pairs)) <= {2}:
+        lefts, rights = ([pair[side] for pair in pairs] for side in (0, 1))
+        if vocabulary.keys() >= {*lefts, *rights, *map(add, lefts, rights)}:
+            return pairs
+    wrong = next(
+        place for place, pair in enumerate(pairs) if len(pair) < 2 or not vocabulary.keys() >= {*pair, "".join(pair)}
+    )
+    raise file.error(key, f"two tokens that make a third one at {wrong}, and not {merges[wrong]!r}")
 
 
 def sentence_piece(
@@ -233,18 +239,14 @@ def merges_by_score(
         (place for place, text in enumerate(tokens) if types[place] not in no_result and vocabulary[text] == place),
         key=lambda place: -scores[place],
     )
-    found = []
+    found: list[tuple[str, str]] = []
     for place in ranked:
         text = tokens[place]
-        pairs = []
-        for cut in range(1, len(text)):
-            left = vocabulary.get(text[:cut])
-            if left is not None:
-                right = vocabulary.get(text[cut:])
-                if right is not None:
-                    pairs.append((left, right))
-        found += sorted(pairs)
-    return [(tokens[left], tokens[right]) for left, right in found]
+        cuts = [cut for cut in range(1, len(text)) if text[:cut] in vocabulary and text[cut:] in vocabulary]
+        if len(cuts) > 1:
+            cuts.sort(key=lambda cut: (vocabulary[text[:cut]], vocabulary[text[cut:]]))
+        found += [(text[:cut], text[cut:]) for cut in cuts]
+    return found
 
 
 def chat_template(file: GgufFile) -> str | list[dict[str, str]] | None:
