@@ -16,13 +16,14 @@ from .plan import DECODE_ROWS, SECTIONS
 __all__ = ["add_run_arguments", "check_place", "check_run_arguments", "named"]
 
 CONTENDERS = tuple(dict.fromkeys(row.contender for row in DECODE_ROWS))
+LEFT_OUT = tuple(dict.fromkeys([*CONTENDERS, *(row.key for row in DECODE_ROWS)]))
 LEAST = {"rounds": 1, "tokens": 2, "starts": 1, "budget": 1, "limit": 1}
 """A time per token is taken between tokens, so that one alone has none."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    names, contenders = ", ".join(SECTIONS), ", ".join(CONTENDERS)
+    names = ", ".join(SECTIONS)
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="all numbers; FILE.html and FILE.txt beside it")
     parser.add_argument("--sections", metavar="LIST", help=f"comma-separated, of {names}")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of the decode section, after the first")
@@ -33,7 +34,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, metavar="S", help="seconds that one step may take")
     bounds = "of the section frames: milliseconds of a prefill run, comma-separated; default and inf are two of them"
     parser.add_argument("--bounds", metavar="LIST", help=bounds)
-    parser.add_argument("--without", metavar="LIST", help=f"contenders to leave out, of {contenders}")
+    parser.add_argument("--without", metavar="LIST", help=f"contenders and rows to leave out, of {', '.join(LEFT_OUT)}")
 
 
 def check_run_arguments(args: argparse.Namespace) -> None:
@@ -43,7 +44,7 @@ def check_run_arguments(args: argparse.Namespace) -> None:
         if value is not None and not value >= least:
             raise CommandError(f"--{name} is {value:g}, but must be at least {least}")
     args.sections = listed(args.sections, "--sections", tuple(SECTIONS))
-    args.without = listed(args.without, "--without", CONTENDERS)
+    args.without = listed(args.without, "--without", LEFT_OUT)
     args.lengths = lengths(args.lengths)
     args.bounds = bounds(args.bounds)
     if args.out is not None:

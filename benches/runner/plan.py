@@ -163,7 +163,7 @@ def plan(
     cases: Sequence[Step],
     without: Sequence[str] = (),
 ) -> list[Step]:
-    """All steps in order; `without` names contenders to leave out."""
+    """All steps in order; `without` names contenders and rows to leave out."""
     steps: list[Step] = []
     makers: dict[str, Callable[[Subject, Extent], Iterator[Step]]] = {
         "cases": lambda subject, _: (case for case in cases if case["for"] == subject.name),
@@ -192,7 +192,7 @@ def plan(
                 if light and step.get("row") in LEFT_OUT:
                     continue
                 contender = step.get("contender", "capstan")
-                if contender in without or not subject.plays(contender):
+                if {contender, step.get("row")} & {*without} or not subject.plays(contender):
                     continue
                 steps.append({"limit": measured.limit, **step, "model": name, "section": section})
         steps.append({"limit": measured.limit, "model": name, "section": "end", "action": "end"})

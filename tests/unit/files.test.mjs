@@ -6,6 +6,7 @@ import { once } from "node:events";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 import { gzipSync } from "node:zlib";
+import { EngineError } from "../../web/src/errors.ts";
 import { fetchBytes, fetchOptional } from "../../web/src/storage/files.ts";
 import { openRepository } from "../../web/src/storage/hub.ts";
 import { entry, keep, kept } from "../../web/src/storage/kept.ts";
@@ -186,4 +187,9 @@ test("what is fetched ahead is not swallowed either", async () => {
   assert.deepEqual(await prefetch(`${base}/m/`, null), []);
   assert.ok(written < ENOUGH, `${written} bytes were sent`);
   await refused(read(`${base}/m/genai_config.json`), /genai_config\.json: more than 1048576 bytes/);
+});
+
+test("an error that quotes several lines of another engine is one line", () => {
+  const quoted = new EngineError("UnsupportedModelError", "no session: graph.cc:1\n  bad node\r\nend");
+  assert.equal(quoted.message, "no session: graph.cc:1 bad node end");
 });

@@ -6,7 +6,8 @@ export class EngineError extends Error {
     /** The seconds that the server asks clients to wait before the next try; only in a BrokenDownloadError. */
     readonly retryAfter?: number,
   ) {
-    super(message);
+    // Those of onnxruntime-web that are quoted may have several lines.
+    super(message.replace(/\s*[\r\n]\s*/g, " "));
     this.name = "EngineError";
   }
 }

@@ -4,6 +4,7 @@ import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { type Assets, here, startWorker } from "./assets";
 import { GpuEngine } from "./engine";
+import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/adapter";
 import { makeHost } from "./host";
 import { holdLife } from "./life";
@@ -288,7 +289,8 @@ async function replyOf(id: number, request: Request): Promise<Reply | null> {
 
 function failure(error: unknown): Reply {
   const { name, message, stack } = describe(error);
-  return { ok: false, error: { type: name, message, traceback: stack ?? "" } };
+  const type = error instanceof EngineError ? error.code : name;
+  return { ok: false, error: { type, message, traceback: stack ?? "" } };
 }
 
 self.onmessage = (message: MessageEvent<ToWorker>): void => {

@@ -96,7 +96,7 @@ def typed(error: JsException) -> Exception:
         )
     kind = getattr(errors, code, None) if isinstance(code, str) else None
     if kind is None:
-        return errors.DeviceError(f"{error.name}: {error.message}")
+        return errors.DeviceError(" ".join(f"{error.name}: {error.message}".split()))
     found: Exception = kind(error.message)
     return found
 

@@ -79,9 +79,11 @@ async function filesBelow(folder: FileSystemDirectoryHandle, path: string): Prom
 }
 
 function notAFolder(given: unknown): EngineError {
+  const text = String(given);
+  const shown = text === String({}) ? JSON.stringify(given).slice(0, 100) : text;
   return new EngineError(
     "OptionError",
-    `a model's path is ${String(given)}, but must be a URL, a FileSystemDirectoryHandle, a File or an array of them`,
+    `a model's path is ${shown}, but must be a URL, a FileSystemDirectoryHandle, a File or an array of them`,
   );
 }
 
