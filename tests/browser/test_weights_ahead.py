@@ -12,10 +12,12 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
 
 from buildtools.server import SiteServer, byte_range
+from capstan.model_files.gguf.header import GgmlType
 from tests import oracle
 from tests.browser.hub_server import LARGE, Repository, running_hub
 from tests.browser.model_variants import LLAMA
 from tests.conftest import BOOT_MS
+from tests.gguf_models import make, write
 from tests.repository_layout import lay_out
 
 MODEL = "/models/nano-llama"
@@ -67,6 +69,8 @@ class Start:
 
     def release(self) -> dict[str, Any]:
         """Let Python start; how the load ended."""
+        while not self.held:
+            self.page.wait_for_timeout(50)
         for route in self.held:
             route.continue_()
         found: dict[str, Any] = self.page.evaluate("() => window.ended")
@@ -115,6 +119,30 @@ def test_a_download_and_an_upload_begin_before_python_is_there(context: BrowserC
         assert "GET model.onnx.data" not in second.counts()
     assert len(downloaded["tokenIds"]) == 6, downloaded
     assert uploaded == downloaded
+
+
+def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
+    context: BrowserContext, site: SiteServer, tmp_path: Path
+) -> None:
+    """They are rearranged on the way. Nothing of the file is read again, not even its header."""
+    made = make("llama", {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, {"block_count": 1}, vocabulary=512)
+    name = "gguf-ahead"
+    model = f"/models/{name}/{write(made, tmp_path / name / 'model.gguf').name}"
+    site.models[name] = tmp_path / name
+    try:
+        with starting(context, site, model) as first:
+            stored = first.release()
+        with starting(context, site, model) as second:
+            second.page.wait_for_function(
+                "() => window.progress.some(({ loaded, total }) => total && loaded === total)"
+            )
+            second.page.evaluate(SPOIL)
+            uploaded = second.release()
+            assert second.counts() == {"HEAD model.gguf": 2}
+    finally:
+        del site.models[name]
+    assert len(stored["tokenIds"]) == 6, stored
+    assert uploaded == stored
 
 
 def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(

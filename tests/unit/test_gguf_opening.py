@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 
 import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
-from capstan.model_files.gguf.header import GgmlType
+from capstan.host import Host, current_host
+from capstan.loading import folder
+from capstan.loading.folder import FoundModel, Place, find_model
+from capstan.model_files.gguf.header import GgmlType, GgufFile, read_header
 from tests.gguf_files import gguf_file
 from tests.gguf_models import Made, contents, make, write, write_shards
+from tests.unit.shelf import Shelf
 
 TYPES = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
 
@@ -162,3 +167,30 @@ def test_tensors_that_contradict_the_metadata(made: Made, tmp_path: Path) -> Non
         ModelFileError, match="tensor blk.0.ffn_gate.weight: expected 256 x 256, as the metadata say, found"
     ):
         asyncio.run(capstan.Model.load(file))
+
+
+def test_a_model_that_was_opened_before_is_not_derived_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph, its configuration and its tokenizer are noted for the very same file and type."""
+    file, shelf, reads = write(made, tmp_path / "model.gguf"), Shelf(), []
+
+    async def backing(host: Host, folder: str) -> Shelf:
+        return shelf
+
+    async def read(*arguments: Any) -> GgufFile:
+        reads.append(arguments)
+        return await read_header(*arguments)
+
+    monkeypatch.setattr(type(current_host()), "backing", backing)
+    monkeypatch.setattr(folder, "read_header", read)
+
+    def found(dtype: str) -> FoundModel:
+        return asyncio.run(find_model(current_host(), Place(f"{tmp_path}/", file.name), "cpu", dtype, keep=True))
+
+    first = found("fp32")
+    assert (found("fp32"), len(reads)) == (first, 1)
+    assert found("fp16").onnx != first.onnx
+    assert len(reads) == 2
+    os.utime(file, ns=(1, 1))
+    assert (found("fp16"), len(reads)) == (found("fp16"), 3)

@@ -218,6 +218,10 @@ class WeightData(Protocol):
         """A name of these bytes, for sharing; None if nothing vouches for them."""
 
     @property
+    def key(self) -> str | None:
+        """A name of these bytes as their source tells them, which stays when they are stored; None if it does not."""
+
+    @property
     def size(self) -> int | None:
         """The file's bytes, None if that is not told."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host
-from ..host.storage import Progress
+from ..host.notes import Notes, build
+from ..host.storage import Progress, WeightData
 from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
 from ..model_files.file_names import is_gguf
-from ..model_files.gguf.config import gguf_config
+from ..model_files.gguf.config import config_from_json, config_to_json, gguf_config
 from ..model_files.gguf.header import GgufFile, read_header
 from ..model_files.gguf.shards import joined, require_shard, shard_names
 from ..model_files.gguf.tokenizer import tokenizer_files
@@ -179,19 +181,42 @@ def listed(sizes: Mapping[str, int | None]) -> str:
 
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
     """The model that a GGUF file is, or that it is a shard of: its graph is written here, and names parts of the files
-    as weights."""
-    from ..graph.gguf.builder import write_graph
-
+    as weights. That of one file is noted for later pages: a vocabulary takes one about a second."""
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
         raise OptionError(f"dtype is {dtype!r}, but over the weights of {name} there are {' and '.join(ELEMENTS)}")
     names = shard_names(name)
+    data = await open_shard(host, folder, name, names, keep)
+    if len(names) > 1 or not keep or data.key is None:
+        return await written(host, folder, name, names, data, dtype, keep)
+    notes, about, key = Notes(), f"model of {folder}{name}", json.dumps([build(), data.key, dtype])
+    text = await notes.read(about, key)
+    if text is not None:
+        data.close()
+        noted = json.loads(text)
+        return FoundModel(config_from_json(noted["config"]), b64decode(noted["onnx"]), noted["tokenizer"])
+    found = await written(host, folder, name, names, data, dtype, keep)
+    assert found.onnx is not None
+    about_it = {"config": config_to_json(found.config), "tokenizer": found.tokenizer}
+    await notes.write(about, key, json.dumps({**about_it, "onnx": b64encode(found.onnx).decode()}))
+    return found
+
+
+async def written(
+    host: Host, folder: str, name: str, names: Sequence[str], data: WeightData, dtype: str, keep: bool
+) -> FoundModel:
+    """The model of the files with these names, of which the one named `name` is open."""
+    from ..graph.gguf.builder import write_graph
+
     # The others are asked for once the named one has said that there are so many.
-    headers = {name: await read_shard(host, folder, name, names, keep)}
+    headers = {name: await read_shard(data, folder, name, names)}
     others = [each for each in names if each != name]
-    found = await asyncio.gather(*(read_shard(host, folder, each, names, keep) for each in others))
-    headers |= zip(others, found, strict=True)
+
+    async def header(other: str) -> Header:
+        return await read_shard(await open_shard(host, folder, other, names, keep), folder, other, names)
+
+    headers |= zip(others, await asyncio.gather(*map(header, others)), strict=True)
     file = joined([headers[each].file for each in names])
     config = gguf_config(file, name)
     small = {name: data for header in headers.values() for name, data in header.small.items()}
@@ -208,23 +233,26 @@ class Header:
     """The bytes of the tensors that a graph has as constants."""
 
 
-async def read_shard(host: Host, folder: str, name: str, names: Sequence[str], keep: bool) -> Header:
-    """The header of one of the files of a model."""
+async def open_shard(host: Host, folder: str, name: str, names: Sequence[str], keep: bool) -> WeightData:
+    """One of the files of a model."""
+    try:
+        return await host.open_weights(folder, name, keep)
+    except ModelFileError as error:
+        if len(names) == 1:
+            raise
+        which = f"it is shard {names.index(name) + 1} of {len(names)}, and all of them must be in one folder"
+        raise ModelFileError(f"{error}; {which}") from error
+
+
+async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[str]) -> Header:
+    """The header of one of the files of a model, which is closed then."""
     from ..graph.gguf.builder import ROPE_FACTORS
 
-    number, count = names.index(name), len(names)
-    try:
-        data = await host.open_weights(folder, name, keep)
-    except ModelFileError as error:
-        if count == 1:
-            raise
-        which = f"it is shard {number + 1} of {count}, and all of them must be in one folder"
-        raise ModelFileError(f"{error}; {which}") from error
     try:
         if data.size is None:
             raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
         file = await read_header(data.read, data.size, folder + name)
-        require_shard(file, number, count)
+        require_shard(file, names.index(name), len(names))
         factors = file.tensors.get(ROPE_FACTORS)
         return Header(file, {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {})
     finally:

@@ -101,6 +101,11 @@ class WeightFile:
         return "source " + self.identity.key if self.identity.key else None
 
     @property
+    def key(self) -> str | None:
+        """A name of these bytes as their source tells them, which stays when they are stored; None if it does not."""
+        return self.identity.key
+
+    @property
     def size(self) -> int | None:
         """The file's bytes, None if that is not told."""
         return self._size

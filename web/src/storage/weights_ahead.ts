@@ -2,6 +2,7 @@
 // stored weights, which the GPU can begin (gpu/upload_ahead.ts).
 
 import type { UploadPlan } from "../gpu/upload_ahead";
+import { isGguf } from "./gguf";
 import { openBacking } from "./open_backing";
 import { hex, sha256 } from "./sha256";
 import { expectSource, isExpected, type SourceIdentity } from "./source";
@@ -32,7 +33,8 @@ export async function expectWeights(url: string): Promise<UploadPlan | null> {
     (await read((await key(`${url}\n${validator}\n${size}`)) + JOURNAL)) !== null
   )
     return null;
-  if (isExpected(url)) source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES);
+  // The header of a GGUF file is read first, by a request of its own.
+  if (isExpected(url) && !isGguf(url)) source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES);
   return null;
 }
 

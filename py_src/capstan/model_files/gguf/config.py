@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +12,7 @@ from ..config import LARGEST, DecoderConfig, GenaiConfig
 from .families import family_of
 from .header import GgufFile
 
-__all__ = ["gguf_config", "gguf_decoder"]
+__all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
 
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>"),
@@ -42,6 +44,24 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
         search=MappingProxyType(search(file)),
         name=file.name,
     )
+
+
+def config_to_json(config: GenaiConfig) -> dict[str, Any]:
+    """A configuration that `gguf_config` made, for `config_from_json`."""
+    unset = asdict(DecoderConfig("", 0, 0, 0, 0))
+    decoder = {name: value for name, value in asdict(config.decoder).items() if value != unset[name]}
+    found = {field.name: getattr(config, field.name) for field in fields(GenaiConfig)}
+    return {**found, "decoder": decoder, "search": dict(config.search)}
+
+
+def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
+    """The configuration that `config_to_json` wrote."""
+    changed = {
+        "decoder": DecoderConfig(**noted["decoder"]),
+        "search": MappingProxyType(noted["search"]),
+        **{name: tuple(noted[name]) for name in ("eos_token_ids", "no_tokens")},
+    }
+    return GenaiConfig(**{**noted, **changed})
 
 
 def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
