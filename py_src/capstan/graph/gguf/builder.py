@@ -299,6 +299,7 @@ class Builder:
             else:
                 made = self.t.node(wave, f"{front}/{wave}", [angles])
                 self.t.node("Cast", f"{front}/{wave}/Cast", [made], name, to=self.element)
+            self.graph.value_info.append(declared(name, self.element, [self.context, len(frequencies)]))
 
     def constant(self, name: str, dims: Sequence[int], values: Sequence[float]) -> None:
         data = struct.pack(f"<{len(values)}f", *values)
