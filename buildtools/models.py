@@ -31,6 +31,7 @@ __all__ = [
     "model_url",
     "mounts",
     "repository",
+    "shards",
     "transformers_js_dtypes",
 ]
 
@@ -38,6 +39,8 @@ BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
 GGUF = ".gguf"
+SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
+"""The end of a shard's name, as in capstan.model_files.gguf.shards."""
 DIGESTS_SUFFIX = ".shards.json"
 """The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
 HUGGING_FACE = "https://huggingface.co"
@@ -79,8 +82,16 @@ def check_place(path: Path) -> Path:
         return check_model(path)
     if not path.is_file():
         raise CommandError(f"model file {path} does not exist: give a GGUF file, or {BUILDERS}")
-    gguf_has_template(path, path.stat())
+    has_chat_template(path)
     return path.absolute()
+
+
+def shards(file: Path) -> list[Path]:
+    """The files of a GGUF model, in order, of which `file` is one, as far as they are there."""
+    if not SHARD.search(file.name):
+        return [file]
+    found = [each for each in file.parent.iterdir() if SHARD.search(each.name) and each.is_file()]
+    return sorted(each for each in found if SHARD.sub(r"\1", each.name) == SHARD.sub(r"\1", file.name))
 
 
 @functools.cache
@@ -143,7 +154,8 @@ def check_chat_template(model: Path) -> None:
 def has_chat_template(model: Path) -> bool:
     """Whether a model's folder or GGUF file has a chat template. CommandError if it cannot be read."""
     if model.is_file():
-        return gguf_has_template(model, model.stat())
+        first = shards(model)[0]
+        return gguf_has_template(first, first.stat())
     if (model / "chat_template.jinja").is_file():
         return True
     config = model / "tokenizer_config.json"
@@ -167,7 +179,7 @@ def about_model(model: Path) -> dict[str, int | bool | None]:
     except CommandError:
         chat = False
     if model.is_file():
-        return {"bytes": model.stat().st_size, "chat": chat}
+        return {"bytes": sum(file.stat().st_size for file in shards(model)), "chat": chat}
     weights = [path.stat().st_size for path in model.iterdir() if ".onnx" in path.name and path.is_file()]
     return {"bytes": sum(weights) if (model / CONFIG).is_file() else None, "chat": chat}
 

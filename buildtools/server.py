@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from .errors import CommandError
-from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
+from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, shards, transformers_js_dtypes
 
 if TYPE_CHECKING:
     from .digests import Digests
@@ -165,7 +165,7 @@ class SiteServer(ThreadingHTTPServer):
         if path in self.files:
             return self.files[path]
         name = parts[1] if len(parts) == 2 and parts[0] == "models" and not path.endswith("/") else ""
-        if (file := self.models.get(name.removesuffix(DIGESTS_SUFFIX))) and file.is_file():
+        if file := self.gguf_file(name.removesuffix(DIGESTS_SUFFIX)):
             return self.of_a_file(file, name)
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
@@ -176,6 +176,15 @@ class SiteServer(ThreadingHTTPServer):
             data = file_below(base, [*parts[:-1], parts[-1].removesuffix(DIGESTS_SUFFIX)])
             return data and self.digests.text(data)
         return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
+
+    def gguf_file(self, name: str) -> Path | None:
+        """The GGUF file of that name: a model's, or another shard of one."""
+        if not name.lower().endswith(GGUF):
+            return None
+        if name in self.models:
+            return self.models[name] if self.models[name].is_file() else None
+        files = [shard for file in self.models.values() if file.is_file() for shard in shards(file)]
+        return next((file for file in files if file.name == name), None)
 
     def of_a_file(self, file: Path, name: str) -> Path | bytes | None:
         """A GGUF file, or its digests."""

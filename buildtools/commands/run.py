@@ -257,7 +257,7 @@ def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
     if args.model is None:
-        args.request["model"] = mounted(default_model(), args)
+        args.request["model"] = mounted(default_model(args.device), args)
     if args.chat:
         from ..conversation import converse
 

