@@ -189,21 +189,30 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
     names = shard_names(name)
     data = await open_shard(host, folder, name, names, keep)
     if len(names) > 1 or not keep or data.key is None:
-        return await written(host, folder, name, names, data, dtype, keep)
+        return await derived(host, folder, name, names, data, dtype, keep)
     notes, about, key = Notes(), f"model of {folder}{name}", json.dumps([build(), data.key, dtype])
     text = await notes.read(about, key)
     if text is not None:
         data.close()
-        noted = json.loads(text)
-        return FoundModel(config_from_json(noted["config"]), b64decode(noted["onnx"]), noted["tokenizer"])
-    found = await written(host, folder, name, names, data, dtype, keep)
-    assert found.onnx is not None
-    about_it = {"config": config_to_json(found.config), "tokenizer": found.tokenizer}
-    await notes.write(about, key, json.dumps({**about_it, "onnx": b64encode(found.onnx).decode()}))
+        return from_note(text)
+    found = await derived(host, folder, name, names, data, dtype, keep)
+    await notes.write(about, key, as_note(found))
     return found
 
 
-async def written(
+def as_note(found: FoundModel) -> str:
+    """The text of a GGUF file's model."""
+    graph = b64encode(found.onnx or b"").decode()
+    return json.dumps({"config": config_to_json(found.config), "onnx": graph, "tokenizer": found.tokenizer})
+
+
+def from_note(text: str) -> FoundModel:
+    """The model that `as_note` wrote."""
+    noted = json.loads(text)
+    return FoundModel(config_from_json(noted["config"]), b64decode(noted["onnx"]), noted["tokenizer"])
+
+
+async def derived(
     host: Host, folder: str, name: str, names: Sequence[str], data: WeightData, dtype: str, keep: bool
 ) -> FoundModel:
     """The model of the files with these names, of which the one named `name` is open."""
