@@ -1,4 +1,4 @@
-// The model of <capstan-chat>'s attributes, as it answers the turns.
+// Lets a loaded model answer what the user writes in a <capstan-chat>, with that element's options.
 
 import { type Capstan, CapstanError, type ChatOptions, type Message, type Run, type Session } from "capstan-webgpu";
 import type { ChatTurn } from "./chat_turn";

@@ -1,4 +1,5 @@
-// A page's arguments and requests, which may be anything: whatever fails while they are read is an OptionError.
+// Reads the arguments that a page gives to the JavaScript API, and copies requests for the worker. Whatever fails while a
+// value is read, such as a getter that throws, is an OptionError.
 
 import { CapstanError, refused, told } from "./errors";
 import type { Request } from "./protocol";

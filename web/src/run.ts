@@ -1,4 +1,4 @@
-// One run of the model, from its place in the queue to its result.
+// A `Run`: one answer that a page asked for, from its wait for requests before it, by its stream of text, to its result.
 
 import type { Client } from "./client";
 import { asCapstanError, CapstanError } from "./errors";

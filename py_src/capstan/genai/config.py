@@ -1,4 +1,4 @@
-"""genai_config.json of a model folder, and what a script changes of it before the model is loaded."""
+"""og.Config: a folder's genai_config.json, which the caller's script may change before it loads the model."""
 
 from __future__ import annotations
 

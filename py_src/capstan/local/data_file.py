@@ -1,4 +1,7 @@
-"""Data files on a disk, as capstan.host.storage describes sources of weights."""
+"""Reads a model's files of weights from a disk, on CPython.
+
+Loading asks for them by byte ranges, through the interface `Source` of capstan.host.storage, as it asks a page for an
+address."""
 
 from __future__ import annotations
 

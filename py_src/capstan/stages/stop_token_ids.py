@@ -1,4 +1,4 @@
-"""stop_token_ids: ids that end a sequence besides the model's end-of-sequence ids."""
+"""The search option stop_token_ids: ids that end a sequence besides the model's end-of-sequence ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// Our GPUDevice: made by us, counted and watched, and given to onnxruntime-web as an execution provider option.
+// Makes the GPUDevice that Capstan and onnxruntime-web share, counts its submits and buffers, tells its loss and its errors,
+// and gives it to onnxruntime-web as an option of the execution provider.
 
 import { EngineError } from "../errors";
 import { type AdapterSummary, isEndedProcess } from "./adapter";

@@ -1,4 +1,5 @@
-// The largest logits of rows with their tokens, and what makes probabilities of them, without reading the rows.
+// Finds the largest logits of each row on the GPU, with their tokens and the sum that makes probabilities of them, so that
+// only these are copied to the CPU. Logits processors and beams read them.
 
 import shader from "../shaders/sampler/shortlist.wgsl";
 import type { WatchedDevice } from "./device";

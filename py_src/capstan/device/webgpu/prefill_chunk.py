@@ -1,4 +1,4 @@
-"""How many prompt tokens one run of the prefill session takes."""
+"""Chooses how many tokens of a prompt one run of onnxruntime-web's prefill session gets, by the memory of a run."""
 
 from __future__ import annotations
 
