@@ -39,8 +39,6 @@ BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
 GGUF = ".gguf"
-SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$", re.IGNORECASE)
-"""The end of a shard's name, as in capstan.model_files.gguf.shards."""
 DIGESTS_SUFFIX = ".shards.json"
 """The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
 HUGGING_FACE = "https://huggingface.co"
@@ -88,10 +86,15 @@ def check_place(path: Path) -> Path:
 
 def shards(file: Path) -> list[Path]:
     """The files of a GGUF model, in order, of which `file` is one, as far as they are there."""
-    if not SHARD.search(file.name):
-        return [file]
-    found = [each for each in file.parent.iterdir() if SHARD.search(each.name) and each.is_file()]
-    return sorted(each for each in found if SHARD.sub(r"\1", each.name) == SHARD.sub(r"\1", file.name))
+    find_package()
+    from capstan.errors import CapstanError
+    from capstan.model_files.gguf.shards import shard_names
+
+    try:
+        names = shard_names(file.name)
+    except CapstanError as error:
+        raise CommandError(str(error)) from error
+    return [each for each in map(file.with_name, names) if each.is_file()]
 
 
 @functools.cache

@@ -15,8 +15,7 @@ from .plan import DECODE_ROWS, SECTIONS
 
 __all__ = ["add_run_arguments", "check_place", "check_run_arguments", "named"]
 
-CONTENDERS = tuple(dict.fromkeys(row.contender for row in DECODE_ROWS))
-LEFT_OUT = tuple(dict.fromkeys([*CONTENDERS, *(row.key for row in DECODE_ROWS)]))
+CONTENDERS_AND_ROWS = tuple(dict.fromkeys([*(row.contender for row in DECODE_ROWS), *(row.key for row in DECODE_ROWS)]))
 LEAST = {"rounds": 1, "tokens": 2, "starts": 1, "budget": 1, "limit": 1}
 """A time per token is taken between tokens, so that one alone has none."""
 
@@ -34,7 +33,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, metavar="S", help="seconds that one step may take")
     bounds = "of the section frames: milliseconds of a prefill run, comma-separated; default and inf are two of them"
     parser.add_argument("--bounds", metavar="LIST", help=bounds)
-    parser.add_argument("--without", metavar="LIST", help=f"contenders and rows to leave out, of {', '.join(LEFT_OUT)}")
+    parser.add_argument(
+        "--without", metavar="LIST", help=f"contenders and rows to leave out, of {', '.join(CONTENDERS_AND_ROWS)}"
+    )
 
 
 def check_run_arguments(args: argparse.Namespace) -> None:
@@ -44,7 +45,7 @@ def check_run_arguments(args: argparse.Namespace) -> None:
         if value is not None and not value >= least:
             raise CommandError(f"--{name} is {value:g}, but must be at least {least}")
     args.sections = listed(args.sections, "--sections", tuple(SECTIONS))
-    args.without = listed(args.without, "--without", LEFT_OUT)
+    args.without = listed(args.without, "--without", CONTENDERS_AND_ROWS)
     args.lengths = lengths(args.lengths)
     args.bounds = bounds(args.bounds)
     if args.out is not None:

@@ -69,7 +69,9 @@ class Start:
 
     def release(self) -> dict[str, Any]:
         """Let Python start; how the load ended."""
-        while not self.held:
+        for _ in range(BOOT_MS // 50):
+            if self.held:
+                break
             self.page.wait_for_timeout(50)
         for route in self.held:
             route.continue_()

@@ -17,10 +17,11 @@ const ahead = new Map<string, Promise<Response>>();
 
 /**
  * Fetch the small files of a folder, whose address ends in a slash, or of a hub's repository; each serves the first read
- * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known, and nothing of
- * a GGUF file.
+ * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known. Nothing is
+ * fetched of a GGUF file.
  *
- * Returns the addresses of the data files that the graph names, none where that is not known yet.
+ * Returns the addresses of the data files that the graph names, none where that is not known yet. A GGUF file at an
+ * address is its own.
  */
 export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
   if (typeof model === "string" && isGguf(model)) return [absolute(model)];
