@@ -8,7 +8,6 @@ Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or fro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
@@ -99,7 +98,7 @@ class Tokenizer:
         self._ids: dict[str, int] | None = None
         self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
         try:
-            backend = make_backend(json.dumps(content), json.dumps(self._config))
+            backend = make_backend(as_text(tokenizer_json), as_text(tokenizer_config_json or "{}"))
         except (CapstanError, ImportError):
             raise
         except Exception as error:
@@ -224,6 +223,11 @@ class TokenizerStream:
     def flush(self) -> str:
         """The text that was held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
+
+
+def as_text(data: str | bytes) -> str:
+    """A file that was read as JSON already, as text."""
+    return data if isinstance(data, str) else data.decode("utf-8-sig")
 
 
 def require_quick_expressions(content: Mapping[str, Any]) -> None:

@@ -172,6 +172,8 @@ export interface Expected {
 
 export type ToWorker =
   | { tag: "warm up"; assets: Assets }
+  /** See unpack.ts. */
+  | { tag: "unpack"; url: string; bytes: number; pieces: MessagePort }
   | {
       tag: "boot";
       assets: Assets;

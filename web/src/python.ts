@@ -3,6 +3,7 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "./assets";
+import { fill, unpackBeside } from "./unpack";
 
 /** The contents of python.json, which buildtools/site.py writes. */
 interface PythonFiles {
@@ -181,7 +182,7 @@ async function restore(
 ): Promise<PyodideInterface> {
   // Pyodide waits for the snapshot before it compiles its WebAssembly: it is given memory that is filled meanwhile.
   const memory = new Uint8Array(about.bytes);
-  const filled = fill(memory, assets, about, brotli);
+  const filled = fillMemory(memory, assets, about, brotli);
   filled.catch(() => undefined);
   const make = await moduleMaker(assets);
   const filling: MakeModule = async (settings) => {
@@ -218,48 +219,23 @@ function isBrotli(response: Response): boolean {
 }
 
 /**
- * The snapshot as it comes over the network with the fewest bytes: with `brotli` the server may send it so, else it is
- * in a gzipped file. Also returns its address.
+ * The snapshot, exactly `about.bytes` long, as it comes over the network with the fewest bytes: with `brotli` the server may
+ * send it so, else it is in a gzipped file.
  */
-async function snapshotOf(
-  assets: Assets,
-  about: PythonFiles["snapshot"],
-  brotli: boolean,
-): Promise<[ReadableStream<Uint8Array>, string]> {
-  if (brotli && about.unpacked) {
-    const url = assetUrl(assets, about.unpacked);
-    const response = await fetch(url).catch(() => null);
-    if (response?.ok && response.body && isBrotli(response)) return [response.body, url];
-    void response?.body?.cancel();
-  }
-  const url = assetUrl(assets, about.file);
-  return [(await fetched(url)).body!.pipeThrough(new DecompressionStream("gzip")), url];
-}
-
-/** Fill `memory` with the snapshot, which must be exactly as large. */
-async function fill(
+async function fillMemory(
   memory: Uint8Array,
   assets: Assets,
   about: PythonFiles["snapshot"],
   brotli: boolean,
 ): Promise<void> {
-  const [stream, url] = await snapshotOf(assets, about, brotli);
-  const reader = stream.getReader();
-  let filled = 0;
-  const read = async (): Promise<ReadableStreamReadResult<Uint8Array>> => {
-    try {
-      return await reader.read();
-    } catch (error) {
-      throw new Error(`${url} cannot be unpacked: ${String(error)}`);
-    }
-  };
-  for (let part = await read(); !part.done; part = await read()) {
-    const end = filled + part.value.length;
-    if (end > memory.length) throw new Error(`${url} holds more than ${memory.length} bytes`);
-    memory.set(part.value, filled);
-    filled = end;
+  if (brotli && about.unpacked) {
+    const url = assetUrl(assets, about.unpacked);
+    const response = await fetch(url).catch(() => null);
+    if (response?.ok && response.body && isBrotli(response)) return fill(memory, response.body, url);
+    void response?.body?.cancel();
   }
-  if (filled < memory.length) throw new Error(`${url} holds ${filled} bytes, expected ${memory.length}`);
+  const url = assetUrl(assets, about.file);
+  memory.set(await unpackBeside(assets, (await fetched(url)).body!, url, about.bytes));
 }
 
 function writeWheels(pyodide: PyodideInterface, folder: string, wheels: [string, Uint8Array][]): void {

@@ -26,6 +26,7 @@ import { expectWeights, FOLDER } from "./storage/weights_ahead";
 import { onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { tracer } from "./trace";
+import { unpackPieces } from "./unpack";
 
 type Handler = PyCallable & {
   (request: string, id: number): Promise<string>;
@@ -297,6 +298,8 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
   if (data.tag === "warm up") {
     void warmUpOrt(data.assets).then(() => (postMessage as (message: string) => void)("warm"));
+  } else if (data.tag === "unpack") {
+    void unpackPieces(data.pieces, data.url, data.bytes);
   } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
     Promise.race([boot(data), unhandled.promise])

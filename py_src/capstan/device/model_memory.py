@@ -151,8 +151,9 @@ class ModelMemory:
     def before_load(self, progress: Progress) -> None:
         """Tell how large the weights are, before any of them is read. Raises OutOfMemoryError if the device cannot hold
         them with the shortest sequence."""
-        self.fit(1, 1).require()
-        progress("weights", 0, self.requirements(1, 1).weights.bytes)
+        shortest = plan(lambda length: self.requirements(1, length), 1, self.interface.about())
+        shortest.require()
+        progress("weights", 0, shortest.requirements.weights.bytes)
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
         """The user's buffers for so many rows, checked; they are held from here on. Raises BufferMismatchError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from .onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
 from .weights import DTYPES
@@ -27,8 +28,10 @@ class Activation:
     read: int
 
     def bytes(self, size_of: Callable[[str], int]) -> int:
-        sizes = (size if isinstance(size, int) else size_of(size) for size in self.dims)
-        return (math.prod(sizes) * self.bits + 7) // 8
+        elements = 1
+        for size in self.dims:
+            elements *= size if isinstance(size, int) else size_of(size)
+        return (elements * self.bits + 7) // 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Activations:
         attention above all) and onnxruntime-web keeps freed buffers in size classes, so a session may take more; nodes
         that it fuses leave tensors out, so it may take less.
         """
-        return self.peak_of(lambda name: dimension(name, batch_size, tokens, capacity))
+        return self.peak_of(cache(lambda name: dimension(name, batch_size, tokens, capacity)))
 
     def peak_of(self, size_of: Callable[[str], int]) -> int:
         """The same of any run, with the size of each free dimension by its name."""

@@ -1,4 +1,4 @@
-// Our fused kernels: WGSL made from a template and constants, with one pipeline for each distinct text.
+// Our fused kernels: WGSL made from a template and constants, with one pipeline for each distinct kernel.
 //
 // Which kernel runs where is decided in Python (capstan.tape); shapes are constants, so there are no uniforms to upload.
 
@@ -37,7 +37,7 @@ export interface FusedPipeline {
   names: string[];
 }
 
-/** The fused pipelines of one device, compiled once for each text. */
+/** The fused pipelines of one device, compiled once for each kernel with its arguments. */
 export class FusedPipelines {
   private readonly made = new Map<string, Promise<FusedPipeline>>();
   private bitcasts: Promise<boolean> | null = null;
@@ -45,18 +45,19 @@ export class FusedPipelines {
   constructor(private readonly device: GPUDevice) {}
 
   /** Throws TapeError with the compiler's words if the kernel does not compile here. */
-  async get(text: KernelText): Promise<FusedPipeline> {
-    // Asked for by the first that needs it: a refusal is on the browser's console.
-    const code = kernelCode(text, !text.half || (await (this.bitcasts ??= castsHalves(this.device))));
-    let found = this.made.get(code);
-    if (!found) {
-      found = this.compile(text.shader, code);
-      this.made.set(code, found);
-    }
+  get(text: KernelText): Promise<FusedPipeline> {
+    const { shader, constants, floats, half, lanes, bindings } = text;
+    // A step has a hundred operations of a dozen kernels: none is written again to find that it is there.
+    const key = JSON.stringify([shader, constants, floats, half, lanes, Object.keys(bindings)]);
+    let found = this.made.get(key);
+    if (!found) this.made.set(key, (found = this.compile(text)));
     return found;
   }
 
-  private async compile(label: string, code: string): Promise<FusedPipeline> {
+  private async compile(text: KernelText): Promise<FusedPipeline> {
+    const label = text.shader;
+    // Asked for by the first that needs it: a refusal is on the browser's console.
+    const code = kernelCode(text, !text.half || (await (this.bitcasts ??= castsHalves(this.device))));
     const declared = declaredBindings(code);
     // An error in the kernel must not count as a fault of the device.
     this.device.pushErrorScope("validation");

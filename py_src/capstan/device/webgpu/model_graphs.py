@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ... import graph
 from ...fallback import fall_back
@@ -70,31 +70,55 @@ class Graphs:
     @classmethod
     def parse(cls, text: str) -> Graphs:
         """The graphs from the text of `serialize`."""
-        found: Graphs = rebuilt(cls, json.loads(text))
+        kind: Any = cls
+        found: Graphs = reader(kind)(json.loads(text))
         return found
 
 
-PLAIN = (str, int, float, bool, int | str)
+Reader = Callable[[Any], Any]
 
 
-def rebuilt(kind: Any, tree: Any) -> Any:
-    """Rebuild a value of type `kind` from its JSON: a frozen dataclass, or a field of one."""
-    if tree is None or kind in PLAIN or get_origin(kind) is Literal:
-        return tree
+def as_it_is(value: Any) -> Any:
+    """JSON has this value itself."""
+    return value
+
+
+@cache
+def reader(kind: Any) -> Reader:
+    """The function that rebuilds a value of a type from its JSON: a frozen dataclass, or a field of one. There are
+    thousands of values of a few types."""
     if kind is bytes:
-        return b64decode(tree)
+        return b64decode
     if isinstance(kind, UnionType):
-        kinds = (part for part in get_args(kind) if is_dataclass(part))
-        (kind,) = (part for part in kinds if {*tree} == {field.name for field in fields(part)})
+        return union_reader([part for part in get_args(kind) if part is not NoneType])
     if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        return tuple(tree) if item in PLAIN else tuple(rebuilt(item, part) for part in tree)
-    types = types_of(kind)
-    return kind(**{name: rebuilt(types[name], value) for name, value in tree.items()})
+        return tuple_reader(reader(get_args(kind)[0]))
+    return object_reader(kind) if is_dataclass(kind) else as_it_is
 
 
-types_of = cache(get_type_hints)
-"""The types of a class's fields."""
+def tuple_reader(read: Reader) -> Reader:
+    return tuple if read is as_it_is else lambda items: tuple(map(read, items))
+
+
+def object_reader(kind: Any) -> Reader:
+    """Reads a dataclass, whose fields are all there, in their order."""
+    types = get_type_hints(kind)
+    reads = [reader(types[field.name]) for field in fields(kind)]
+    return lambda tree: kind(*[read(value) for read, value in zip(reads, tree.values(), strict=True)])
+
+
+def union_reader(kinds: Sequence[Any]) -> Reader:
+    """Reads one of several types, or None; dataclasses are told apart by their fields."""
+    objects: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    by_names = {frozenset(field.name for field in fields(kind)): reader(kind) for kind in objects}
+    plain = reader(kinds[0]) if not by_names else as_it_is
+
+    def read(tree: Any) -> Any:
+        if tree is None:
+            return None
+        return (by_names[frozenset(tree)] if by_names else plain)(tree)
+
+    return read
 
 
 PACKED_ATTENTION = 9
