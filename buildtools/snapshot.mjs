@@ -1,6 +1,6 @@
 // node snapshot.mjs REQUEST: boots Pyodide, imports what a page needs and writes the interpreter's memory to a file.
 //
-// REQUEST is JSON: {pyodide, wheels, later, folder, compile, modules, host, target}; the wheels for `later` are compiled,
+// REQUEST is JSON: {pyodide, wheels, later, folder, compile, modules, start, host, target}; the wheels for `later` are compiled,
 // and put beside the target. Written to stdout, as JSON: the size of
 // the memory without the zeros at its end, and the size of the heap which it fills.
 
@@ -64,6 +64,7 @@ const host = {};
 pyodide.registerJsModule(request.host, host);
 const importlib = pyodide.pyimport("importlib");
 for (const module of request.modules) importlib.import_module(module).destroy();
+pyodide.pyimport(request.start).before_snapshot();
 inPython(pyodide).nameSources(request.folder);
 pyodide.pyimport("gc").collect();
 const memory = pyodide.makeMemorySnapshot({

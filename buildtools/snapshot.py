@@ -24,7 +24,8 @@ WHEELS_FOLDER = "/lib/wheels/"
 """The folder of the wheels in the page's file system, in the snapshot and without it."""
 HOST = "_capstan_host"
 """The module that the worker makes (web/src/host.ts): the only JavaScript object that Capstan holds when imported."""
-MODULES = ("capstan.page.page", "capstan._js.start", "capstan.onnxruntime", "pyodide.code")
+START = "capstan._js.start"
+MODULES = ("capstan.page.page", START, "capstan.onnxruntime", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"
 
 
@@ -80,6 +81,7 @@ def run_node(wheels: Sequence[Path], target: Path, later: Sequence[Path] = ()) -
         "later": [str(wheel) for wheel in later],
         "folder": WHEELS_FOLDER,
         "compile": str(COMPILE),
+        "start": START,
         "modules": MODULES,
         "host": HOST,
         "target": str(target),

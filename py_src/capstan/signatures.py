@@ -30,7 +30,7 @@ from typing import Any
 
 from .errors import ArgumentTypeError
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "read_annotations"]
 
 CALLED = ("__init__", "__call__", "__getitem__", "__setitem__", "__delitem__")
 """Methods with arguments of users' that have no public name."""
@@ -38,6 +38,7 @@ PACKAGE = __name__.partition(".")[0]
 SUBSCRIPT = re.compile(r"\b(array|memoryview)\[\w+\]")
 """Classes with an item type in annotations, which not every Python lets be evaluated."""
 _done: set[type] = set()
+_made: list[Signature] = []
 
 
 def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> None:
@@ -52,6 +53,12 @@ def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> No
                 if base.__module__.partition(".")[0] == PACKAGE and base not in _done:
                     _done.add(base)
                     _check_methods(base, constructor=base not in themselves)
+
+
+def read_annotations() -> None:
+    """Read all annotations now that a first call would read. For the memory snapshot from which pages start."""
+    for signature in _made:
+        signature.read()
 
 
 def _check_methods(kind: type, constructor: bool) -> None:
@@ -113,12 +120,13 @@ class Signature:
         self._named: dict[str, Test] | None = None
         self._placed: list[tuple[str, Test]] = []
         self._rest: tuple[str, Test] | None = None
+        _made.append(self)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """ArgumentTypeError for an argument of a wrong type. Too many, missing or unknown ones are left to the call."""
         named = self._named
         if named is None:
-            named = self._read()
+            named = self.read()
         for (name, test), value in zip(self._placed, args, strict=False):
             if type(value) not in test.at_once and not test.holds(value):
                 raise self._refused(name, value, test)
@@ -131,7 +139,8 @@ class Signature:
                 if not test.allows(value):
                     raise self._refused(f"{name}[{place}]", value, test)
 
-    def _read(self) -> dict[str, Test]:
+    def read(self) -> dict[str, Test]:
+        """The tests of the arguments by name; they are kept unless a class in the annotations is not loaded yet."""
         named: dict[str, Test] = {}
         placed, names = [], Names(inspect.unwrap(self._function).__globals__)
         for name, parameter in inspect.signature(self._function).parameters.items():

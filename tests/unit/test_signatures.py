@@ -20,6 +20,7 @@ from capstan import ArgumentTypeError, CapstanError, Generator, GeneratorParams,
 from capstan import onnxruntime as ort
 from capstan.guidance import Guidance
 from capstan.memory import DeviceSpan
+from capstan.signatures import checked, read_annotations
 from capstan.stages.search import SearchOptions
 from tests.faults.arguments import VALUES, not_refused
 from tests.onnx_models import model as onnx_model
@@ -64,6 +65,22 @@ def test_a_refusal_has_the_argument_its_value_its_type_and_what_to_give() -> Non
         with pytest.raises(ArgumentTypeError) as error:
             use()
         assert str(error.value) == told
+
+
+def test_annotations_that_were_read_beforehand_are_not_read_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewind(new_length: int) -> int:
+        return new_length
+
+    public = checked(rewind, "rewind")
+    read_annotations()
+
+    def read_again(*_: Any, **__: Any) -> Any:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(inspect, "signature", read_again)
+    assert public(5) == 5
+    with pytest.raises(ArgumentTypeError, match="new_length is 'five'"):
+        public("five")
 
 
 def test_what_python_takes_for_a_type_is_taken() -> None:

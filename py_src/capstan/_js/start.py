@@ -9,10 +9,16 @@ import sys
 import time
 
 from ..fallback import fall_back
+from ..signatures import read_annotations
 from .files import Input
 from .vendored import Vendored
 
-__all__ = ["begin"]
+__all__ = ["before_snapshot", "begin"]
+
+
+def before_snapshot() -> None:
+    """Do once, before the snapshot is taken, what every page would do at its first calls."""
+    read_annotations()
 
 
 def begin(refused: str | None, vendored: str) -> None:

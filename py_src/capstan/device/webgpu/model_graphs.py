@@ -70,8 +70,7 @@ class Graphs:
     @classmethod
     def parse(cls, text: str) -> Graphs:
         """The graphs from the text of `serialize`."""
-        kind: Any = cls
-        found: Graphs = reader(kind)(json.loads(text))
+        found: Graphs = GRAPHS(json.loads(text))
         return found
 
 
@@ -120,6 +119,8 @@ def union_reader(kinds: Sequence[Any]) -> Reader:
 
     return read
 
+
+GRAPHS = reader(Graphs)
 
 PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
