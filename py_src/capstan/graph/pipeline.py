@@ -25,17 +25,18 @@ from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, wi
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
-from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
+from .plain_norms import simplified_norms
 from .quantized_products import quantized_products
 from .session_weights import prepared
-from .soft_caps import soft_caps_apart
+from .soft_caps import has_soft_caps, soft_caps_apart
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import require_computed
 from .weights import WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
+from .wiring import changed_in_place, copied
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig, GenaiConfig
@@ -122,9 +123,10 @@ def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
     Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
     graphs that Capstan cannot feed.
     """
-    for each in PASSES:
-        if made in each.graphs:
-            model = each.apply(model, facts)
+    with changed_in_place(model) as model:
+        for each in PASSES:
+            if made in each.graphs:
+                model = each.apply(model, facts)
     return model
 
 
@@ -154,14 +156,21 @@ def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
         return model
     heads = (decoder.num_attention_heads, *sizes.pop())
     names = decoder.inputs
-    found, facts.unrecognised = group_query_attention(
+    before = attentions(model)
+    model, facts.unrecognised = group_query_attention(
         model, caches, heads, facts.whole.context_length, names.attention_mask, names.position_ids
     )
-    return found if found is model else simplified_norms(found)
+    return model if attentions(model) == before else simplified_norms(model)
+
+
+def attentions(model: ModelProto) -> int:
+    """How many nodes are attention as one operator."""
+    return sum(node.op_type == "GroupQueryAttention" for node in model.graph.node)
 
 
 def computed_on_webgpu(model: ModelProto, facts: Rewriting) -> ModelProto:
-    require_computed(caps_apart(model, facts), "webgpu", facts.decoder.inputs.position_ids)
+    computed = caps_apart(copied(model), facts) if has_soft_caps(model) else model
+    require_computed(computed, "webgpu", facts.decoder.inputs.position_ids)
     return model
 
 

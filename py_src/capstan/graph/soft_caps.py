@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .wiring import attribute, copy_of, fresh_name, int64_tensor
 
-__all__ = ["element_of", "soft_caps_apart"]
+__all__ = ["element_of", "has_soft_caps", "soft_caps_apart"]
 
 ATTENTION = "GroupQueryAttention"
 QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3, 5, 6, 7, 8, 9
@@ -37,12 +37,21 @@ def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelPr
     a window and rotary embedding of whole heads; others stay unchanged. `head_sizes` are those of caches, by the input
     that reads them.
     """
+    if not has_soft_caps(model):
+        return model
     result = copy_of(model)
     for node in [node for node in result.graph.node if node.op_type == ATTENTION and len(node.input) > PAST_KEY]:
+        if not real(node, "softcap"):
+            continue
         element, head_size = element_of(result, node), head_sizes.get(node.input[PAST_KEY], 0)
-        if real(node, "softcap") and element in TYPES and head_size and taken_over(result, node, head_size):
+        if element in TYPES and head_size and taken_over(result, node, head_size):
             Capped(result, node, element, head_size).replace()
     return result
+
+
+def has_soft_caps(model: ModelProto) -> bool:
+    """Whether any attention has a soft cap."""
+    return any(node.op_type == ATTENTION and real(node, "softcap") for node in model.graph.node[:])
 
 
 def real(node: NodeProto, name: str) -> float:

@@ -20,7 +20,7 @@ from ..model_files.json_text import clipped
 from .model_file import PARTS
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
 from .parts import Part, parts_of, text_of
-from .wiring import copy_of
+from .wiring import copy_of, delete
 
 __all__ = [
     "CONSTANT_BYTES",
@@ -203,14 +203,13 @@ def weights_to_inputs(
     result = copy_of(model)
     graph = result.graph
     declared = {value.name for value in graph.input}
-    kept = []
-    for tensor in graph.initializer:
+    for tensor in graph.initializer[:]:
         if tensor.data_location != TensorProto.EXTERNAL:
-            kept.append(tensor)
-        elif tensor.name in inlined:
-            inline = TensorProto(name=tensor.name, data_type=tensor.data_type, raw_data=inlined[tensor.name])
-            inline.dims.extend(tensor.dims)
-            kept.append(inline)
+            continue
+        if tensor.name in inlined:
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.raw_data = inlined[tensor.name]
         elif tensor.name not in declared:
             value = ValueInfoProto(name=tensor.name)
             value.type.tensor_type.elem_type = tensor.data_type
@@ -219,10 +218,7 @@ def weights_to_inputs(
             if not tensor.dims:
                 value.type.tensor_type.shape.SetInParent()
             graph.input.append(value)
-    survivors = [tensor.SerializeToString() for tensor in kept]
-    del graph.initializer[:]
-    for data in survivors:
-        graph.initializer.add().ParseFromString(data)
+    delete(graph.initializer, lambda tensor: tensor.data_location == TensorProto.EXTERNAL)
     return result, manifest
 
 

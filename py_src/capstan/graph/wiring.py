@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 
-__all__ = ["SAME_VALUES", "Wiring", "attribute", "copy_of", "fresh_name", "integers", "int64_tensor", "prune"]
+__all__ = [
+    "SAME_VALUES",
+    "Wiring",
+    "attribute",
+    "changed_in_place",
+    "copied",
+    "copy_of",
+    "delete",
+    "fresh_name",
+    "int64_tensor",
+    "integers",
+    "prune",
+]
 
 
 SAME_VALUES = {"Cast", "Identity"}
@@ -23,7 +38,7 @@ class Wiring:
         self.constants: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs = {value.name for value in graph.input}
         self.outputs = {value.name for value in graph.output}
-        for node in graph.node:
+        for node in graph.node[:]:
             for name in node.output:
                 if name:
                     self.producer[name] = node
@@ -90,10 +105,37 @@ def int64_tensor(name: str, values: Sequence[int], *, scalar: bool = False) -> T
     return tensor
 
 
+_changed: ContextVar[ModelProto | None] = ContextVar("changed", default=None)
+
+
+@contextmanager
+def changed_in_place(model: ModelProto) -> Iterator[ModelProto]:
+    """A copy of a model, which every `copy_of` it in here gives back: passes in a row that drop the graph before change
+    one copy, since copying a graph takes longer than most of them."""
+    twin = copied(model)
+    before = _changed.set(twin)
+    try:
+        yield twin
+    finally:
+        _changed.reset(before)
+
+
 def copy_of(model: ModelProto) -> ModelProto:
+    """A copy for a pass to change; the model itself within `changed_in_place`."""
+    return model if model is _changed.get() else copied(model)
+
+
+def copied(model: ModelProto) -> ModelProto:
+    """A copy, wherever that is."""
     twin = ModelProto()
     twin.CopyFrom(model)
     return twin
+
+
+def delete(items: Any, gone: Callable[[Any], bool]) -> None:
+    """Delete messages from a repeated field. Its `remove` compares messages by their contents, which takes long."""
+    for place in reversed([place for place, item in enumerate(items[:]) if gone(item)]):
+        del items[place]
 
 
 def fresh_name(graph: GraphProto, wanted: str) -> str:
@@ -110,17 +152,21 @@ def fresh_name(graph: GraphProto, wanted: str) -> str:
 def prune(graph: GraphProto) -> list[str]:
     """Delete, in place, nodes whose outputs nobody reads, initializers too; return the names of the deleted nodes."""
     gone: list[str] = []
+    used: set[str] = set()
+
+    def unread(node: NodeProto) -> bool:
+        return not used.intersection(node.output)
+
     while True:
-        used = {value.name for value in graph.output}
-        for node in graph.node:
+        used.clear()
+        used.update(value.name for value in graph.output)
+        for node in graph.node[:]:
             used.update(node.input)
             used.update(captured_names(node))
-        dead = [node for node in graph.node if not used.intersection(node.output)]
+        dead = [node.name for node in graph.node[:] if unread(node)]
         if not dead:
             break
-        gone += [node.name for node in dead]
-        for node in dead:
-            graph.node.remove(node)
-    for tensor in [tensor for tensor in graph.initializer if tensor.name not in used]:
-        graph.initializer.remove(tensor)
+        gone += dead
+        delete(graph.node, unread)
+    delete(graph.initializer, lambda tensor: tensor.name not in used)
     return gone
