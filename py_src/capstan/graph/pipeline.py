@@ -25,8 +25,8 @@ from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, wi
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
-from .plain_recurrence import plain_recurrence
 from .plain_norms import simplified_norms
+from .plain_recurrence import plain_recurrence
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .soft_caps import has_soft_caps, soft_caps_apart

@@ -126,7 +126,7 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 def copied(model: ModelProto) -> ModelProto:
-    """A copy, wherever that is."""
+    """A copy, within `changed_in_place` too."""
     twin = ModelProto()
     twin.CopyFrom(model)
     return twin
