@@ -152,7 +152,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "prefill_graph",
     ),
     "tape.ops": (
-        "elementwise gemv_dense gemv_int4 matrix_tiling",
+        "elementwise gemv_dense gemv_int4 matrix_tiling packed",
         "attention few_rows norm prefill_attention",
         "attention_signatures gemv",
         "attention_recorded gemv_joins",

@@ -1,6 +1,7 @@
 """One module for each operation of ours: its definition, recognition, kernels and bindings.
 
 elementwise.py, norm.py  what products join to themselves
+packed.py     the buffers of a product's weights
 gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,
               gemv_recorded.py recognises them, gemv_joins.py joins to them what surrounds them
 attention.py  attention of one token; attention_recorded.py recognises it, by attention_signatures.py
