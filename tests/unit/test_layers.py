@@ -158,7 +158,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "attention_recorded gemv_joins",
         "beside gemv_recorded matmul_matrices",
         "matmul",
-        "minima",
+        "gated_products minima",
     ),
     "text": ("chat_template expressions stream",),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),

@@ -11,10 +11,9 @@ from capstan.tape import MatVec, NBitsWeights, Recorded, WorkgroupLimits
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
 from capstan.tape.placement import Placement
-from tests.unit.prefill_sketch import MATRICES, ROWS, N, Sketch, kinds, read_by
+from tests.unit.prefill_sketch import ACTIVATION, MATRICES, ROWS, N, Sketch, kinds, read_by
 from tests.unit.recorded_kernels import KERNELS, pack_uniforms
 
-DENSE = KERNELS["matmul"]
 K = 1024
 """So many that subgroup matrices compute the product by the minima of blocks of 32, too."""
 
@@ -68,8 +67,22 @@ class Affine(Sketch):
             return
         told: dict[str, Any] = {"a_shape": (1, way.rows, k // 4), "b_shape": (k, N // 4)}
         told |= {"output_shape": (1, way.rows, N // 4), "dim_a_outer": way.rows, "dim_b_outer": N, "dim_inner": k}
-        code = DENSE.code.replace("f32", way.element)
-        self.run(code, reads, {"output": y}, uniforms=pack_uniforms(DENSE.fields, told))
+        self.kernel(way, "matmul", reads, y, told)
+
+    def kernel(self, way: Way, kind: str, reads: dict[str, str], y: str, told: dict[str, Any]) -> None:
+        """One of onnxruntime-web's kernels."""
+        kernel = KERNELS[kind]
+        code = kernel.code.replace("array<vec4<f32>>", f"array<vec4<{way.element}>>")
+        self.run(code, reads, {kernel.writes[0]: y}, uniforms=pack_uniforms(kernel.fields, told))
+
+    def gated(self, way: Way, size: int | None = None) -> None:
+        """A gated layer, whose SiLU and multiplication onnxruntime-web runs apart."""
+        size = size or way.rows * N
+        self.product(way, "x", "W", "gate")
+        self.product(way, "x", "V", "up", sums="gate sums")
+        self.kernel(way, "silu", {"x": "gate"}, "silu", {"vec_size": way.rows * N // 4, "attr": 1.0})
+        told = {"vec_size": size // 4, "element_count": size}
+        self.kernel(way, "multiply", {"input_a": "up", "input_b": "silu"}, "y", told)
 
 
 @pytest.mark.parametrize("block", [32, 1024])
@@ -128,3 +141,43 @@ def test_minima_of_other_weights_are_not_joined(name: str) -> None:
     sketch.product(way, "x", "W", "y")
     sketch.known["W"] = replace(sketch.known["W"], minima=sketch.id("V minima"))
     assert minima(sketch.fused([], ["y"])) == [None]
+
+
+@pytest.mark.parametrize("name", ["few rows", "subgroup matrices", "int8"])
+def test_one_product_computes_both_halves_of_a_gated_layer(name: str) -> None:
+    way = WAYS[name]
+    sketch = Affine(limits=replace(way.limits, buffers=10))
+    sketch.gated(way)
+    placement = sketch.fused([], ["y"], rows=way.rows)
+    assert kinds(placement) == way.ours
+    what = placement.nodes[-1].what
+    assert isinstance(what, MatVec | MatrixMatMul | MatMul)
+    assert what.minima == sketch.id("W minima")
+    assert what.up == (sketch.id("V"), sketch.id("V scales"), None, sketch.id("V minima"))
+    assert placement.nodes[-1].origins == set(range(9))
+
+
+def test_a_gate_of_more_buffers_than_a_kernel_may_bind_stays_as_recorded() -> None:
+    way = WAYS["int8"]
+    sketch = Affine(limits=replace(way.limits, buffers=8))
+    sketch.gated(way)
+    assert kinds(sketch.fused([], ["y"])) == [Quantize, MatMul, MatMul, Recorded, Recorded]
+
+
+def test_a_gate_over_other_sizes_stays_as_recorded() -> None:
+    sketch, way = Affine(limits=MATRICES), WAYS["subgroup matrices"]
+    sketch.gated(way, size=way.rows * N // 2)
+    assert kinds(sketch.fused([], ["y"])) == [MatrixMatMul, MatrixMatMul, Recorded, Recorded]
+
+
+@pytest.mark.parametrize("which", ["gate", "up"])
+def test_halves_of_which_one_has_no_minima_are_not_joined(which: str) -> None:
+    """As in a file whose halves are of Q4_0 and Q4_1."""
+    sketch, way = Affine(limits=MATRICES), WAYS["subgroup matrices"]
+    sketch.product(way, "x", "W", "affine")
+    weights = NBitsWeights(sketch.id("V scales"), N, K, 32, way.int8)
+    sketch.known["V"] = weights
+    sketch.tiled_product("x", "V", "other")
+    gate, up = ("affine", "other") if which == "gate" else ("other", "affine")
+    sketch.run(ACTIVATION, {"gate": gate, "up": up}, {"output": "y"})
+    assert kinds(sketch.fused([], ["y"])) == [MatrixMatMul, MatrixMatMul, Recorded]

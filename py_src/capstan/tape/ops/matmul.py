@@ -15,12 +15,12 @@ from ...errors import TapeError
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound
-from ..recording import Command, Dispatch, Recording
+from ..recording import Dispatch, Recording
 from ..step_graph import Node, StepGraph
 from .few_rows import MOST_ROWS
 from .gemv import MatVec, fits_matvec
 from .matmul_matrices import MatrixMatMul, fits_matrices
-from .packed import Half, gated_by, weights_of
+from .packed import Half, weights_of
 
 __all__ = [
     "NBitsWeights",
@@ -302,72 +302,12 @@ class Products(RunReader):
         ]
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """The halves of gated layers joined, and each input brought into int8 once."""
-        return _share(_gate(self.recording, self.ops, graph, self.limits))
+        """Each input brought into int8 once."""
+        return _share(graph)
 
 
 Product = MatMul | MatrixMatMul | MatVec
 """A product of any number of rows."""
-
-GATED = (
-    "let activated_value = gate_value * (one / (one + exp(-gate_value)));",
-    "output[global_idx]=activated_value * up_value;",
-)
-"""Lines of the kernel that joins the halves of a gated layer."""
-
-
-def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits: WorkgroupLimits) -> StepGraph:
-    """Let one product compute both halves of a gated layer and their gate, if nothing else reads them."""
-    readers, makers = graph.readers(), graph.makers()
-    lasting = set(graph.last.values())
-    gone: set[int] = set()
-    joined: dict[int, Node] = {}
-    for node in graph.nodes:
-        index = node.position
-        op = ops[index]
-        if node.origins != {index} or not isinstance(op, Dispatch) or len(node.writes) != 1:
-            continue
-        met = bound(recording, op, {})
-        code = recording.pipelines[op.pipeline].code
-        if met is None or tuple(met[0]) != ("gate", "up", "output") or not all(line in code for line in GATED):
-            continue
-        at = met[0]
-        value = {graph.homes.get(v): v for v in node.reads}
-        gate, up = (makers.get(value.get(at[name], -1)) for name in ("gate", "up"))
-        if gate is None or up is None or gate is up:
-            continue
-        a, b = gate.what, up.what
-        if not (isinstance(a, Product) and isinstance(b, Product)):
-            continue
-        if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
-            continue
-        if _source(makers, gate) != _source(makers, up):
-            continue
-        both = gated_by(a, b)
-        if both is None or not _makes(both, gate, node, limits):
-            continue
-        origins = gate.origins | up.origins | node.origins
-        joined[node.writes[0]] = Node(both, gate.reads, node.writes, node.position, origins)
-        gone |= {*gate.writes, *up.writes}
-    nodes = [
-        joined.get(node.writes[0], node) if node.writes else node
-        for node in graph.nodes
-        if not (isinstance(node.what, Product) and node.writes[0] in gone)
-    ]
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _makes(both: Product, gate: Node, node: Node, limits: WorkgroupLimits) -> bool:
-    """True if a kernel for this gated layer, with the reads of `gate` and the writes of `node`, fits the adapter."""
-    if isinstance(both, MatrixMatMul) and not fits_matrices(both, limits):
-        return False
-    return all(len(each.bindings) <= limits.buffers for each in both.kernels(gate.reads, node.writes, limits))
-
-
-def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:
-    """The input of a product before its conversion to int8."""
-    made = makers.get(product.reads[0])
-    return (made.what, made.reads) if made is not None and isinstance(made.what, Quantize) else product.reads
 
 
 def _share(graph: StepGraph) -> StepGraph:

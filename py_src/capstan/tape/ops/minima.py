@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ort_kernels import RunReader, bound, recognise
+from ..ort_kernels import RunReader, bound
 from ..recording import Command, Recording
 from ..step_graph import Node, Recorded, StepGraph
 from .elementwise import ADDS, Add
@@ -102,13 +102,7 @@ class MinimaSums(RunReader):
         """The sum that a recorded operation computes; None if it computes something else."""
         if all(each.minima is None for each in self.weights.values()):
             return None
-        found = recognise(self.recording, self.ops[index], self.uploaded, (ADDS,))
-        if found is None:
-            return None
-        kernel, _ = found
-        what = Add(kernel.number("element_count"), kernel.element)
-        inputs = (reads[kernel.at["input_a"]], reads[kernel.at["input_b"]])
-        return [Node(what, inputs, (writes[kernel.at["output"]],), index, frozenset({index}))]
+        return self.parts(index, reads, writes, (ADDS,))
 
     def joined(self, graph: StepGraph) -> StepGraph:
         return minima_joined(graph, self.recording, self.ops, self.weights)
