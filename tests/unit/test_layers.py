@@ -146,7 +146,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "kernel_plan key recording uniforms witness",
         "operation passes",
         "step_graph",
-        "ort_kernels placement watched_step",
+        "moved ort_kernels placement watched_step",
         "ops",
         "as_recorded fused_step fusions row_step",
         "prefill_graph",
