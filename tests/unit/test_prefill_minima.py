@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from capstan.tape import MatVec, NBitsWeights, Recorded, WorkgroupLimits
+from capstan.tape.moved import Moved
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
 from capstan.tape.placement import Placement
@@ -103,6 +104,18 @@ def test_products_add_what_their_minima_add(name: str, block: int) -> None:
     assert (what.rows, what.weights, what.minima) == (way.rows, sketch.id("W"), sketch.id("W minima"))
     assert last.origins == {0, 1, 2, 3}
     assert placement.places[last.writes[0]].id == sketch.id("y")
+
+
+def test_a_sum_in_the_buffer_of_x_is_copied_there() -> None:
+    """As onnxruntime-web places it where the product is as wide as x."""
+    sketch, way = Affine(limits=MATRICES), WAYS["subgroup matrices"]
+    sketch.run("copy", {"a": "w"}, {"b": "x"})
+    sketch.product(way, "x", "W", "x")
+    sketch.run("copy", {"a": "x"}, {"b": "z"})
+    placement = sketch.fused([], ["z"])
+    assert kinds(placement) == [Recorded, MatrixMatMul, Moved, Recorded]
+    assert [read_by(sketch, placement, index) for index in (1, 2)] == [["x"], []]
+    assert "x" in read_by(sketch, placement, 3)
 
 
 def test_products_of_one_input_share_its_sums() -> None:
