@@ -30,6 +30,7 @@ class Case:
     group: int = 32
     bits: int = 4
     zeros: bool = False
+    minima: bool = False
 
 
 class Problem:
@@ -43,6 +44,7 @@ class Problem:
         self.weights = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
         self.scales = random.uniform(0.005, 0.02, (matrices, case.n, blocks)).astype(np.float32)
         self.zeros = random.integers(0, 1 << case.bits, self.scales.shape, np.uint8)
+        self.minima = random.uniform(-0.1, 0.1, (matrices, blocks, case.n)).astype(np.float32)
         self.x = random.normal(0.3, 1, (case.rows, case.k)).astype(np.float32)
         self.x[case.rows // 2] = 0
 
@@ -55,17 +57,19 @@ class Problem:
         return data + bytes(-len(data) % 4)
 
     def buffers(self, matrix: int) -> dict[str, bytes]:
-        """Weights, scales, and any zero points."""
+        """Weights, scales, and any zero points and minima."""
         ending = ("", "_up")[matrix]
         made = {f"weights{ending}": self.held(self.weights[matrix]), f"scales{ending}": self.scales[matrix].tobytes()}
-        return {**made, f"zeros{ending}": self.held(self.zeros[matrix])} if self.case.zeros else made
+        made |= {f"zeros{ending}": self.held(self.zeros[matrix])} if self.case.zeros else {}
+        return {**made, f"minima{ending}": self.minima[matrix].tobytes()} if self.case.minima else made
 
     def numbers(self) -> NDArray[np.float64]:
         """The weights, dequantized."""
         case = self.case
         zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
         spread = np.repeat(self.scales.astype(np.float64), case.block, axis=2)
-        return ((self.weights.astype(np.float64) - zeros) * spread)[:, :, : case.k]
+        least = np.repeat(self.minima.swapaxes(1, 2).astype(np.float64), case.block, axis=2) if case.minima else 0
+        return ((self.weights.astype(np.float64) - zeros) * spread + least)[:, :, : case.k]
 
 
 def run(page: KernelPage, plan: KernelPlan, buffers: dict[str, bytes], read: str = "y") -> bytes:
@@ -94,9 +98,9 @@ def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
 def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> None:
     problem = Problem(case)
     words, factors = quantized(page, problem)
-    up = (0, 0, 0)[: 2 + case.zeros] if case.gated else None
-    zeros = 0 if case.zeros else None
-    what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", up, case.bits, zeros)
+    held = (0, 0, 0 if case.zeros else None, 0 if case.minima else None)
+    up = held if case.gated else None
+    what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", up, case.bits, *held[2:])
     limits = WorkgroupLimits(threads=256, memory=32768, software=tuning in (None, SMALL))
     plan = plan_matmul(what, limits)
     if tuning is not None:
@@ -140,6 +144,11 @@ SHAPES = [
     Case(40, 96, 68, zeros=True),
     Case(40, 160, 68, block=128, zeros=True, gated=True),
     Case(40, 192, 68, block=64, bits=8, zeros=True, gated=True),
+    Case(40, 96, 68, minima=True),
+    Case(40, 192, 68, block=64, minima=True, gated=True),
+    Case(40, 192, 68, bits=8, minima=True, gated=True),
+    Case(40, 160, 68, block=128, bits=8, minima=True),
+    Case(40, 160, 68, block=64, zeros=True, minima=True),
 ]
 
 
@@ -155,3 +164,4 @@ def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) ->
 def test_the_cuts_of_gpus_compute_the_same(kernel_page: KernelPage, tuning: MatMulTuning, k: int, gated: bool) -> None:
     check(kernel_page, Case(70, k, 68, gated=gated), tuning)
     check(kernel_page, Case(70, k, 68, gated=gated, block=64, bits=8, zeros=True), tuning)
+    check(kernel_page, Case(70, k, 68, gated=gated, minima=True), tuning)

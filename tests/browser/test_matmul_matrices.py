@@ -2,7 +2,8 @@
 the adapter has none, and float32 in place of float16.
 
 Staged values and y stay packed float16: an error counts relative to the sum of the absolute products of an element,
-2^-11 for the rounding of each weight q * scale and a sixteenth of that for sums, and 2^-11 of y for its own rounding.
+2^-11 for the one rounding of each weight q * scale + minimum and a sixteenth of that for sums, and 2^-11 of y for its
+own rounding.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Case:
     block: int = 32
     bits: int = 4
     zeros: bool = False
+    minima: bool = False
     residual: bool = False
 
 
@@ -60,13 +62,18 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         if case.zeros:
             zeros = random.integers(0, 1 << case.bits, scales.shape, np.uint8)
         repeated = [np.repeat(each.astype(np.float64), case.block, axis=2) for each in (zeros, scales)]
+        minima = random.uniform(-0.8, 0.8, (matrices, blocks, case.n)).astype(np.float16).astype(np.float32)
         weights = ((elements - repeated[0]) * repeated[1])[:, :, : case.k].transpose(0, 2, 1)
+        if case.minima:
+            weights = weights + np.repeat(minima, case.block, axis=1)[:, : case.k]
         bound = {}
-        for ending, q, s, z in zip(HALVES, elements, scales, zeros, strict=False):
+        for ending, q, s, z, least in zip(HALVES, elements, scales, zeros, minima, strict=False):
             bound |= {f"weights{ending}": held(q, case.bits), f"scales{ending}": s.astype(np.float32).tobytes()}
             if case.zeros:
                 padded = np.pad(z, ((0, 0), (0, blocks % 2))) if case.bits == 4 else z
                 bound[f"zeros{ending}"] = held(padded, case.bits)
+            if case.minima:
+                bound[f"minima{ending}"] = least.tobytes()
     constants = {
         "K": case.k,
         "N": case.n,
@@ -113,6 +120,12 @@ CASES = [
     Case(9, 64, 24, zeros=True, gated=True, block=128),
     Case(9, 160, 24, bits=8, zeros=True, block=64),
     Case(9, 96, 24, bits=8, zeros=True, block=16),
+    Case(9, 160, 24, minima=True, gated=True, block=64),
+    Case(20, 96, 40, minima=True),
+    Case(9, 96, 24, minima=True, block=16),
+    Case(20, 96, 40, bits=8, minima=True, gated=True),
+    Case(9, 96, 24, bits=8, minima=True, block=16),
+    Case(9, 160, 24, zeros=True, minima=True, block=128),
 ]
 """Rows and columns end within a tile."""
 
@@ -128,7 +141,7 @@ def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) ->
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_subgroup_of_several_rows_and_steps_of_several_operations(kernel_page: KernelPage, dense: bool) -> None:
     tiling = MatrixTiling(SIZE, 4, matrices=(2, 2), subgroups=(1, 2), step=64)
-    check(kernel_page, Case(33, 128, 72, gated=True, dense=dense), tiling)
+    check(kernel_page, Case(33, 128, 72, gated=True, dense=dense, minima=not dense), tiling)
 
 
 @pytest.mark.one_in(2)

@@ -11,10 +11,11 @@ from capstan.tape.operation import Buffer, Kernel, Shared, Value
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.gemv import MatVec
 from capstan.tape.ops.norm import RmsNorm
+from capstan.tape.ops.packed import PACKED
 from tests.looped import looped
 from tests.unit.shader_declarations import PLAIN, declared_bindings, declared_constants, workgroup_bytes
 
-WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND = range(21, 29)
+WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND, MINIMA = range(21, 30)
 LIMITS = [
     WorkgroupLimits(),
     WorkgroupLimits(software=True),
@@ -77,14 +78,15 @@ MATRICES = WorkgroupLimits(32, 1024, 49152, buffers=10, matrices=(MatrixSize(16,
 
 @pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960)])
 @pytest.mark.parametrize("rows", [9, 16, 17, 32])
-@looped("dense", [False, True])
+@looped("held", [(WEIGHTS,), (WEIGHTS, SCALES), (WEIGHTS, SCALES, None, MINIMA)])
 @looped("gated", [False, True])
 def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
-    rows: int, k: int, n: int, gated: bool, dense: bool
+    rows: int, k: int, n: int, gated: bool, held: tuple[int | None, ...]
 ) -> None:
-    up = ((UP,) if dense else (UP, UP_SCALES)) if gated else None
-    block, scales = (0, None) if dense else (32, SCALES)
-    what = MatVec(WEIGHTS, scales, n, k, block, "f16", rows=rows, up=up, residual=not gated)
+    weights: dict[str, Any] = {"scales": None, **dict(zip(PACKED, held, strict=False))}
+    block = 0 if weights["scales"] is None else 32
+    up = held if gated else None
+    what = MatVec(**weights, n=n, k=k, block=block, element="f16", rows=rows, up=up, residual=not gated)
     [kernel] = what.kernels((1,) if gated else (1, 2), (10,), MATRICES)
     if kernel.plan.shader != "matmul_matrices":
         assert k == 576, "its steps do not divide some rows of weights"

@@ -13,6 +13,7 @@ from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.matmul import MatMul, MatMulTuning, Quantize, plan_matmul, plan_quantize, tune_matmul
+from capstan.tape.ops.packed import weights_of
 from tests.unit.shader_declarations import PACKED, declared_constants, workgroup_bytes
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama" / "model.onnx"
@@ -89,9 +90,9 @@ def test_products_have_their_bits_and_zero_points() -> None:
     assert [product.zeros for product in products] == [nodes[product.weights].input[3] for product in products]
 
 
-def bound(gated: bool, zeros: bool) -> list[str]:
+def bound(gated: bool, *more: str) -> list[str]:
     """The bindings of weights."""
-    names = [*PACKED, *["zeros"] * zeros]
+    names = [*PACKED, *more]
     return names + [f"{name}_up" for name in names] * gated
 
 
@@ -113,7 +114,7 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     assert bool(made["SLICED"]) == (made["SLICES"] > 1)
 
 
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("more", [(), ("zeros",), ("minima",)], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     "tuning",
@@ -125,14 +126,14 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     ],
     ids=str,
 )
-def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool, zeros: bool) -> None:
-    given = {"K": 2048, "N": 1000, "M": 100, "BLOCK": 32, "BYTES": gated}
-    constants, has = {**given, **tuning.constants(gated)}, bound(gated, zeros)
+def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool, more: tuple[str, ...]) -> None:
+    given = {"K": 2048, "N": 1000, "M": 100, "BLOCK": 32, "BYTES": gated, "SHIFTED": bool(more)}
+    constants, has = {**given, **tuning.constants(gated)}, bound(gated, *more)
     made = declared_constants("matmul_q4", constants, has, half=True)
     hold_to_the_shader(made)
     assert (made["TILE_M"], made["TILE_N"]) == tuning.tile
     assert made["WORKGROUP"] == tuning.workgroup
-    assert workgroup_bytes("matmul_q4", constants, has, half=True) == tuning.memory(zeros)
+    assert workgroup_bytes("matmul_q4", constants, has, half=True) == tuning.memory(bool(more))
 
 
 @pytest.mark.parametrize(
@@ -145,13 +146,15 @@ def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("zeros", [None, 5])
+@pytest.mark.parametrize("more", ["", "zeros", "minima"])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("k", [32, 96, 576, 896, 2048, 8192])
-def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, zeros: int | None, limits: WorkgroupLimits) -> None:
-    up = (3, 4) if zeros is None else (3, 4, 6)
-    what = MatMul(1, 2, 100, 1000, k, 32, "f16", up if gated else None, zeros=zeros)
-    plan, has = plan_matmul(what, limits), bound(gated, zeros is not None)
+def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, more: str, limits: WorkgroupLimits) -> None:
+    up = {"": (3, 4), "zeros": (3, 4, 6), "minima": (3, 4, None, 6)}[more] if gated else None
+    has = bound(gated, *[more] * bool(more))
+    what = MatMul(1, 2, 100, 1000, k, 32, "f16", up, **dict.fromkeys([more] * bool(more), 5))
+    assert sorted(weights_of(what)) == sorted(has)
+    plan = plan_matmul(what, limits)
     made = declared_constants(plan.shader, plan.constants, has, half=True)
     assert (made["K"], made["N"], made["M"], made["BLOCK"]) == (k, 1000, 100, 32)
     assert k % (32 * made["RUNS"]) == 0
@@ -160,7 +163,7 @@ def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, zeros: int | None, 
     workgroup = made["WORKGROUP"]
     assert workgroup <= limits.threads
     memory = workgroup_bytes(plan.shader, plan.constants, has, half=True)
-    assert memory == tune_matmul(k, limits, zeros=zeros is not None).memory(zeros is not None) <= limits.memory
+    assert memory == tune_matmul(k, limits, shifted=bool(more)).memory(bool(more)) <= limits.memory
     rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
     hold_to_the_shader(made)
     assert not callable(plan.counts)

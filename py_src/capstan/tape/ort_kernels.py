@@ -153,6 +153,13 @@ class RunReader:
         """Buffers that the run writes."""
         return frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
 
+    def parts(
+        self, index: int, reads: Mapping[int, int], writes: Mapping[int, int], signatures: Sequence[Signature]
+    ) -> list[Node] | None:
+        """The computation of a recorded operation as nodes; None if none of `signatures` fits."""
+        found = recognise(self.recording, self.ops[index], self.uploaded, signatures)
+        return found[1].parts(Met(found[0], index, reads, writes, self.values)) if found is not None else None
+
     def joined(self, graph: StepGraph) -> StepGraph:
         """The graph with what is found only between operations."""
         return graph

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .fusions import fitted, put_back, require_computed
 from .kernel_plan import WorkgroupLimits
+from .moved import moved_apart
 from .ops import READERS
 from .ops.matmul import NBitsWeights
 from .placement import Placement
@@ -50,6 +51,6 @@ def fuse_prefill(
         graph = walk(recording, ops, lasting, values, lifted)
         for reader in readers:
             graph = reader.joined(graph)
-        return put_back(graph, left_out)
+        return moved_apart(put_back(graph, left_out), values)
 
     return require_computed(fitted(read, dead=True), left_out)

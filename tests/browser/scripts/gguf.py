@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from capstan import Generator, Model
+from capstan.tape import PASSES, Recorded
+from capstan.tape.placement import Placement
 
+from .meddling import recorded_anew
 from .running import parameters, take
 
 FILE = "a%20model.gguf"
+INT8_ACTIVATIONS = 4
+prefill: Any = import_module("capstan.device.webgpu.tapes.prefill")
+tensors: Any = import_module("capstan.graph.gguf.tensors")
 
 
 async def picked(
@@ -31,6 +39,53 @@ async def picked(
         ids = await take(generator, count)
         about = {"device": opened.device_type, "passes": dict(generator.tape_passes or {})}
         return {"ids": ids, "logits": logits, "capture": [generator.capture, generator.capture_note], **about}
+
+
+@contextmanager
+def products(found: dict[int, list[str]], *, int8: bool) -> Iterator[None]:
+    """Has in `found`, by length of taped runs, the kinds of what computes products: "Recorded", or ours. With `int8`
+    graphs that are written meanwhile allow activations in int8."""
+    fuse, exact = prefill.fuse_prefill, tensors.EXACT_ACTIVATIONS
+
+    def fused(
+        recording: Any, ops: Sequence[Any], lasting: Collection[int], weights: Mapping[int, Any], rows: int, *more: Any
+    ) -> Placement:
+        made: Placement = fuse(recording, ops, lasting, weights, rows, *more)
+        held = {*weights, *(each.minima for each in weights.values())}
+        # The table is looked up first, and multiplied at last for one position alone.
+        held -= recording.reads(ops[0])
+        kinds = []
+        for node in made.nodes:
+            if isinstance(node.what, Recorded):
+                kinds += ["Recorded"] * (not held.isdisjoint(recording.reads(ops[node.what.index])))
+            elif getattr(node.what, "weights", None) in weights:
+                kinds.append(type(node.what).__name__)
+        found[rows] = kinds
+        return made
+
+    prefill.fuse_prefill = fused
+    tensors.EXACT_ACTIVATIONS = INT8_ACTIVATIONS if int8 else exact
+    try:
+        yield
+    finally:
+        prefill.fuse_prefill, tensors.EXACT_ACTIVATIONS = fuse, exact
+
+
+async def prompted(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, dtype: str, int8: bool
+) -> dict[str, Any]:
+    """The ids behind a prompt, eagerly and twice more, when its runs have tapes; and what computes their products."""
+    kinds: dict[int, list[str]] = {}
+    ids = []
+    with products(kinds, int8=int8), recorded_anew():
+        passes = [name for name in PASSES if name != "direct"]
+        async with await Model.load(models[model] + FILE, device="webgpu", dtype=dtype, passes=passes) as opened:
+            for _ in range(3):
+                async with Generator(opened, parameters(opened, eos=[])) as generator:
+                    generator.append_tokens(prompt)
+                    ids.append(await take(generator, count))
+                    report = dict(generator.tape_passes or {}).get("prefill", "")
+    return {"ids": ids, "kinds": kinds, "report": report}
 
 
 async def refused(models: Mapping[str, str], *, model: str) -> str:

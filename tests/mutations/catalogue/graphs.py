@@ -90,10 +90,13 @@ GRAPHS = (
     Mutation(
         "gguf.other_sums",
         "py_src/capstan/tape/ops/minima.py",
-        "if summed is not None and only_read(graph, recording, ops, summed) == maker.reads[0]:",
+        "if summed is not None and only_read(graph, recording, ops, summed) == multiplied(joins, maker):",
         "if summed is not None:",
         "a product adds what minima add to sums of something else",
-        unit("fusions::test_sums_that_are_not_those_of_the_minima_are_not_joined"),
+        unit(
+            "prefill_minima::test_sums_of_something_else_are_not_joined",
+            "fusions::test_sums_that_are_not_those_of_the_minima_are_not_joined",
+        ),
     ),
     Mutation(
         "gguf.shift",

@@ -8,6 +8,14 @@ __all__ = ["TAPE"]
 
 TAPE = (
     Mutation(
+        "prefill.not_apart",
+        "py_src/capstan/tape/prefill_graph.py",
+        "return moved_apart(put_back(graph, left_out), values)",
+        "return put_back(graph, left_out)",
+        "a prompt's product that ends in the buffer of its input stays as recorded",
+        unit("prefill_minima::test_a_sum_in_the_buffer_of_x_is_copied_there"),
+    ),
+    Mutation(
         "passes.first_definition",
         "py_src/capstan/tape/passes.py",
         "for i in range(use - 1, -1, -1):",

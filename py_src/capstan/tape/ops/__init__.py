@@ -1,11 +1,12 @@
 """One module for each operation of ours: its definition, recognition, kernels and bindings.
 
 elementwise.py, norm.py  what products join to themselves
+packed.py     the buffers of a product's weights
 gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,
               gemv_recorded.py recognises them, gemv_joins.py joins to them what surrounds them
 attention.py  attention of one token; attention_recorded.py recognises it, by attention_signatures.py
 beside.py     products of one row whose results are one vector
-matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
+matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices, gated_products.py joins them
 minima.py     lets products by affine weights add what their minima add
 prefill_attention.py  attention of many tokens, by subgroup matrices
 
@@ -15,6 +16,7 @@ A further operation is a module of its own and a line in RULES (of decode steps)
 from __future__ import annotations
 
 from . import attention_recorded, beside, elementwise, gemv_recorded, norm
+from .gated_products import GatedProducts
 from .matmul import Products
 from .matmul_matrices import DenseProducts
 from .minima import MinimaSums
@@ -25,6 +27,6 @@ __all__ = ["READERS", "RULES"]
 RULES = (attention_recorded.RULES, elementwise.RULES, norm.RULES, gemv_recorded.RULES, beside.RULES)
 """The rules for operations of decode steps, in the order in which their folds run."""
 
-READERS = (MinimaSums, Products, DenseProducts, PrefillAttentions)
+READERS = (MinimaSums, Products, DenseProducts, GatedProducts, PrefillAttentions)
 """The readers for operations of prefill runs; the first that recognises an operation reads it, and they join in this
 order."""

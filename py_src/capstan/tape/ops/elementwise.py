@@ -13,6 +13,7 @@ from ..step_graph import Node
 
 __all__ = [
     "ADDS",
+    "GATES",
     "RULES",
     "Add",
     "Cast",
@@ -179,35 +180,40 @@ ADDS = Signature(
 )
 """A sum of two vectors."""
 
+GATES = (
+    Signature(
+        "multiply",
+        "gated",
+        ("input_a", "input_b", "output"),
+        has=("output[global_idx]=a * b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
+        asked=("element_count",),
+        lacks=SPREAD,
+        holds=same_sizes,
+        parts=multiplied,
+    ),
+    Signature(
+        "silu",
+        "gated",
+        ("x", "y"),
+        has=(
+            "x: array<vec4<f",
+            "let v = a * alpha_vec;",
+            "x1[i] = one / (one + exp(-v[i]));",
+            "x1[i] = one - one / (one + exp(v[i]));",
+            "return a * x1;",
+            "y[global_idx]=quick_gelu_v(a);",
+        ),
+        asked=("vec_size",),
+        holds=lambda kernel: kernel.uniforms["attr"] == 1,
+        parts=activated,
+    ),
+)
+"""A product of two vectors, and SiLU of one."""
+
 RULES = Rules(
     (
         ADDS,
-        Signature(
-            "multiply",
-            "gated",
-            ("input_a", "input_b", "output"),
-            has=("output[global_idx]=a * b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
-            asked=("element_count",),
-            lacks=SPREAD,
-            holds=same_sizes,
-            parts=multiplied,
-        ),
-        Signature(
-            "silu",
-            "gated",
-            ("x", "y"),
-            has=(
-                "x: array<vec4<f",
-                "let v = a * alpha_vec;",
-                "x1[i] = one / (one + exp(-v[i]));",
-                "x1[i] = one - one / (one + exp(v[i]));",
-                "return a * x1;",
-                "y[global_idx]=quick_gelu_v(a);",
-            ),
-            asked=("vec_size",),
-            holds=lambda kernel: kernel.uniforms["attr"] == 1,
-            parts=activated,
-        ),
+        *GATES,
         Signature(
             "gelu",
             "gated",

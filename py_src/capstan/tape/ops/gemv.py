@@ -21,8 +21,9 @@ from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .matrix_tiling import tune_few_matrices
 from .norm import CenteredNorm, RmsNorm
+from .packed import PACKED, Half, weights_of
 
-__all__ = ["PACKED", "Factor", "MatVec", "fits_matvec", "half_of", "unfit_matvec"]
+__all__ = ["Factor", "MatVec", "fits_matvec", "unfit_matvec"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
@@ -30,9 +31,6 @@ OCTET = 8
 """Elements of a row that a kernel reads at a time."""
 SIXTEEN = 16
 """The one size of blocks below a run: a run has two scales."""
-
-PACKED = ("weights", "scales", "zeros", "minima")
-"""The buffers of integer weights by the names of the templates."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ class MatVec(Operation):
     element: str
     norm: RmsNorm | None = None
     residual: bool = False
-    up: tuple[int | None, ...] | None = None
-    """The other half of a gated layer: see `half_of`."""
+    up: Half | None = None
+    """The other half of a gated layer: see packed.py."""
     bits: int = 4
     """Bits of integer weights: 4 or 8."""
     zeros: int | None = None
@@ -183,14 +181,10 @@ class MatVec(Operation):
     def _weights(self) -> dict[str, int]:
         """The buffers of weights by the names of the template."""
         named = {
-            "weights": self.weights,
-            "scales": self.scales,
-            "zeros": self.zeros,
-            "minima": self.minima,
+            **{name: buffer.id for name, buffer in weights_of(self).items()},
             "exponent": self.power,
             "factor": self.factor.buffer if self.factor else None,
             **self._norm_weights(),
-            **dict(zip((f"{name}_up" for name in PACKED), self.up or (), strict=False)),
         }
         return {name: buffer for name, buffer in named.items() if buffer is not None}
 
@@ -260,15 +254,6 @@ class MatVec(Operation):
             witness.judge("sum", self.stream, y, truth)
 
 
-def half_of(what: MatVec) -> tuple[int | None, ...]:
-    """A product's buffers of weights, as `up` of a gated one: in the order of PACKED, without those at the end that it
-    lacks."""
-    buffers = [getattr(what, name) for name in PACKED]
-    while buffers[-1] is None:
-        buffers.pop()
-    return tuple(buffers)
-
-
 def epsilons(what: MatVec) -> dict[str, float]:
     """The epsilons of its norms, by the names of the templates."""
     by = {"EPSILON": what.norm, "EPSILON_BEHIND": what.behind}
@@ -280,8 +265,7 @@ def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | Non
     another is faster: up to TALL rows."""
     gated, dense = what.up is not None, what.scales is None
     more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
-    more = more or what.minima is not None or what.of > 0
-    if what.element != "f16" or what.rows <= TALL or more or what.n % 8 or what.norm is not None:
+    if what.element != "f16" or what.rows <= TALL or more or what.of or what.n % 8 or what.norm is not None:
         return None
     tiling = tune_few_matrices(what.rows, what.n, what.k, gated, dense, limits)
     if tiling is None:

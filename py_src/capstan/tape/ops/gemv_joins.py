@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..ort_kernels import Met
 from ..step_graph import Node, StepGraph
 from .elementwise import Add, Cast, Gelu, Multiply, Power, Relu, Scale, Silu, Tanh
-from .gemv import PACKED, Factor, MatVec, half_of
+from .gemv import Factor, MatVec
 from .norm import CenteredNorm, Norm, RmsNorm
+from .packed import gated_by
 
 __all__ = ["Joins", "gates_joined", "norms_joined", "sums_joined"]
 
@@ -149,13 +149,10 @@ def pair(gate: Node, up: Node, size: int, *, gelu: bool) -> Node | None:
     one, other = product(gate), product(up)
     if one is None or other is None or one.n != size or gate.reads[0] != up.reads[0]:
         return None
-    buffers: dict[str, Any] = {name: getattr(other, name) for name in PACKED}
-    alike = replace(one, **buffers) == other
-    alike = alike and all((getattr(one, name) is None) == (buffers[name] is None) for name in PACKED)
-    plain = replace(one, residual=False)
-    if not alike or plain != MatVec(**{**vars(plain), **NOTHING_BESIDES}):
+    both, plain = gated_by(one, other), replace(one, residual=False)
+    if both is None or plain != MatVec(**{**vars(plain), **NOTHING_BESIDES}):
         return None
-    what = replace(plain, up=half_of(other), gelu=gelu, bias=one.residual)
+    what = replace(both, residual=False, gelu=gelu, bias=one.residual)
     return replace(gate, what=what, reads=(*gate.reads, *up.reads[1:]))
 
 

@@ -13,18 +13,20 @@ from typing import Any
 
 from ...errors import TapeError
 from ..kernel_plan import KernelPlan, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from ..operation import ELEMENT_BYTES, Binding, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound
-from ..recording import Command, Dispatch, Recording
+from ..recording import Dispatch, Recording
 from ..step_graph import Node, StepGraph
 from .few_rows import MOST_ROWS
 from .gemv import MatVec, fits_matvec
 from .matmul_matrices import MatrixMatMul, fits_matrices
+from .packed import Half, weights_of
 
 __all__ = [
     "NBitsWeights",
     "MatMul",
     "MatMulTuning",
+    "Product",
     "Products",
     "Quantize",
     "plan_matmul",
@@ -90,8 +92,8 @@ class Quantize(Operation):
 
 @dataclass(frozen=True)
 class MatMul(Operation):
-    """`rows` rows of x, each multiplied by W [n, k] in integers of `bits` with one scale, and one zero point if there
-    are `zeros`, for each `block` of a row.
+    """`rows` rows of x, each multiplied by W [n, k] in integers of `bits` with one scale, one zero point if there are
+    `zeros`, and one minimum if there are `minima`, for each `block` of a row.
 
     reads are x in int8 and its scales. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
@@ -103,22 +105,23 @@ class MatMul(Operation):
     k: int
     block: int
     element: str
-    up: tuple[int, ...] | None = None
-    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
+    up: Half | None = None
+    """The other half of a gated layer: see packed.py."""
     bits: int = 4
     zeros: int | None = None
+    minima: int | None = None
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a number is added to each weight of a block, apart from its integer times the scale."""
+        return self.zeros is not None or self.minima is not None
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.n * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         bindings: dict[str, Binding] = {"x": Value(reads[0]), "x_scales": Value(reads[1]), "y": Value(writes[0])}
-        bindings |= {"weights": Buffer(self.weights), "scales": Buffer(self.scales)}
-        if self.zeros is not None:
-            bindings["zeros"] = Buffer(self.zeros)
-        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
-            bindings[name] = Buffer(buffer)
-        return [Kernel(plan_matmul(self, limits), self.element == "f16", bindings)]
+        return [Kernel(plan_matmul(self, limits), self.element == "f16", {**bindings, **weights_of(self)})]
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,10 @@ class MatMulTuning:
         rows, columns = self.tile
         return 4 * self.runs * (rows + columns + 2)
 
-    def memory(self, zeros: bool) -> int:
-        """Bytes of workgroup memory, for weights with zero points if `zeros`."""
+    def memory(self, shifted: bool) -> int:
+        """Bytes of workgroup memory; see `MatMul.shifted`."""
         rows, columns = self.tile
-        return 16 * self.vectors + 8 * self.runs * (rows + (2 if zeros else 1) * columns)
+        return 16 * self.vectors + 8 * self.runs * (rows + (2 if shifted else 1) * columns)
 
     def constants(self, gated: bool) -> dict[str, int | float | bool]:
         """By their names in the shader."""
@@ -188,11 +191,10 @@ SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
 """The tiling for adapters with little workgroup memory, and for CPU adapters."""
 
 
-def tune_matmul(k: int, limits: WorkgroupLimits, *, zeros: bool = False) -> MatMulTuning:
-    """For rows of `k` elements, and weights with zero points if `zeros`. Raises TapeError if no cut fits the adapter's
-    workgroups."""
+def tune_matmul(k: int, limits: WorkgroupLimits, *, shifted: bool = False) -> MatMulTuning:
+    """For rows of `k` elements; see `MatMul.shifted`. Raises TapeError if no cut fits the adapter's workgroups."""
     for tuning in (LARGE, ODD, SMALL):
-        fits = tuning.memory(zeros) <= limits.memory and tuning.workgroup <= limits.threads
+        fits = tuning.memory(shifted) <= limits.memory and tuning.workgroup <= limits.threads
         if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
             return tuning
     raise TapeError(
@@ -204,13 +206,14 @@ def tune_matmul(k: int, limits: WorkgroupLimits, *, zeros: bool = False) -> MatM
 def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product of many rows, and its workgroups."""
     gated = what.up is not None
-    tuning = tune_matmul(what.k, limits, zeros=what.zeros is not None)
+    tuning = tune_matmul(what.k, limits, shifted=what.shifted)
     constants = {
         "K": what.k,
         "N": what.n,
         "M": what.rows,
         "BLOCK": what.block,
         "BYTES": what.bits == 8,
+        "SHIFTED": what.shifted,
         **tuning.constants(gated),
     }
     rows, columns = tuning.tile
@@ -299,74 +302,12 @@ class Products(RunReader):
         ]
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """The halves of gated layers joined, and each input brought into int8 once."""
-        return _share(_gate(self.recording, self.ops, graph, self.limits))
+        """Each input brought into int8 once."""
+        return _share(graph)
 
 
 Product = MatMul | MatrixMatMul | MatVec
-
-GATED = (
-    "let activated_value = gate_value * (one / (one + exp(-gate_value)));",
-    "output[global_idx]=activated_value * up_value;",
-)
-"""Lines of the kernel that joins the halves of a gated layer."""
-
-
-def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits: WorkgroupLimits) -> StepGraph:
-    """Let one product compute both halves of a gated layer and their gate, if nothing else reads them."""
-    readers, makers = graph.readers(), graph.makers()
-    lasting = set(graph.last.values())
-    gone: set[int] = set()
-    joined: dict[int, Node] = {}
-    for node in graph.nodes:
-        index = node.position
-        op = ops[index]
-        if node.origins != {index} or not isinstance(op, Dispatch) or len(node.writes) != 1:
-            continue
-        met = bound(recording, op, {})
-        code = recording.pipelines[op.pipeline].code
-        if met is None or tuple(met[0]) != ("gate", "up", "output") or not all(line in code for line in GATED):
-            continue
-        at = met[0]
-        value = {graph.homes.get(v): v for v in node.reads}
-        gate, up = (makers.get(value.get(at[name], -1)) for name in ("gate", "up"))
-        if gate is None or up is None or gate is up:
-            continue
-        a, b = gate.what, up.what
-        if not (isinstance(a, Product) and isinstance(b, Product)):
-            continue
-        if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
-            continue
-        if _source(makers, gate) != _source(makers, up):
-            continue
-        both = _both(a, b)
-        if both is None:
-            continue
-        if isinstance(both, MatrixMatMul) and not fits_matrices(both, limits):
-            continue
-        origins = gate.origins | up.origins | node.origins
-        joined[node.writes[0]] = Node(both, gate.reads, node.writes, node.position, origins)
-        gone |= {*gate.writes, *up.writes}
-    nodes = [
-        joined.get(node.writes[0], node) if node.writes else node
-        for node in graph.nodes
-        if not (isinstance(node.what, Product) and node.writes[0] in gone)
-    ]
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _both(gate: Product, up: Product) -> Product | None:
-    """The halves of a gated layer as one, if they differ in their weights alone."""
-    buffers: dict[str, Any] = {"weights": up.weights, "scales": up.scales, "zeros": up.zeros}
-    if replace(gate, **buffers) != up or (gate.zeros is None) != (up.zeros is None):
-        return None
-    return replace(gate, up=tuple(buffer for buffer in buffers.values() if buffer is not None))
-
-
-def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:
-    """The input of a product before its conversion to int8."""
-    made = makers.get(product.reads[0])
-    return (made.what, made.reads) if made is not None and isinstance(made.what, Quantize) else product.reads
+"""A product of any number of rows."""
 
 
 def _share(graph: StepGraph) -> StepGraph:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from ..operation import ELEMENT_BYTES, Binding, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
@@ -15,14 +15,15 @@ from .few_rows import MOST_ROWS
 from .gemv import MatVec, fits_matvec
 from .gemv_recorded import DENSE_LINES, dense_shape
 from .matrix_tiling import MatrixTiling
+from .packed import Half, weights_of
 
 __all__ = ["DenseProducts", "MatrixMatMul", "fits_matrices", "plan_matrices", "tune_matrices"]
 
 
 @dataclass(frozen=True)
 class MatrixMatMul(Operation):
-    """`rows` rows of x, each multiplied by W: [n, k] in integers of `bits` with one scale, and one zero point if there
-    are `zeros`, for each `block` of a row; or, without scales, [k, n] in float16.
+    """`rows` rows of x, each multiplied by W: [n, k] in integers of `bits` with one scale, one zero point if there are
+    `zeros`, and one minimum if there are `minima`, for each `block` of a row; or, without scales, [k, n] in float16.
 
     reads[0] is x. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
@@ -35,22 +36,17 @@ class MatrixMatMul(Operation):
     k: int
     block: int
     """Elements of a block of integer weights, else 0."""
-    up: tuple[int, ...] | None = None
-    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
+    up: Half | None = None
+    """The other half of a gated layer: see packed.py."""
     bits: int = 4
     zeros: int | None = None
+    minima: int | None = None
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.n * ELEMENT_BYTES["f16"]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        bindings: dict[str, Binding] = {"x": Value(reads[0]), "weights": Buffer(self.weights), "y": Value(writes[0])}
-        if self.scales is not None:
-            bindings["scales"] = Buffer(self.scales)
-        if self.zeros is not None:
-            bindings["zeros"] = Buffer(self.zeros)
-        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
-            bindings[name] = Buffer(buffer)
+        bindings: dict[str, Binding] = {"x": Value(reads[0]), "y": Value(writes[0]), **weights_of(self)}
         return [Kernel(plan_matrices(self, limits), True, bindings)]
 
 

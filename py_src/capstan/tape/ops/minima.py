@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ort_kernels import RunReader, bound, recognise
+from ..ort_kernels import RunReader, bound
 from ..recording import Command, Recording
 from ..step_graph import Node, Recorded, StepGraph
 from .elementwise import ADDS, Add
 from .gemv import MatVec
 from .gemv_joins import Joins
-from .matmul import NBitsWeights
+from .matmul import NBitsWeights, Product, Quantize
 
 __all__ = ["MinimaSums", "minima_joined"]
 
@@ -34,14 +34,14 @@ def minima_joined(
         for value, other in (node.reads, node.reads[::-1]):
             maker, below = joins.made_for(value, node), joins.made_for(other, node)
             what = maker.what if maker is not None else None
-            if maker is None or below is None or not isinstance(what, MatVec) or what.weights not in products:
+            if maker is None or below is None or not isinstance(what, Product) or what.weights not in products:
                 continue
             minima = products[what.weights].minima
-            if minima is None or replace(what, rounded=False) != plain(what):
+            if minima is None or what != plain(what):
                 continue
             sums = factor_of(graph, recording, ops, below, minima)
             summed = joins.makers.get(sums) if sums is not None else None
-            if summed is not None and only_read(graph, recording, ops, summed) == maker.reads[0]:
+            if summed is not None and only_read(graph, recording, ops, summed) == multiplied(joins, maker):
                 joins.join(replace(maker, what=replace(what, minima=minima)), node, maker, below)
                 sums_of[node.writes[0]] = summed
                 break
@@ -56,15 +56,23 @@ def minima_joined(
     return replace(joined, nodes=tuple(nodes))
 
 
-def plain(what: MatVec) -> MatVec:
+def plain(what: Product) -> Product:
     """The product by the same weights with nothing joined to it."""
-    named = {name: getattr(what, name) for name in ("bits", "zeros", "rows")}
+    if not isinstance(what, MatVec):
+        return replace(what, up=None, minima=None)
+    named = {name: getattr(what, name) for name in ("bits", "zeros", "rows", "rounded")}
     return MatVec(what.weights, what.scales, what.n, what.k, what.block, what.element, **named)
+
+
+def multiplied(joins: Joins, product: Node) -> int:
+    """The value that a product multiplies, in float."""
+    made = joins.makers.get(product.reads[0])
+    return (made if made is not None and isinstance(made.what, Quantize) else product).reads[0]
 
 
 def factor_of(graph: StepGraph, recording: Recording, ops: Sequence[Command], node: Node, weights: int) -> int | None:
     """The value that a product by dense weights multiplies; None if the node is no product by `weights`."""
-    if isinstance(node.what, MatVec):
+    if isinstance(node.what, Product):
         return node.reads[0] if node.what == plain(replace(node.what, weights=weights)) else None
     at = places(recording, ops, node)
     named = set(at) == {"a", "b", "output"} and at["b"] == weights
@@ -94,13 +102,7 @@ class MinimaSums(RunReader):
         """The sum that a recorded operation computes; None if it computes something else."""
         if all(each.minima is None for each in self.weights.values()):
             return None
-        found = recognise(self.recording, self.ops[index], self.uploaded, (ADDS,))
-        if found is None:
-            return None
-        kernel, _ = found
-        what = Add(kernel.number("element_count"), kernel.element)
-        inputs = (reads[kernel.at["input_a"]], reads[kernel.at["input_b"]])
-        return [Node(what, inputs, (writes[kernel.at["output"]],), index, frozenset({index}))]
+        return self.parts(index, reads, writes, (ADDS,))
 
     def joined(self, graph: StepGraph) -> StepGraph:
         return minima_joined(graph, self.recording, self.ops, self.weights)

@@ -1,7 +1,8 @@
 // A matrix times an int4, int8 or dense float16 matrix by subgroup matrices: y[m][n] = sum over k of W[n][k] * x[m][k].
 //
 // x is float16, [M, K]. Without scales, W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
-// packing.wgsl, rounded to float16 as (q - zero) * scale. Products are exact in the float32 that adds them up.
+// packing.wgsl, rounded to float16 once as (q - zero) * scale + minimum. Products are exact in the float32 that adds
+// them up.
 // With weights_up, y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). + residual[m][n].
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
@@ -77,6 +78,9 @@ struct Request {
 #if zeros
   b_zeros: array<u32, B_LOADS>, // the words that contain them
 #endif
+#if minima
+  b_minima: array<element, B_LOADS>,
+#endif
 #endif
 }
 
@@ -118,6 +122,9 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if zeros
   let zero = zero_at(part) / (32u / BITS);
 #endif
+#if minima
+  let least = part.y / (BLOCK / 16u) * N + part.x;
+#endif
 #endif
 #if weights_up
   if (slot % SPREAD >= OWN) {
@@ -127,24 +134,24 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if zeros
     wanted.b_zeros[i] = zeros_up[zero];
 #endif
+#if minima
+    wanted.b_minima[i] = minima_up[least];
+#endif
 #endif
   } else {
+#endif
     wanted.b[i] = weights[place];
 #if scales
     wanted.b_scales[i] = scales[scale];
 #if zeros
     wanted.b_zeros[i] = zeros[zero];
 #endif
+#if minima
+    wanted.b_minima[i] = minima[least];
 #endif
+#endif
+#if weights_up
   }
-#else
-  wanted.b[i] = weights[place];
-#if scales
-  wanted.b_scales[i] = scales[scale];
-#if zeros
-  wanted.b_zeros[i] = zeros[zero];
-#endif
-#endif
 #endif
 #end
   return wanted;
@@ -153,24 +160,36 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if scales
 #include packed_halves
 
-// Two integers as (q - zero) * scale, where `zero` is given with 1024 added.
-fn pair(word: u32, zero: element, scale: element) -> u32 {
-  return as_word(vec2<f16>((pair_of(word) - vec2<element>(zero)) * vec2<element>(scale)));
+// The numbers that make weights of a block's integers.
+struct Block {
+  zero: element, // with 1024 added
+  scale: element,
+#if minima
+  least: element,
+#endif
+}
+
+// Two integers as weights.
+fn pair(word: u32, block: Block) -> u32 {
+  let above = pair_of(word) - vec2<element>(block.zero);
+#if minima
+  return as_word(vec2<f16>(fma(above, vec2<element>(block.scale), vec2<element>(block.least))));
+#else
+  return as_word(vec2<f16>(above * vec2<element>(block.scale)));
+#endif
 }
 
 #if BYTES
 const ZERO: element = 1152.0;
 
-fn unpacked(words: vec2<u32>, zero: element, scale: element) -> Octet {
-  return Octet(pair(words.x, zero, scale), pair(words.x >> 8u, zero, scale), //
-               pair(words.y, zero, scale), pair(words.y >> 8u, zero, scale));
+fn unpacked(words: vec2<u32>, block: Block) -> Octet {
+  return Octet(pair(words.x, block), pair(words.x >> 8u, block), pair(words.y, block), pair(words.y >> 8u, block));
 }
 #else
 const ZERO: element = 1032.0;
 
-fn unpacked(word: u32, zero: element, scale: element) -> Octet {
-  return Octet(pair(word, zero, scale), pair(word >> 4u, zero, scale), //
-               pair(word >> 8u, zero, scale), pair(word >> 12u, zero, scale));
+fn unpacked(word: u32, block: Block) -> Octet {
+  return Octet(pair(word, block), pair(word >> 4u, block), pair(word >> 8u, block), pair(word >> 12u, block));
 }
 #endif
 #else
@@ -215,17 +234,22 @@ fn main(
     staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted.b[i];
 #else
     let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
+    var block: Block;
+    block.scale = wanted.b_scales[i];
 #if zeros
-    let zero = element(1024u + number_in(wanted.b_zeros[i], zero_at(part_of(step, at, column))));
+    block.zero = element(1024u + number_in(wanted.b_zeros[i], zero_at(part_of(step, at, column))));
 #else
-    let zero = ZERO;
+    block.zero = ZERO;
+#endif
+#if minima
+    block.least = wanted.b_minima[i];
 #endif
 #if BYTES
-    staged[to] = unpacked(wanted.b[i].xy, zero, wanted.b_scales[i]);
-    staged[to + 1u] = unpacked(wanted.b[i].zw, zero, wanted.b_scales[i]);
+    staged[to] = unpacked(wanted.b[i].xy, block);
+    staged[to + 1u] = unpacked(wanted.b[i].zw, block);
 #else
-    staged[to] = unpacked(wanted.b[i].x, zero, wanted.b_scales[i]);
-    staged[to + 1u] = unpacked(wanted.b[i].y, zero, wanted.b_scales[i]);
+    staged[to] = unpacked(wanted.b[i].x, block);
+    staged[to + 1u] = unpacked(wanted.b[i].y, block);
 #endif
 #endif
 #end

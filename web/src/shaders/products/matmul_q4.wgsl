@@ -2,9 +2,9 @@
 // it.
 //
 // x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a
-// run are exact integers, those of runs are added as float32. W as packing.wgsl has it, int8 if BYTES. With
-// zeros, sum (q - z) x is sum (q - 8) x + (8 - z) sum x (int8: 128 for 8). With weights_up, y[m][n] =
-// silu(W[n].x[m]) * (W_up[n].x[m]); + bias[n]; + residual[m][n].
+// run are exact integers, those of runs are added as float32. W as packing.wgsl has it, int8 if BYTES. If SHIFTED, with
+// zeros or minima, a run's sum W x is scale * sum (q - 8) x + shift * sum x, where the shift is (8 - zero) * scale +
+// minimum (int8: 128 for 8). With weights_up, y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]); + bias[n]; + residual[m][n].
 //
 // A workgroup makes TM * WM rows and TN * WN columns (half of them of W, half of W_up, if there is one), a thread TM by TN of them.
 // It goes over k in steps of RUNS runs, those of the next step being loaded while the present ones are multiplied.
@@ -44,7 +44,7 @@ const UNIT: f32 = 16.0; // scales of x are a sixteenth
 const WORDS: u32 = 1u;
 const UNIT: f32 = 1.0;
 #endif
-#if zeros
+#if SHIFTED
 const SCALES: u32 = RUNS * (TILE_M + 2u * TILE_N);
 #else
 const SCALES: u32 = RUNS * (TILE_M + TILE_N);
@@ -60,8 +60,7 @@ alias Four = vec4<element>;
 
 // Two steps, each x as [half of a run][row], then weights as [half of a run][slot].
 var<workgroup> tiles: array<vec4<u32>, 2u * SIZE>;
-// Two steps, each the scales of x as [run][row], then those of weights as [run][slot], then likewise the shift of each
-// weight by its zero point.
+// Two steps, each the scales of x as [run][row], then those of weights as [run][slot], then likewise their shifts.
 var<workgroup> factors: array<f32, 2u * SCALES>;
 
 #if BYTES
@@ -106,18 +105,13 @@ fn run_dot(a: vec4<u32>, b: vec4<u32>, v: vec4<u32>, w: vec4<u32>) -> f32 {
   return bitcast<f32>(sum) - 12582912.0;
 }
 
-#if zeros
+#if SHIFTED
 // The sum of a run of x.
 fn run_sum(a: vec4<u32>, b: vec4<u32>) -> f32 {
   const ONES = 0x01010101u;
   var sum = dot4I8Packed(a.x, ONES) + dot4I8Packed(a.y, ONES) + dot4I8Packed(a.z, ONES) + dot4I8Packed(a.w, ONES);
   sum += dot4I8Packed(b.x, ONES) + dot4I8Packed(b.y, ONES) + dot4I8Packed(b.z, ONES) + dot4I8Packed(b.w, ONES);
   return f32(sum);
-}
-
-// The shift of each weight in a block whose zero point is the `at`-th of those in `word` and before it.
-fn zero_shift(word: u32, at: u32) -> f32 {
-  return (f32(1u << (BITS - 1u)) - f32(number_in(word, at))) * (16.0 / UNIT);
 }
 #endif
 
@@ -127,6 +121,9 @@ struct Request {
   b: array<vec4<u32>, WORDS * B_LOADS>,
 #if zeros
   b_zeros: array<u32, B_LOADS>, // the words that contain them
+#endif
+#if minima
+  b_minima: array<element, B_LOADS>,
 #endif
   a_scales: array<f32, S_LOADS>,
   b_scales: array<element, B_LOADS>,
@@ -153,9 +150,13 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   let run = step * RUNS + at % RUNS;
   let n = column_of(column, slot);
   let place = WORDS * (n * ROOM + run);
-  let scale = n * BLOCKS + run / (BLOCK / 32u);
+  let block = run / (BLOCK / 32u);
+  let scale = n * BLOCKS + block;
 #if zeros
-  let zero = zero_of(n, run / (BLOCK / 32u)) / (32u / BITS);
+  let zero = zero_of(n, block) / (32u / BITS);
+#endif
+#if minima
+  let least = block * N + n;
 #endif
 #if weights_up
   if (slot >= TILE_N / 2u) {
@@ -167,6 +168,9 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if zeros
     wanted.b_zeros[i] = zeros_up[zero];
 #endif
+#if minima
+    wanted.b_minima[i] = minima_up[least];
+#endif
   } else {
 #endif
     wanted.b[WORDS * i] = weights[place];
@@ -176,6 +180,9 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
     wanted.b_scales[i] = scales[scale];
 #if zeros
     wanted.b_zeros[i] = zeros[zero];
+#endif
+#if minima
+    wanted.b_minima[i] = minima[least];
 #endif
 #if weights_up
   }
@@ -219,10 +226,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     tiles[base + A_SIZE + 2u * run * STRIDE_N + slot] = unpacked(wanted.b[i].xy);
     tiles[base + A_SIZE + (2u * run + 1u) * STRIDE_N + slot] = unpacked(wanted.b[i].zw);
 #endif
-    factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = f32(wanted.b_scales[i]) * UNIT;
+    let scale = f32(wanted.b_scales[i]);
+    factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = scale * UNIT;
+#if SHIFTED
+    var shift = 0.0;
 #if zeros
     let zero_at = zero_of(column_of(column, slot), (step * RUNS + run) / (BLOCK / 32u));
-    factors[scale_base + RUNS * (TILE_M + TILE_N) + run * TILE_N + slot] = zero_shift(wanted.b_zeros[i], zero_at);
+    shift = (f32(1u << (BITS - 1u)) - f32(number_in(wanted.b_zeros[i], zero_at))) * scale;
+#endif
+#if minima
+    shift += f32(wanted.b_minima[i]);
+#endif
+    factors[scale_base + RUNS * (TILE_M + TILE_N) + run * TILE_N + slot] = 16.0 * shift;
 #endif
 #end
     workgroupBarrier();
@@ -237,7 +252,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var first = array<vec4<u32>, TM>();
       var second = array<vec4<u32>, TM>();
       var shares = array<f32, TM>();
-#if zeros
+#if SHIFTED
       var totals = array<f32, TM>();
       let shift_b = scale_b + RUNS * TILE_N;
 #endif
@@ -245,7 +260,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       first[i] = tiles[at_a + i * WM];
       second[i] = tiles[at_a + TILE_M + i * WM];
       shares[i] = factors[scale_a + i * WM];
-#if zeros
+#if SHIFTED
       totals[i] = run_sum(first[i], second[i]);
 #endif
 #end
@@ -253,10 +268,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let v = tiles[at_b + j * WN];
       let w = tiles[at_b + STRIDE_N + j * WN];
       let share = factors[scale_b + j * WN];
-#if zeros
+#if SHIFTED
       let shift = factors[shift_b + j * WN];
 #repeat i TM
-      sums[i * TN + j] += (run_dot(first[i], second[i], v, w) + totals[i] * shift) * (shares[i] * share);
+      sums[i * TN + j] += (run_dot(first[i], second[i], v, w) * share + totals[i] * shift) * shares[i];
 #end
 #else
 #repeat i TM
