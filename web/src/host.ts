@@ -44,7 +44,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     makeTokenizer,
     openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
     openGpu: () => GpuEngine.open(assets),
-    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
+    openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
+      WasmEngine.open(assets, model, paths, wide, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
       ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => {

@@ -7,6 +7,7 @@ import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { createSession, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
+import { widened, type WideWeight } from "./wide_weights";
 
 /** The graph's names of its inputs and outputs, and the shapes of its caches. */
 interface SequenceSpec {
@@ -46,10 +47,22 @@ export class WasmEngine {
     private readonly session: Ort.InferenceSession,
   ) {}
 
-  /** `paths` is a JSON array with the name of each file of `external`, as the graph names it. */
-  static async open(assets: Assets, model: PyProxy, paths: string, external: Memory[]): Promise<WasmEngine> {
+  /**
+   * `paths` is a JSON array with the name of each file of `external`, as the graph names it, `wide` one of WideWeight: the
+   * files to be made of these.
+   */
+  static async open(
+    assets: Assets,
+    model: PyProxy,
+    paths: string,
+    wide: string,
+    external: Memory[],
+  ): Promise<WasmEngine> {
     const bytes = copyBytes(model);
-    const files = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
+    const given = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
+    const read = new Map(given.map(({ path, data }) => [path, data]));
+    const made = (JSON.parse(wide) as WideWeight[]).map((each) => ({ path: each.location, data: widened(each, read) }));
+    const files = [...given, ...made];
     const ort = await loadOrt(assets, "cpu");
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
+import js
 import pyodide
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
+from ..graph import WideWeight
 from ..host.retrying import retried
 from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
@@ -43,9 +45,13 @@ __all__ = [
     "read_line",
     "read_now",
     "wait",
+    "wide_bytes",
 ]
 
 T = TypeVar("T")
+
+MOST_TOLD = 8.0
+"""GiB: navigator.deviceMemory tells no more (W3C, Device Memory)."""
 
 
 def emit(event: dict[str, Any]) -> None:
@@ -178,6 +184,13 @@ def cpu() -> dict[str, Any]:
     return found
 
 
+def wide_bytes() -> int:
+    """Bytes of float32 weights that are made on the CPU in place of packed ones: an eighth of the memory that the
+    browser tells, which is 8 GiB at most; a browser that tells none is taken to have that."""
+    told = getattr(js.navigator, "deviceMemory", None)
+    return int(min(float(told or MOST_TOLD), MOST_TOLD) * (1 << 30) / 8)
+
+
 _gpu: asyncio.Future[JsGpuEngine] | None = None
 """The page's GPU engine, open or being opened."""
 
@@ -206,11 +219,13 @@ def gpu() -> JsGpuEngine | None:
     return _gpu.result()
 
 
-async def open_wasm(model: bytes, external: Mapping[str, Any]) -> Any:
+async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight]) -> Any:
     """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` are JavaScript Memories
-    (web/src/storage/memory.ts) by the names of their files."""
+    (web/src/storage/memory.ts) by the names of their files, `wide` weights to be made of these."""
+
     with typed_errors():
-        return await capstan_host.openWasm(model, json.dumps(list(external)), *external.values())
+        paths, made = json.dumps(list(external)), json.dumps([each.told() for each in wide])
+        return await capstan_host.openWasm(model, paths, made, *external.values())
 
 
 async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:

@@ -254,13 +254,13 @@ class PageHost:
         progress: Progress,
     ) -> WasmModel:
         parsed = parse(await read_graph(), config.decoder.filename)
-        graph, about, lora = prepare(parsed, config)
-        tell_growing(about)
-        memory = wasm_memory(wasm_device(), parsed, about, config)
+        found = prepare(parsed, config, host.wide_bytes())
+        tell_growing(found.about)
+        memory = wasm_memory(wasm_device(), found, config)
         memory.before_load(progress)
         external = await in_memory(ExternalData("", data_ends(parsed), open_weights), progress)
-        session = await host.open_wasm(graph, external)
-        return WasmModel(JsWasmSession(session), memory, host.now, reason, lora)
+        session = await host.open_wasm(found.model, external, found.wide)
+        return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora)
 
     async def has_webgpu(self) -> bool:
         return await host.adapter() is not None
@@ -285,8 +285,7 @@ class PageHost:
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
                 parsed = parse(model, config.decoder.filename)
-                _, about, _ = prepare(parsed, config)
-                memory = wasm_memory(wasm_device(), parsed, about, config)
+                memory = wasm_memory(wasm_device(), prepare(parsed, config, host.wide_bytes()), config)
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
             try:

@@ -24,6 +24,7 @@
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
+    wide_products(model, most)        products by float32 weights in place of packed ones (for the CPU)
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
     soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
@@ -70,6 +71,7 @@ from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
 from .weights import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
 from .whole_caches import whole_caches
+from .wide_products import WideWeight, wide_products
 
 __all__ = [
     "Activations",
@@ -90,6 +92,7 @@ __all__ = [
     "Uncapturable",
     "Unpack",
     "WeightEntry",
+    "WideWeight",
     "activations",
     "attention_window",
     "cache_pairs",
@@ -133,6 +136,7 @@ __all__ = [
     "uncapturable",
     "weights_to_inputs",
     "whole_caches",
+    "wide_products",
     "with_lora_rank",
     "without_lora",
     "without_weights",

@@ -36,6 +36,7 @@ from .turned_weights import turned_weights
 from .uncomputed import require_computed
 from .weights import WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
+from .wide_products import WideWeight, wide_products
 from .wiring import changed_in_place, copied
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Rewriting:
     """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
     first_logits: str = ""
     """An input that is to say from which position on logits are computed; "" for the last position only."""
+    wide_bytes: int = 0
+    """Bytes of float32 weights that may be made in place of packed ones, for the CPU."""
     constants: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
 
@@ -86,6 +89,8 @@ class Rewriting:
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
+    wide: tuple[WideWeight, ...] = ()
+    """Those float32 weights."""
     description: GraphDescription | None = None
     projection: str = ""
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
@@ -223,6 +228,11 @@ def cut_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
     return logits_cut(model, facts.about.logits) if facts.projection else model
 
 
+def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.wide = wide_products(model, facts.wide_bytes)
+    return model
+
+
 def lengths_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.lengths, facts.unfed = lengths_as_inputs(model, facts.about.mask)
     return model
@@ -259,6 +269,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass(
         "last_token_logits", LAYERS_ON_DEVICES | {"captured prefill", "wasm", "layers on reference"}, last_logits
     ),
+    GraphPass("wide_products", frozenset(["wasm"]), products_wide),
     GraphPass("logits_cut", frozenset(["captured prefill"]), cut_logits),
     GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),
     GraphPass("soft_caps_apart", frozenset(["prefill"]), caps_apart),

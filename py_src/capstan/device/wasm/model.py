@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ... import graph
-from ...graph import GraphDescription
+from ...graph import Activations, GraphDescription, WeightEntry, WideWeight
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
 from ...graph.weights import require_whole
@@ -20,7 +21,7 @@ from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from .device import WasmDevice
 
-__all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
+__all__ = ["WasmGraph", "WasmModel", "WasmSession", "prepare", "wasm_memory"]
 
 
 FIRST_LOGITS = "capstan_first_logits"
@@ -57,24 +58,39 @@ class WasmSession(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription, LoraGraph]:
-    """The model with the logits cut to the last positions where that is possible, its description, and its inputs for
-    adapters. Those are fed in every run: onnxruntime-web takes no input that has a default.
+@dataclass(frozen=True)
+class WasmGraph:
+    """A model's graph for this device."""
+
+    model: bytes
+    about: GraphDescription
+    lora: LoraGraph
+    """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
+    weights: tuple[WeightEntry, ...]
+    wide: tuple[WideWeight, ...]
+    """The weights among them that are made while the model loads."""
+    activations: Activations
+
+
+def prepare(parsed: ModelProto, config: GenaiConfig, wide_bytes: int) -> WasmGraph:
+    """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
+    float32 weights in place of packed ones.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     require_whole(parsed, "wasm")
-    facts = Rewriting(config, first_logits=FIRST_LOGITS)
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes)
     with graph.contradictions():
-        data = graph.serialize(rewritten(parsed, "wasm", facts))
-    return data, facts.about, LoraGraph(facts.lora)
+        made = rewritten(parsed, "wasm", facts)
+        weights = tuple(graph.external_entries(made))
+        data, lora = graph.serialize(made), LoraGraph(facts.lora)
+        return WasmGraph(data, facts.about, lora, weights, facts.wide, graph.activations(parsed))
 
 
-def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
+def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> ModelMemory:
     """The WebAssembly memory that a model needs."""
-    weights = tuple(graph.external_entries(parsed))
-    context = about.context_within(config.context_length)
-    return ModelMemory(device, about, weights, PREFILL_CHUNK, context, graph.activations(parsed))
+    context = found.about.context_within(config.context_length)
+    return ModelMemory(device, found.about, found.weights, PREFILL_CHUNK, context, found.activations)
 
 
 class WasmModel(HostSampledModel):

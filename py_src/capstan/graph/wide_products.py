@@ -1,0 +1,116 @@
+"""Products by weights in a few bits become products by the same weights in float32, for the CPU in a page.
+
+    MatMulNBits(x, W, scales[, zero points])      becomes      FusedMatMul(x, V), V = (W - zero points) * scales, [n, k]
+
+onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it brings the weights into floats in every run,
+which takes ten times as long as reading them as floats (benches/NOTES.md). V is made while a model loads
+(web/src/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .weights import WeightEntry, entry_of
+from .wiring import Wiring, attribute, copy_of, fresh_name, prune
+
+__all__ = ["WIDE_FILES", "WideWeight", "wide_products"]
+
+WIDE_FILES = "capstan.wide"
+"""The names of the data files that are made begin so; a number follows."""
+WIDTHS = (4, 8)
+PLAIN_INPUTS = 4
+"""A product has no more inputs than these, unless it has a bias or an order of its columns."""
+
+
+@dataclass(frozen=True)
+class WideWeight:
+    """A weight [n, k] to be made: (q - zero) * scale of each block of k."""
+
+    location: str
+    """The name of its data file."""
+    n: int
+    k: int
+    bits: int
+    block: int
+    packed: WeightEntry
+    """uint8 [n, blocks, block * bits / 8], the lower bits first."""
+    scales: WeightEntry
+    """float32 [n, blocks]."""
+    zeros: WeightEntry | None
+    """uint8 [n, blocks * bits / 8 rounded up], the lower bits first; None where all are half of the range."""
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.n * self.k
+
+    def told(self) -> dict[str, Any]:
+        """All of it as web/src/wide_weights.ts reads it."""
+
+        def place(entry: WeightEntry) -> tuple[str, int]:
+            return entry.location, entry.offset
+
+        sizes = {"n": self.n, "k": self.k, "bits": self.bits, "block": self.block}
+        places = {"packed": place(self.packed), "scales": place(self.scales)}
+        return {"location": self.location, **sizes, **places, "zeros": place(self.zeros) if self.zeros else None}
+
+
+def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideWeight, ...]]:
+    """The same model with products by float32 weights, of which `most` bytes are made, and these weights. Products with
+    a bias or an order of columns, other types, or weights inside model.onnx stay, as do those for which no bytes are
+    left.
+    """
+    result = copy_of(model)
+    graph = result.graph
+    wiring = Wiring(graph)
+    made: dict[tuple[str, ...], tuple[str, WideWeight]] = {}
+    left = most
+    for node in [node for node in graph.node if node.op_type == "MatMulNBits"]:
+        key = tuple(node.input[1:])
+        if key not in made:
+            wide = wide_weight(wiring, node, f"{WIDE_FILES}.{len(made)}")
+            if wide is None or wide.bytes > left:
+                continue
+            left -= wide.bytes
+            made[key] = fresh_name(graph, f"{node.input[1]}_wide"), wide
+            graph.initializer.append(external_floats(*made[key]))
+        name, _ = made[key]
+        del node.input[1:], node.attribute[:]
+        node.input.append(name)
+        node.op_type = "FusedMatMul"
+        node.attribute.add(name="transB", type=AttributeProto.INT, i=1)
+    prune(graph)
+    return result, tuple(wide for _, wide in made.values())
+
+
+def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:
+    """The float32 weight of a product; None for a product that is left alone."""
+    n, k, block = (attribute(node, name, 0) for name in ("N", "K", "block_size"))
+    bits = attribute(node, "bits", 4)
+    named = [name for name in node.input[1:] if name]
+    tensors = [wiring.constants.get(name) for name in named]
+    external = [each for each in tensors if each is not None and each.data_location == TensorProto.EXTERNAL]
+    if any(node.input[PLAIN_INPUTS:]) or len(external) != len(named) or bits not in WIDTHS or not block:
+        return None
+    kinds = [each.data_type for each in external]
+    if kinds[:2] != [TensorProto.UINT8, TensorProto.FLOAT] or kinds[2:] not in ([], [TensorProto.UINT8]):
+        return None
+    packed, scales, *zeros = (entry_of(each) for each in external)
+    blocks = -(-k // block)
+    sizes = [n * blocks * (block * bits // 8), 4 * n * blocks, n * -(-blocks * bits // 8)]
+    entries = [packed, scales, *zeros]
+    if any(entry.parts or entry.length != size for entry, size in zip(entries, sizes, strict=False)):
+        return None
+    return WideWeight(location, n, k, bits, block, packed, scales, zeros[0] if zeros else None)
+
+
+def external_floats(name: str, wide: WideWeight) -> TensorProto:
+    """The initializer of a weight that is made."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    tensor.dims.extend([wide.n, wide.k])
+    tensor.external_data.add(key="location", value=wide.location)
+    tensor.external_data.add(key="offset", value="0")
+    tensor.external_data.add(key="length", value=str(wide.bytes))
+    return tensor
