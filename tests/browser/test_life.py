@@ -245,6 +245,34 @@ def test_a_heap_that_is_full_ends_its_worker_and_the_next_one_answers(
     page_errors.clear()  # of workers that ended
 
 
+COPY = """
+import capstan
+from capstan._js.errors import typed_errors
+from pyodide.code import run_js
+for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
+    try:
+        with typed_errors():
+            run_js(source)
+    except capstan.CapstanError as error:
+        print(type(error).__name__, str(error).split(", ")[0])
+"""
+"""What a browser says of a copy to where Python could not allocate, then a copy that would work."""
+
+
+def test_a_copy_that_fails_ends_its_worker_and_the_next_one_answers(blank_page: Page, page_errors: list[str]) -> None:
+    blank_page.evaluate(START, NEVER_MS)
+    good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    found = blank_page.evaluate(ASK, [script(COPY), good])
+    printed = blank_page.evaluate(
+        "() => events.filter(({ kind }) => kind === 'stdout').map(({ text }) => text).join('')"
+    )
+    assert printed == "OutOfMemoryError Python has no memory left (JsException)\n" * 2
+    assert found[1]["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 6)
+    assert blank_page.evaluate("() => capstan.restarts") == 1
+    blank_page.evaluate("() => window.capstan.close()")
+    page_errors.clear()  # of the worker that ended
+
+
 AT_ONCE = """async ([endless, behind]) => {
   const replies = Promise.all([endless, { kind: "cancel" }, behind].map((one) => window.capstan.request(one)));
   return { replies: await replies, restarts: window.capstan.restarts };
