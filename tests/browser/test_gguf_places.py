@@ -115,3 +115,34 @@ def test_a_repository_of_gguf_files_lists_them(hub: HubServer, harness: Harness,
     missing = refusal("nano/gguf:Q8_0.gguf")
     assert missing.startswith(f"nano/gguf:Q8_0.gguf at main of {hub.url}: the repository has no such file; ")
     assert missing.endswith(files)
+
+
+NOTED = """async () => {
+  const root = await navigator.storage.getDirectory();
+  const folder = await root.getDirectoryHandle("capstan-file-notes", { create: true });
+  let bytes = 0;
+  for await (const file of folder.values()) bytes += (await file.getFile()).size;
+  return bytes;
+}"""
+
+
+def test_eviction_removes_what_was_noted_of_a_file_and_of_shards(
+    folder: Path, harness: Harness, scripts: PageScripts, site: SiteServer
+) -> None:
+    asked = {"kind": "models", "action": "list", "which": None}
+    assert harness.reply({**asked, "action": "evict"})["ok"]
+    assert harness.evaluate(NOTED) == 0
+    site.models[folder.name] = folder
+    front = f"/models/{folder.name}/"
+    try:
+        for file in ("whole.gguf", SHARDS):
+            assert harness.reply({**request(), "model": f"{front}{file}"})["ok"]
+        noted = harness.evaluate(NOTED)
+    finally:
+        del site.models[folder.name]
+    files = harness.reply(asked)["result"]["files"]
+    held = sum(file["stored_bytes"] for file in files if any(front in source for source in file["sources"]))
+    assert noted > 10_000
+    assert held > 500_000
+    assert harness.reply({**asked, "action": "evict", "which": front})["result"]["freed"] == held + noted
+    assert harness.evaluate(NOTED) == 0

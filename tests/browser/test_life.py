@@ -256,7 +256,7 @@ for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
     except capstan.CapstanError as error:
         print(type(error).__name__, str(error).split(", ")[0])
 """
-"""What a browser says of a copy to where Python could not allocate, then a copy that would work."""
+"""The error of a copy into a heap that is full, then a copy that would work."""
 
 
 def test_a_copy_that_fails_ends_its_worker_and_the_next_one_answers(blank_page: Page, page_errors: list[str]) -> None:
