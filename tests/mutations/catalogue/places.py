@@ -216,4 +216,20 @@ PLACES = (
         "a hub is asked for a repository by the name of a file in it",
         browser("client::test_of_an_expected_file_of_a_hub_its_repository_is_opened"),
     ),
+    Mutation(
+        "gguf.short_data",
+        "py_src/capstan/model_files/gguf/header.py",
+        "if start + length > self._size:",
+        "if start > self._size:",
+        "a file that ends in its data is a model, and its bytes are stored",
+        browser("gguf_places::test_nothing_is_kept_of_files_that_are_no_models"),
+    ),
+    Mutation(
+        "gguf.odd_names",
+        "py_src/capstan/model_files/gguf/header.py",
+        "if not name.isprintable():",
+        "if not name:",
+        "names with line ends are taken, and shown in messages",
+        unit("gguf_header::test_bytes_that_lie"),
+    ),
 )
