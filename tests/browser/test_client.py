@@ -135,3 +135,12 @@ def test_a_repository_of_a_hub_may_be_expected(blank_page: Page, tmp_path: Path)
         reply, printed = blank_page.evaluate(ASK, load)
         assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
         assert asked() == first
+
+
+def test_of_an_expected_file_of_a_hub_its_repository_is_opened(blank_page: Page, tmp_path: Path) -> None:
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano/model.gguf").write_bytes(b"GGUF")
+    with running_hub({"nano/expected": Repository(tmp_path / "nano")}) as hub:
+        model = {"repository": "nano/expected:model.gguf", "hub": hub.url, "revision": None, "token": None}
+        blank_page.evaluate(EXPECTING, {"model": model, "device": "wasm"})
+        assert [request.path for request in hub.requests] == ["/api/models/nano/expected/revision/main"]

@@ -115,3 +115,76 @@ def test_a_repository_of_gguf_files_lists_them(hub: HubServer, harness: Harness,
     missing = refusal("nano/gguf:Q8_0.gguf")
     assert missing.startswith(f"nano/gguf:Q8_0.gguf at main of {hub.url}: the repository has no such file; ")
     assert missing.endswith(files)
+
+
+NOTED = """async () => {
+  const root = await navigator.storage.getDirectory();
+  const folder = await root.getDirectoryHandle("capstan-file-notes", { create: true });
+  let bytes = 0;
+  for await (const file of folder.values()) bytes += (await file.getFile()).size;
+  return bytes;
+}"""
+
+
+def test_eviction_removes_what_was_noted_of_a_file_and_of_shards(
+    folder: Path, harness: Harness, scripts: PageScripts, site: SiteServer
+) -> None:
+    asked = {"kind": "models", "action": "list", "which": None}
+    assert harness.reply({**asked, "action": "evict"})["ok"]
+    assert harness.evaluate(NOTED) == 0
+    site.models[folder.name] = folder
+    front = f"/models/{folder.name}/"
+    try:
+        for file in ("whole.gguf", SHARDS):
+            assert harness.reply({**request(), "model": f"{front}{file}"})["ok"]
+        noted = harness.evaluate(NOTED)
+    finally:
+        del site.models[folder.name]
+    files = harness.reply(asked)["result"]["files"]
+    held = sum(file["stored_bytes"] for file in files if any(front in source for source in file["sources"]))
+    assert noted > 10_000
+    assert held > 500_000
+    assert harness.reply({**asked, "action": "evict", "which": front})["result"]["freed"] == held + noted
+    assert harness.evaluate(NOTED) == 0
+
+
+@pytest.fixture
+def bad(folder: Path, made: Made, site: SiteServer, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The addresses of files that are no models, with what is told of each."""
+    place = tmp_path / "bad-gguf"
+    shards = write_shards(made, place / "missing", "token_embd.weight", name="model")
+    others = write_shards(made, place / "mixed", "token_embd.weight", name="model")
+    second = write_shards(made, tmp_path / "second", "0.attn_q.weight", name="model")[1]
+    shards[1].unlink()
+    second.replace(others[1])
+    whole = (folder / "whole.gguf").read_bytes()
+    files = {
+        "header.gguf": (whole[: whole.index(b"tokenizer.ggml.merges") + 10], "the file ends at byte"),
+        "data.gguf": (whole[:-4096], "but the file has "),
+        "html.gguf": (b"<!doctype html><title>Not found</title>", "found HTML"),
+        "safetensors.gguf": (b"\x20" + bytes(7) + b'{"a":{"dtype":"F32"}}' + bytes(64), "found safetensors"),
+        "onnx.gguf": (b"\x08\x0a\x12\x07capstan" + bytes(64), "found ONNX"),
+    }
+    for name, (data, _) in files.items():
+        (place / name).write_bytes(data)
+    site.models[place.name] = place
+    told = {name: message for name, (_, message) in files.items()}
+    told |= {"missing/model-00001-of-00002.gguf": "it is shard 2 of 2, and all of them must be in one folder"}
+    told |= {"mixed/model-00002-of-00002.gguf": "tensors, expected "}
+    yield {f"/models/{place.name}/{name}": message for name, message in told.items()}
+    del site.models[place.name]
+
+
+def test_nothing_is_kept_of_files_that_are_no_models(
+    bad: dict[str, str], harness: Harness, scripts: PageScripts, page_errors: list[str]
+) -> None:
+    asked = {"kind": "models", "action": "list", "which": None}
+    before = harness.reply(asked)["result"]["files"], harness.evaluate(NOTED)
+    for address, message in bad.items():
+        error = harness.reply({**request(), "model": address})["error"]
+        assert error["type"] == "ModelFileError", error
+        assert message in error["message"], address
+    assert (harness.reply(asked)["result"]["files"], harness.evaluate(NOTED)) == before
+    good = {**request(), "model": "/models/nano-llama/", "dtype": None, "device": "wasm"}
+    assert harness.reply(good)["ok"]
+    page_errors.clear()  # of the shard that is missing

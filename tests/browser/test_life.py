@@ -72,6 +72,45 @@ def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what:
     assert again["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
 
 
+LIST = {"kind": "models", "action": "list", "which": None}
+ISOLATED = {"Cross-Origin-Embedder-Policy": "require-corp", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+def test_requests_are_rejected_with_the_reason_why_a_new_worker_does_not_start(
+    blank_page: Page, page_errors: list[str]
+) -> None:
+    blank_page.evaluate(START, NEVER_MS)
+    broken = {"content_type": "text/javascript", "headers": ISOLATED, "body": "throw new Error('out of order');"}
+    blank_page.route("**/worker.js", lambda route: route.fulfill(**broken))
+    found = blank_page.evaluate(ASK, [script(FAULTS["ended"][0] + WAITING), LIST])
+    assert [answer["code"] for answer in found] == ["WorkerLostError"] * 2, found
+    for _ in range(2):
+        [refused] = blank_page.evaluate(ASK, [LIST])
+        assert refused["code"] == "DeviceUnavailableError", refused
+        assert "the worker failed: " in refused["message"]
+        assert "out of order" in refused["message"]
+    page_errors.clear()
+
+
+NO_LOCKS = "Object.defineProperty(Object.getPrototypeOf(navigator), 'locks', { value: undefined });\n"
+
+
+def test_a_fatal_error_is_noticed_without_locks(blank_page: Page, page_errors: list[str]) -> None:
+    """As on an insecure origin."""
+    before_worker(blank_page, NO_LOCKS)
+    blank_page.evaluate(NO_LOCKS)
+    blank_page.evaluate(START, NEVER_MS)
+    source, reason = FAULTS["python"]
+    good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    [lost] = blank_page.evaluate(ASK, [script(source + WAITING)])
+    assert lost["code"] == "WorkerLostError", lost
+    assert reason in lost["message"]
+    [again] = blank_page.evaluate(ASK, [good])
+    assert again["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 6)
+    blank_page.evaluate("() => window.capstan.close()")
+    page_errors.clear()  # of the worker that ended
+
+
 MUTE = """
 class Mute(BaseException):
     def __str__(self):
@@ -243,6 +282,34 @@ def test_a_heap_that_is_full_ends_its_worker_and_the_next_one_answers(
     assert blank_page.evaluate("() => capstan.restarts") == 3
     blank_page.evaluate("() => window.capstan.close()")
     page_errors.clear()  # of workers that ended
+
+
+COPY = """
+import capstan
+from capstan._js.errors import typed_errors
+from pyodide.code import run_js
+for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
+    try:
+        with typed_errors():
+            run_js(source)
+    except capstan.CapstanError as error:
+        print(type(error).__name__, str(error).split(", ")[0])
+"""
+"""The error of a copy into a heap that is full, then a copy that would work."""
+
+
+def test_a_copy_that_fails_ends_its_worker_and_the_next_one_answers(blank_page: Page, page_errors: list[str]) -> None:
+    blank_page.evaluate(START, NEVER_MS)
+    good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    found = blank_page.evaluate(ASK, [script(COPY), good])
+    printed = blank_page.evaluate(
+        "() => events.filter(({ kind }) => kind === 'stdout').map(({ text }) => text).join('')"
+    )
+    assert printed == "OutOfMemoryError Python has no memory left (JsException)\n" * 2
+    assert found[1]["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 6)
+    assert blank_page.evaluate("() => capstan.restarts") == 1
+    blank_page.evaluate("() => window.capstan.close()")
+    page_errors.clear()  # of the worker that ended
 
 
 AT_ONCE = """async ([endless, behind]) => {

@@ -8,7 +8,7 @@ from capstan.device.lora_file import read_adapter
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.lora_models import LORA
-from tests.lora_runs import PROMPTS, RUNS, expected
+from tests.lora_runs import PROMPT, PROMPTS, RUNS, expected
 
 CHEAP = ("none", "first", "another of the same rank", "after some tokens", "after the prompt")
 """Those of one rank: each further one records a step, which takes a software adapter seconds."""
@@ -34,3 +34,10 @@ def test_rows_of_a_batch_have_the_adapter(scripts: PageScripts) -> None:
     actions = [("adapter", "first"), ("append", PROMPTS), ("generate", 8)]
     found = scripts.run("lora", "drive", "nano-lora", model="nano-lora", runs=[actions], prompts=2, max_length=13)
     assert found["runs"][0]["sequences"] == oracle.rows(LORA, PROMPTS, adapter="first", max_length=13).sequences
+
+
+def test_a_lost_device_is_told_and_model_and_adapter_can_be_loaded_again(scripts: PageScripts) -> None:
+    found = scripts.run("lora", "lost", "nano-lora", model="nano-lora", prompt=PROMPT, count=16)
+    assert "load the model again" in found["error"], found
+    assert (found["ids"], found["recoveries"]) == (expected("first"), 0)
+    scripts.harness.errors.clear()

@@ -109,6 +109,7 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
         found = killed(at)
         assert check(found, calm["ids"], at), found["error"]
         [[reason, ms]] = found["events"]
+        assert any(told.startswith("the device") for told in found["fallbacks"]), found["fallbacks"]
         assert "the browser's GPU process ended" in reason
         print(f"recovered in {ms:.0f} ms")
     refused = killed("token 3", recoveries=0)

@@ -204,11 +204,12 @@ import json, capstan
 [url] = models.values()
 model = await capstan.Model.load(url, device="webgpu")
 await model.aclose()
-print(json.dumps([[file.size, file.complete] for file in await capstan.WeightStore().list() if file.called(url)]))
+found = [[file.size, file.complete] for file in await capstan.WeightStore().list() if file.called(url)]
+print(json.dumps([found, await capstan.WeightStore().evict(url)]))
 """
 
 
-def test_a_file_with_graph_and_weights_is_stored_once(
+def test_a_file_with_graph_and_weights_is_stored_once_and_evicted_with_its_graph(
     repositories: dict[str, Path], harness: Harness, scripts: PageScripts
 ) -> None:
     scripts.expect(GONE)
@@ -216,7 +217,9 @@ def test_a_file_with_graph_and_weights_is_stored_once(
     done = harness.exec(STORED, [folder.name])
     assert (done.status, done.stderr) == (0, "")
     size = (folder / "onnx" / "model_q4.onnx").stat().st_size
-    assert json.loads(done.stdout) == [[size, True]]
+    found, freed = json.loads(done.stdout)
+    assert found == [[size, True]]
+    assert freed > size + 10_000, "the graph without weights is kept apart"
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,10 @@ from pathlib import Path
 from playwright.sync_api import Error
 
 from buildtools.site import assemble
+from capstan.model_files.gguf.header import GgmlType
 from capstan.weights.manifest import Manifest
+from tests.gguf_files import gguf_file
+from tests.gguf_models import contents, make
 from tests.repository_layout import CONFIG
 
 from . import downloads
@@ -43,7 +46,7 @@ SHARD = 16384
 
 
 def model_files() -> dict[str, bytes]:
-    """The files of a small model: those of the builder's folder, and those of a repository."""
+    """The files of a small model: those of the builder's folder, those of a repository, and a GGUF file."""
     names = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json")
     files = {name: (MODEL / name).read_bytes() for name in names}
     data = files["model.onnx.data"]
@@ -53,6 +56,7 @@ def model_files() -> dict[str, bytes]:
         **files,
         "shards": Manifest.of(pieces, SHARD).serialize().encode(),
         "config.json": json.dumps(CONFIG).encode(),
+        "gguf": gguf_file(*contents(make("llama", {"": GgmlType.Q4_1}, {"block_count": 1}, vocabulary=512))),
         "generation_config.json": json.dumps({**options, "eos_token_id": [1, 2]}).encode(),
     }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import struct
 from copy import deepcopy
 from random import Random
 from typing import Any
 
 from capstan.graph.onnx_pb2 import ModelProto
 
-__all__ = ["mutated_bytes", "mutated_graph", "mutated_json", "mutated_name", "mutated_request"]
+__all__ = ["mutated_bytes", "mutated_gguf", "mutated_graph", "mutated_json", "mutated_name", "mutated_request"]
 
 DEEP = 10_000
 VALUES: tuple[Any, ...] = (
@@ -68,6 +70,29 @@ def mutated_bytes(random: Random, data: bytes) -> bytes:
                 made[at:at] = made[at : at + random.randrange(1, 200)]
             case _:
                 made[at : at + 8] = random.randbytes(8)
+    return bytes(made)
+
+
+NAMES = re.compile(rb"(?:general|llama|tokenizer|blk|token_embd|output_norm)\.[a-z0-9_.]+")
+"""Keys and names of tensors in a GGUF file's header."""
+LIES = (0, 1, 2, 3, 8, 9, 31, 255, 2**31, 2**32 - 1, 4 << 30, 2**53, 2**62, 2**63, 2**64 - 1)
+"""Numbers for counts, lengths, types, dimensions and offsets in a GGUF file's header."""
+
+
+def mutated_gguf(random: Random, data: bytes) -> bytes:
+    """A GGUF file whose header has numbers that lie, or other bytes; sometimes one that ends early."""
+    names = [*NAMES.finditer(data)]
+    end = names[-1].end() + 32
+    if random.random() < 0.3:
+        return mutated_bytes(random, data[:end]) + data[end:]
+    if random.random() < 0.1:
+        return data[: random.randrange(len(data))]
+    made = bytearray(data)
+    for _ in range(random.choice((1, 1, 2, 4))):
+        name = random.choice(names)
+        at = random.choice((4, 8, 16, name.start() - 8, *(name.end() + 4 * i for i in range(7))))
+        lie = struct.pack("<Q", random.choice(LIES))[: random.choice((4, 8))]
+        made[at : at + len(lie)] = lie
     return bytes(made)
 
 

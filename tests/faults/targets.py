@@ -15,6 +15,7 @@ from capstan.device.webgpu.model_graphs import rewrite
 from capstan.errors import CapstanError
 from capstan.graph import parse, without_weights
 from capstan.host import current_host
+from capstan.loading.folder import derived
 from capstan.loading.repository import derived_config
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.file_names import address_of, why_not_below
@@ -23,7 +24,7 @@ from capstan.weights.manifest import parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord
 
 from .arguments import not_refused
-from .mutations import mutated_bytes, mutated_graph, mutated_json, mutated_name
+from .mutations import mutated_bytes, mutated_gguf, mutated_graph, mutated_json, mutated_name
 
 __all__ = ["Target", "targets"]
 
@@ -65,6 +66,15 @@ def targets(files: Mapping[str, bytes]) -> list[Target]:
     async def graph(data: bytes) -> None:
         await rewrite(data, good_config, WeightBytes(files["model.onnx.data"]).open, 8)
 
+    async def gguf(data: bytes) -> None:
+        opened: Any = {"model.gguf": WeightBytes(data)}
+        found = await derived(current_host(), FOLDER, "model.gguf", ["model.gguf"], opened, "fp32", False)
+        assert found.onnx is not None
+        assert found.tokenizer is not None
+        parse(found.onnx, "model.gguf")
+        texts = found.tokenizer["tokenizer.json"], found.tokenizer["tokenizer_config.json"]
+        use(Tokenizer.from_files(current_host().tokenizer_backend, *texts))
+
     async def pieces(data: bytes) -> None:
         async def read(start: int, length: int) -> bytes:
             return data[start : start + length]
@@ -101,6 +111,7 @@ def targets(files: Mapping[str, bytes]) -> list[Target]:
         Target("repository", files["config.json"], mutated_json, repository),
         Target("generation", files["generation_config.json"], mutated_json, generation),
         Target("graph", files["model.onnx"], mutated_graph, graph),
+        Target("gguf", files["gguf"], mutated_gguf, gguf),
         Target("pieces", files["model.onnx"], mutated_bytes, pieces),
         Target("shards", files["shards"], mutated_json, shards),
         Target("records", listed, mutated_json, records),
@@ -117,6 +128,7 @@ class WeightBytes:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self.size = len(data)
 
     async def open(self, location: str) -> Any:
         require_below(location)

@@ -193,3 +193,26 @@ test("an error that quotes several lines of another engine is one line", () => {
   const quoted = new EngineError("UnsupportedModelError", "no session: graph.cc:1\n  bad node\r\nend");
   assert.equal(quoted.message, "no session: graph.cc:1 bad node end");
 });
+
+test("errors show addresses without query and credentials", async () => {
+  const query = "?key=SECRET";
+  sent[`large.json${query}`] = plain(Buffer.alloc(MOST + 1));
+  sent[`page.json${query}`] = (response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<html>");
+  sent[`cut.json${query}`] = (response) => {
+    response.writeHead(200, { "Content-Length": 100 }).write("{", () => response.destroy());
+  };
+  const told = {
+    "large.json": /large\.json: 1048577 bytes/,
+    "page.json": /page\.json: the server answers with an HTML page/,
+    "cut.json": /cut\.json/,
+    "missing.json": /missing\.json.* 404/,
+  };
+  const shows = (said) => (error) => {
+    assert.match(error.message, said);
+    assert.doesNotMatch(error.message, /SECRET/);
+    return true;
+  };
+  for (const [name, said] of Object.entries(told))
+    await assert.rejects(read(`${base}/m/${name}${query}#SECRET`), shows(said));
+  await assert.rejects(read(`${base.replace("//", "//me:SECRET@")}/m/a.json`), shows(/a\.json/));
+});

@@ -40,4 +40,4 @@ class Shelf:
 
     async def remove(self, name: str) -> None:
         self._touch()
-        del self.texts[name]
+        self.texts.pop(name, None)

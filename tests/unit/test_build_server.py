@@ -343,6 +343,7 @@ def test_pages_have_a_policy_and_nothing_inline(page: str) -> None:
     found = Tags()
     found.feed((ROOT / page).read_text())
     [policy] = found.policies
+    assert f"Content-Security-Policy: {policy}" in " ".join((ROOT / "SECURITY.md").read_text().split())
     assert policy.startswith("default-src 'self'; ")
     assert "unsafe" not in policy
     assert found.inline == []

@@ -29,3 +29,23 @@ def sections(page: Path) -> set[str]:
     """A Markdown page's headings as links name them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+CITED = re.compile(r"`([\w.]+\.(?:py|mjs))`(?:, ([^;|]+))?")
+
+
+def test_each_test_that_reliability_names_is_there() -> None:
+    """The last cell of a row names files of tests, each followed by words of their names."""
+    rows = [line.rstrip(" |") for line in (ROOT / "docs/reliability.md").read_text().splitlines() if line[:2] == "| "]
+    cited = [found for row in rows for found in CITED.findall(row.rpartition("|")[2])]
+    assert len(cited) > 60
+    for file, words in cited:
+        texts = [plain(path.read_text()) for path in (ROOT / "tests").rglob(file)]
+        assert texts, f"there is no {file}"
+        for word in filter(None, words.split(",")):
+            assert any(plain(word.strip(" `")) in text for text in texts), f"{file} has no test {word}"
+
+
+def plain(text: str) -> str:
+    """A text as it would be in a name."""
+    return re.sub(r"\W", "_", text.lower())

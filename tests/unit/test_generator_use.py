@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from typing import cast
 
 import pytest
 
-from capstan import AsyncRequiredError, ClosedError, DeviceLostError, Generator, GeneratorParams, OptionError
+from capstan import (
+    AsyncRequiredError,
+    ClosedError,
+    DeviceLostError,
+    Generator,
+    GeneratorParams,
+    OptionError,
+    PromptError,
+)
 from capstan.device.rows import COUNTER_NAMES
 from capstan.model import Model
 from capstan.stages.search import SearchOptions
@@ -43,6 +52,13 @@ class TestOptions:
         asyncio.run(generator.prepare_async())
         assert paper.decoders[0].searches[0].temperature == 0.5
         assert paper.decoders[0].searches[0].seed == 3
+
+    def test_endless_tokens_are_refused_at_max_length(self) -> None:
+        generator, _ = made(max_length=32)
+        for tokens in (range(10**9), itertools.repeat(1)):
+            with pytest.raises(PromptError, match="max_length is 32"):
+                generator.append_tokens(tokens)
+        assert list(generator.get_sequence(0)) == []
 
     def test_changing_the_parameters_later_changes_no_generator(self) -> None:
         paper = PaperModel()

@@ -116,6 +116,16 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + number(1 << 20), ModelFileError, "string of 1048576 bytes, at most"),
         (pair(8, number(4 << 30)), ModelFileError, "metadata key is a string of 4294967296 bytes, at most 1"),
         (pair(8, number(2) + b"\xff\xff"), ModelFileError, "metadata key is not UTF-8 at byte 47 of the file"),
+        (
+            pair(7, b"\x02").replace(b"key", b"k\ny"),
+            ModelFileError,
+            r"pair 0 of 1 is 'k\\ny', with characters that no name",
+        ),
+        (
+            described(4).replace(b"t0", b"t\n"),
+            ModelFileError,
+            r"of tensor 0 of 1 is 't\\n', with characters that no name",
+        ),
         (pair(7, b"\x02"), ModelFileError, "truth value other than 0 and 1"),
         (pair(13, b""), ModelFileError, "metadata key has a value of type 13, known are 0 to 12"),
         (pair(9, struct.pack("<IQ", 13, 1)), ModelFileError, "value of type 13"),

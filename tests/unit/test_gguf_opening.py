@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,10 @@ from capstan.host import Host, current_host
 from capstan.loading import folder
 from capstan.loading.folder import FoundModel, Place, find_model
 from capstan.model_files.gguf.header import GgmlType, GgufFile, read_header
+from capstan.weights.manifest import Manifest
+from capstan.weights.records import DATA
+from capstan.weights.store import WeightStore
+from capstan.weights.weight_file import WeightFile
 from tests.gguf_files import gguf_file
 from tests.gguf_models import Made, contents, make, write, write_shards
 from tests.unit.shelf import Shelf
@@ -169,28 +173,98 @@ def test_tensors_that_contradict_the_metadata(made: Made, tmp_path: Path) -> Non
         asyncio.run(capstan.Model.load(file))
 
 
-def test_a_model_that_was_opened_before_is_not_derived_again(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its graph, its configuration and its tokenizer are noted for the very same file and type."""
-    file, shelf, reads = write(made, tmp_path / "model.gguf"), Shelf(), []
+@pytest.fixture
+def shelves(monkeypatch: pytest.MonkeyPatch) -> dict[str, Shelf]:
+    """The storage of this host, by folder."""
+    shelves: dict[str, Shelf] = {}
 
     async def backing(host: Host, folder: str) -> Shelf:
-        return shelf
-
-    async def read(*arguments: Any) -> GgufFile:
-        reads.append(arguments)
-        return await read_header(*arguments)
+        return shelves.setdefault(folder, Shelf())
 
     monkeypatch.setattr(type(current_host()), "backing", backing)
+    return shelves
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The headers that were read."""
+    reads: list[str] = []
+
+    async def read(data: Any, size: int, name: str) -> GgufFile:
+        reads.append(Path(name).name)
+        return await read_header(data, size, name)
+
     monkeypatch.setattr(folder, "read_header", read)
+    return reads
 
-    def found(dtype: str) -> FoundModel:
-        return asyncio.run(find_model(current_host(), Place(f"{tmp_path}/", file.name), "cpu", dtype, keep=True))
 
-    first = found("fp32")
-    assert (found("fp32"), len(reads)) == (first, 1)
-    assert found("fp16").onnx != first.onnx
+def found(file: Path, dtype: str = "fp32", keep: bool = True) -> FoundModel:
+    return asyncio.run(find_model(current_host(), Place(f"{file.parent}/", file.name), "cpu", dtype, keep=keep))
+
+
+def test_a_model_that_was_opened_before_is_not_derived_again(
+    made: Made, tmp_path: Path, shelves: dict[str, Shelf], reads: list[str]
+) -> None:
+    """Its graph, its configuration and its tokenizer are noted for the very same file and type."""
+    file = write(made, tmp_path / "model.gguf")
+    first = found(file)
+    assert (found(file), len(reads)) == (first, 1)
+    assert found(file, "fp16").onnx != first.onnx
     assert len(reads) == 2
     os.utime(file, ns=(1, 1))
-    assert (found("fp16"), len(reads)) == (found("fp16"), 3)
+    assert (found(file, "fp16"), len(reads)) == (found(file, "fp16"), 3)
+
+
+def test_shards_that_were_opened_before_are_not_read_again_while_all_of_them_are_the_same(
+    made: Made, tmp_path: Path, shelves: dict[str, Shelf], reads: list[str]
+) -> None:
+    files = write_shards(made, tmp_path, "token_embd.weight", "0.attn_q.weight", name="model")
+    first = found(files[1])
+    assert sorted(reads) == [file.name for file in files]
+    for file in files:
+        assert (found(file), len(reads)) == (first, 3)
+    for times, file in enumerate(files, 2):
+        os.utime(file, ns=(1, 1))
+        assert (found(files[0]), len(reads)) == (first, 3 * times), file.name
+    files[2].unlink()
+    with pytest.raises(ModelFileError, match="it is shard 3 of 3, and all of them must be in one folder"):
+        found(files[0])
+
+
+@pytest.mark.parametrize("which", ["file", "folder", "shard", None])
+def test_eviction_removes_what_was_noted_of_a_file(
+    which: str | None, made: Made, tmp_path: Path, shelves: dict[str, Shelf], reads: list[str]
+) -> None:
+    (tmp_path / "one").mkdir()
+    file = write(made, tmp_path / "one" / "model.gguf")
+    shards = write_shards(made, tmp_path / "two", "token_embd.weight", name="model")
+    sizes = []
+    for each in (file, shards[0]):
+        before = noted(shelves)
+        found(each)
+        sizes.append(noted(shelves) - before)
+    assert min(sizes) > 10_000
+    for each in (file, *shards):
+        asyncio.run(stored(each, each.read_bytes(), shelves))
+    names = {"file": f"file:{file}", "folder": f"file:{file.parent}", "shard": f"file:{shards[1]}", None: None}
+    held = {"file": (file,), "folder": (file,), "shard": shards[1:], None: (file, *shards)}[which]
+    of_notes = {"shard": sizes[1], None: sum(sizes)}.get(which, sizes[0])
+    evicted = asyncio.run(WeightStore().evict(names[which]))
+    assert evicted == sum(each.stat().st_size for each in held) + of_notes
+    assert noted(shelves) == sum(sizes) - of_notes
+    assert found(file) == found(file)
+    assert reads.count("model.gguf") == (1 if which == "shard" else 2)
+
+
+async def stored(file: Path, data: bytes, shelves: dict[str, Shelf]) -> None:
+    """The records of a file whose weights are stored, and no bytes of them."""
+    opened = cast(WeightFile, await current_host().open_weights(f"{file.parent}/", file.name, True))
+    shelves.setdefault("capstan-weights", Shelf()).texts[f"{opened.identity.key}{DATA}"] = ""
+    await WeightStore().complete(opened.identity, Manifest.of([data], len(data)))
+    opened.close()
+
+
+def noted(shelves: dict[str, Shelf]) -> int:
+    """Bytes that are kept of models, without their weights."""
+    notes = (shelf for folder, shelf in shelves.items() if folder != "capstan-weights")
+    return sum(len(text.encode()) for shelf in notes for text in shelf.texts.values())

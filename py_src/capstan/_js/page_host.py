@@ -23,7 +23,7 @@ from ..fallback import fall_back
 from ..graph import data_ends, parse, without_weights
 from ..graph.description import tell_growing
 from ..host.load_times import phase
-from ..host.notes import Notes, build
+from ..host.notes import Notes, build, notes_of_files
 from ..host.retrying import pause, retried
 from ..host.spans import HostSpans
 from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
@@ -107,9 +107,9 @@ class PageHost:
             # It is stored in one pass; the pieces then come from there.
             await file.load(storage.memory(0), size, partial(progress, location))
             file = await self._open_weights(address_of(folder, place), location, store)
-        notes = Notes() if keep and file.content is not None else None
+        notes = notes_of_files() if keep and file.content is not None else None
         key = json.dumps([build(), file.content])
-        noted = await notes.read(f"graph of {folder}{name}", key) if notes else None
+        noted = await notes.read(file.address, key) if notes else None
         if noted is not None:
             file.close()
             return b64decode(noted)
@@ -118,7 +118,7 @@ class PageHost:
         finally:
             file.close()
         if notes:
-            await notes.write(f"graph of {folder}{name}", key, b64encode(graph).decode())
+            await notes.write(file.address, key, b64encode(graph).decode())
         return graph
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:

@@ -7,6 +7,7 @@ the key that it was written with; if anything has changed since, the fact is fou
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from ..fallback import fall_back
 from . import current_host
 from .storage import Backing, short_hash
 
-__all__ = ["Notes", "build"]
+__all__ = ["Notes", "build", "notes_of_files"]
 
-FOLDER = "capstan-notes"
+FOLDER, FOLDER_OF_FILES = "capstan-notes", "capstan-file-notes"
 MOST = 32
 """Notes that are kept; one more, and all others go."""
 
@@ -25,8 +26,9 @@ MOST = 32
 class Notes:
     """The notes of this origin. Without storage nothing is noted; where storage fails, that is a step down."""
 
-    def __init__(self, backing: Backing | None = None) -> None:
+    def __init__(self, backing: Backing | None = None, folder: str = FOLDER) -> None:
         self._backing = backing
+        self._folder = folder
 
     async def read(self, name: str, key: str) -> str | None:
         """The note, None if there is none for this key or it is damaged."""
@@ -56,13 +58,39 @@ class Notes:
         except StorageError as error:
             self._without(error)
 
+    async def has(self, name: str) -> bool:
+        """Whether there is a note of that name, for whatever key."""
+        try:
+            backing = await self._open()
+            return backing is not None and file_name(name) in await backing.names()
+        except StorageError as error:
+            self._without(error)
+            return False
+
+    async def forget(self, names: Iterable[str] | None) -> int:
+        """Remove the notes of these names, with None all, and return how many bytes they held. Raises StorageError."""
+        backing = await self._open()
+        if backing is None:
+            return 0
+        there, freed = await backing.names(), 0
+        wanted = set(there) if names is None else {file_name(name) for name in names}
+        for file in wanted.intersection(there):
+            freed += len((await backing.read_text(file) or "").encode())
+            await backing.remove(file)
+        return freed
+
     async def _open(self) -> Backing | None:
         if self._backing is None:
-            self._backing = await current_host().backing(FOLDER)
+            self._backing = await current_host().backing(self._folder)
         return self._backing
 
     def _without(self, error: StorageError) -> None:
         fall_back("notes for the next page load", str(error), "what was found out is found out again then")
+
+
+def notes_of_files() -> Notes:
+    """The notes about stored data files, by their addresses; they are evicted with the file (capstan.WeightStore)."""
+    return Notes(folder=FOLDER_OF_FILES)
 
 
 def file_name(name: str) -> str:

@@ -222,6 +222,10 @@ class WeightData(Protocol):
         """A name of these bytes as their source tells them, which stays when they are stored; None if it does not."""
 
     @property
+    def address(self) -> str:
+        """The address of their source, by which they are stored."""
+
+    @property
     def size(self) -> int | None:
         """The file's bytes, None if that is not told."""
 

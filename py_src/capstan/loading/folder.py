@@ -13,13 +13,13 @@ from typing import Any
 from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host
-from ..host.notes import Notes, build
+from ..host.notes import build, notes_of_files
 from ..host.storage import Progress, WeightData
 from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
 from ..model_files.file_names import is_gguf
 from ..model_files.gguf.config import config_from_json, config_to_json, gguf_config
 from ..model_files.gguf.header import GgufFile, read_header
-from ..model_files.gguf.shards import joined, require_shard, shard_names
+from ..model_files.gguf.shards import first_shard, joined, require_shard, shard_names
 from ..model_files.gguf.tokenizer import tokenizer_files
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import clipped
@@ -181,23 +181,36 @@ def listed(sizes: Mapping[str, int | None]) -> str:
 
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
     """The model that a GGUF file is, or that it is a shard of: its graph is written here, and names parts of the files
-    as weights. That of one file is noted for later pages: a vocabulary takes one about a second."""
+    as weights. It is noted for later pages: a vocabulary takes one about a second."""
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
         raise OptionError(f"dtype is {dtype!r}, but over the weights of {name} there are {' and '.join(ELEMENTS)}")
     names = shard_names(name)
-    data = await open_shard(host, folder, name, names, keep)
-    if len(names) > 1 or not keep or data.key is None:
-        return await derived(host, folder, name, names, data, dtype, keep)
-    notes, about, key = Notes(), f"model of {folder}{name}", json.dumps([build(), data.key, dtype])
-    text = await notes.read(about, key)
-    if text is not None:
-        data.close()
-        return from_note(text)
-    found = await derived(host, folder, name, names, data, dtype, keep)
-    await notes.write(about, key, as_note(found))
-    return found
+    files = {name: await open_shard(host, folder, name, names, keep)}
+    try:
+        notes, about = notes_of_files() if keep else None, first_shard(files[name].address)
+        # The other shards are asked for before a header is read only where they were there at an earlier load.
+        if notes is not None and await notes.has(about):
+            await open_others(host, folder, names, files, keep)
+            key = key_of(files, dtype)
+            text = await notes.read(about, key) if key is not None else None
+            if text is not None:
+                return from_note(text)
+        found = await derived(host, folder, name, names, files, dtype, keep)
+        key = key_of(files, dtype)
+        if notes is not None and key is not None:
+            await notes.write(about, key, as_note(found))
+        return found
+    finally:
+        for data in files.values():
+            data.close()
+
+
+def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:
+    """The key of the note of a model in these files; None if one of them may change unseen."""
+    keys = [files[name].key for name in sorted(files)]
+    return None if None in keys else json.dumps([build(), keys, dtype])
 
 
 def as_note(found: FoundModel) -> str:
@@ -213,21 +226,19 @@ def from_note(text: str) -> FoundModel:
 
 
 async def derived(
-    host: Host, folder: str, name: str, names: Sequence[str], data: WeightData, dtype: str, keep: bool
+    host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
 ) -> FoundModel:
-    """The model of the files with these names, of which the one named `name` is open."""
+    """The model of the files with these names, of which the one named `name` is open; the others are then, too."""
     from ..graph.gguf.builder import write_graph
 
     # The others are asked for once the named one has said that there are so many.
-    headers = {name: await read_shard(data, folder, name, names)}
+    headers = {name: await read_shard(files[name], folder, name, names)}
+    await open_others(host, folder, names, files, keep)
     others = [each for each in names if each != name]
-
-    async def header(other: str) -> Header:
-        return await read_shard(await open_shard(host, folder, other, names, keep), folder, other, names)
-
-    headers |= zip(others, await asyncio.gather(*map(header, others)), strict=True)
+    read = await asyncio.gather(*(read_shard(files[other], folder, other, names) for other in others))
+    headers |= zip(others, read, strict=True)
     file = joined([headers[each].file for each in names])
-    config = gguf_config(file, name)
+    config = gguf_config(file, names[0])
     small = {name: data for header in headers.values() for name, data in header.small.items()}
     graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
     return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
@@ -253,19 +264,25 @@ async def open_shard(host: Host, folder: str, name: str, names: Sequence[str], k
         raise ModelFileError(f"{error}; {which}") from error
 
 
+async def open_others(host: Host, folder: str, names: Sequence[str], files: dict[str, WeightData], keep: bool) -> None:
+    """Open those files of a model that are not open yet."""
+
+    async def opened(name: str) -> None:
+        files[name] = await open_shard(host, folder, name, names, keep)
+
+    await asyncio.gather(*(opened(name) for name in names if name not in files))
+
+
 async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[str]) -> Header:
-    """The header of one of the files of a model, which is closed then."""
+    """The header of one of the files of a model."""
     from ..graph.gguf.builder import ROPE_FACTORS
 
-    try:
-        if data.size is None:
-            raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
-        file = await read_header(data.read, data.size, folder + name)
-        require_shard(file, names.index(name), len(names))
-        factors = file.tensors.get(ROPE_FACTORS)
-        return Header(file, {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {})
-    finally:
-        data.close()
+    if data.size is None:
+        raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
+    file = await read_header(data.read, data.size, folder + name)
+    require_shard(file, names.index(name), len(names))
+    factors = file.tensors.get(ROPE_FACTORS)
+    return Header(file, {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {})
 
 
 async def find_in_repository(

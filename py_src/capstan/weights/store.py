@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 from ..errors import StorageError
 from ..host import current_host
+from ..host.notes import notes_of_files
 from ..host.storage import Backing, DataFile, SourceIdentity
+from ..model_files.gguf.shards import first_shard
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
 
@@ -104,8 +106,8 @@ class WeightStore:
         return found + partial
 
     async def evict(self, which: str | None = None) -> int:
-        """Remove files and return how many bytes they held. With files of a hub's repository its small ones go too, and
-        the next load asks the hub what the repository is now.
+        """Remove files and return how many bytes they held. Notes about them go too: the graph and the tokenizer of a
+        GGUF file. So do the small files of a hub's repository; the next load asks the hub what it is now.
 
         Raises StorageError, with nothing of that file removed, while another tab has it open.
         """
@@ -130,6 +132,7 @@ class WeightStore:
             for name in names:
                 await backing.remove(name)
         if self._is_the_hosts:
+            freed += await notes_of_files().forget(None if which is None else map(first_shard, addresses))
             freed += await current_host().forget(None if which is None else addresses)
         return freed
 

@@ -106,6 +106,11 @@ class WeightFile:
         return self.identity.key
 
     @property
+    def address(self) -> str:
+        """The address of their source, by which they are stored."""
+        return self.identity.name
+
+    @property
     def size(self) -> int | None:
         """The file's bytes, None if that is not told."""
         return self._size

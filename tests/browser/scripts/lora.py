@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capstan import Adapters, Generator
+from capstan import Adapters, DeviceLostError, Generator
 from capstan.fallback import fallbacks
 from capstan.memory import ledger
 
@@ -55,6 +55,30 @@ async def drive(
     assert adapter_bytes() == 0, ledger().entries
     told = {name: count for name, count in fallbacks().items() if count != before.get(name)}
     return {"runs": found, "sessions": sessions, "adapters": held, "fallbacks": told}
+
+
+async def lost(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """A generator with an adapter whose device is lost after two tokens, then the same without a loss: how the first
+    one ended, and the ids of the second one."""
+    error = ""
+    for loses in (True, False):
+        opened = await load(models, model)
+        adapters = Adapters(opened)
+        await adapters.load_async("first.onnx_adapter", "first")
+        async with Generator(opened, parameters(opened)) as generator:
+            generator.set_active_adapter(adapters, "first")
+            generator.append_tokens(prompt)
+            await take(generator, 2)
+            if loses:
+                gpu().destroy_device()
+            try:
+                await take(generator, count - 2)
+            except DeviceLostError as told:
+                error = str(told)
+            ids = generator.get_sequence(0)
+        if not loses:
+            adapters.unload("first")
+    return {"error": error, "ids": ids, "recoveries": opened.recoveries}
 
 
 def adapter_bytes() -> int:

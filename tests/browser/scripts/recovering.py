@@ -9,6 +9,7 @@ from pyodide.code import run_js
 
 from capstan import CapstanError, Generator, Model
 from capstan._js import host
+from capstan.fallback import fallbacks
 from capstan.memory import CATEGORIES, ledger
 
 from .running import close_all, parameters
@@ -29,7 +30,7 @@ async def run(
 ) -> dict[str, Any]:
     """Load, generate and close, and lose the device after as many milliseconds; the ids, or the error."""
     await close_all()
-    begun = host.now()
+    begun, before = host.now(), dict(fallbacks())
     timer = asyncio.get_running_loop().call_later((lost_after or 0) / 1000, destroy if lost_after else lambda: None)
     found: dict[str, Any] = {"ids": [], "error": None, "events": []}
     try:
@@ -49,6 +50,7 @@ async def run(
     except CapstanError as error:
         found["error"] = [type(error).__name__, str(error)]
     timer.cancel()
+    found["fallbacks"] = [name for name, count in fallbacks().items() if count != before.get(name)]
     found["took"] = host.now() - begun
     for _ in range(100):
         if not any(ledger().bytes(category=name) for name in CATEGORIES):

@@ -10,6 +10,7 @@ from .inputs import INPUTS
 from .kernels import KERNELS
 from .memory import MEMORY
 from .page import PAGE
+from .places import PLACES
 from .sampling import SAMPLING
 from .tape import TAPE
 from .tools import TOOLS
@@ -19,6 +20,20 @@ from .weights import WEIGHTS
 __all__ = ["MUTATIONS"]
 
 MUTATIONS: tuple[Mutation, ...] = (
-    *(*TOOLS, *SAMPLING, *GENERATION, *INPUTS, *GRAPHS, *MEMORY, *WEIGHTS, *APIS, *TAPE, *WEBGPU, *PAGE, *KERNELS),
+    *(
+        *TOOLS,
+        *SAMPLING,
+        *GENERATION,
+        *INPUTS,
+        *GRAPHS,
+        *MEMORY,
+        *WEIGHTS,
+        *PLACES,
+        *APIS,
+        *TAPE,
+        *WEBGPU,
+        *PAGE,
+        *KERNELS,
+    ),
 )
 """Python's first, then the page's: after a fault in Python tests in the page wait for a new wheel."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, unit
+from ..mutation import Mutation, browser, unit
 
 __all__ = ["GENERATION"]
 
@@ -108,5 +108,21 @@ GENERATION = (
         "return content",
         "a note is taken for another model, build or adapter",
         unit("notes::test_a_note_is_there_for_its_key_only"),
+    ),
+    Mutation(
+        "recovery.adapters",
+        "py_src/capstan/generation/row_loop.py",
+        "theirs = self._pools is not None or self.adapters.layers or self.adapters.pending",
+        "theirs = self._pools is not None",
+        "a sequence goes on without its LoRA adapter on another device",
+        browser("lora::test_a_lost_device_is_told_and_model_and_adapter_can_be_loaded_again"),
+    ),
+    Mutation(
+        "prompt.one_less",
+        "py_src/capstan/generation/prompt.py",
+        "values = list(islice(source, batch_size * max(room, 1) + 1))",
+        "values = list(islice(source, batch_size * max(room, 1)))",
+        "tokens beyond max_length are cut off in silence",
+        unit("generator_use::TestOptions::test_endless_tokens_are_refused_at_max_length"),
     ),
 )

@@ -291,7 +291,7 @@ class Parser:
         metadata: dict[str, Value] = {}
         for index in range(pairs):
             self._inside = f"the key of metadata pair {index} of {pairs}"
-            key = self._text(MOST_NAME)
+            key = self._key()
             self._inside = f"metadata {key}"
             if key in metadata:
                 raise self._error("is there twice")
@@ -340,6 +340,13 @@ class Parser:
             return self._data[at : at + length].decode()
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8 at byte {at + error.start} of the file") from error
+
+    def _key(self) -> str:
+        """A key or a tensor's name, as messages show it."""
+        name = self._text(MOST_NAME)
+        if not name.isprintable():
+            raise self._error(f"is {name[:64]!r}, with characters that no name has")
+        return name
 
     def _value(self, kind: int, depth: int) -> Value:
         if kind in NUMBERS:
@@ -403,7 +410,7 @@ class Parser:
     def _description(self, index: int, count: int) -> tuple[str, tuple[int, ...], int, int]:
         """A tensor's name, dimensions, type and offset as the file says."""
         self._inside = f"the description of tensor {index} of {count}"
-        name = self._text(MOST_NAME)
+        name = self._key()
         self._inside = f"the description of tensor {name}"
         dims = self._number("I")
         if not 1 <= dims <= MOST_DIMS:

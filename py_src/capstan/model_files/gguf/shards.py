@@ -16,7 +16,7 @@ from types import MappingProxyType
 from ...errors import ModelFileError
 from .header import MOST_COUNT, GgufFile, GgufTensor
 
-__all__ = ["joined", "require_shard", "shard_names"]
+__all__ = ["first_shard", "joined", "require_shard", "shard_names"]
 
 NAME = re.compile(r"(?P<front>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)", re.IGNORECASE | re.DOTALL)
 MOST_SHARDS = 1024
@@ -41,6 +41,12 @@ def shard_names(name: str) -> tuple[str, ...]:
         )
     front, end = match["front"], match["end"]
     return tuple(f"{front}-{each:05}-of-{match['count']}{end}" for each in range(1, count + 1))
+
+
+def first_shard(name: str) -> str:
+    """The name or address of the first file of a model, of which `name` is one; `name` where it is none of several."""
+    match = NAME.fullmatch(name)
+    return f"{match['front']}-00001-of-{match['count']}{match['end']}" if match else name
 
 
 def require_shard(file: GgufFile, number: int, count: int) -> None:
