@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ... import graph
@@ -57,17 +57,20 @@ class WasmSession(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription, LoraGraph]:
+def prepare(
+    parsed: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None
+) -> tuple[bytes, GraphDescription, LoraGraph]:
     """The model with the logits cut to the last positions where that is possible, its description, and its inputs for
-    adapters. Those are fed in every run: onnxruntime-web takes no input that has a default.
+    adapters. Those are fed in every run: onnxruntime-web takes no input that has a default. `defaults` are the bytes
+    of those in data files, which runs without an adapter need.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     require_whole(parsed, "wasm")
-    facts = Rewriting(config, first_logits=FIRST_LOGITS)
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, defaults=defaults or {})
     with graph.contradictions():
         data = graph.serialize(rewritten(parsed, "wasm", facts))
-    return data, facts.about, LoraGraph(facts.lora)
+    return data, facts.about, LoraGraph(facts.lora, facts.others)
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
