@@ -335,6 +335,12 @@ def test_a_model_that_lists_all_weights_as_inputs_has_no_more_for_adapters(tmp_p
     adapters.load("first.onnx_adapter", "first")
     for name in ("none", "first"):
         assert driven(model, adapters, RUNS[name]) == expected(name)
+    # A product by a gate lies between those of an MLP.
+    plain = with_inputs(FIXTURES / "nano-float", tmp_path / "plain", lambda _: True)
+    name = "model.layers.0.mlp.down_proj.MatMul.weight"
+    write_arrays(tmp_path / "one.onnx_adapter", {name: np.zeros((128, 64), np.float32)})
+    with pytest.raises(BindingError, match=r"down_proj\S+ float32 .* no factor of a LoRA product"):
+        Adapters(plain).load(tmp_path / "one.onnx_adapter", "one")
 
 
 def test_a_default_of_another_shape_than_its_input_is_refused(tmp_path: Path) -> None:
