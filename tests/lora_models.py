@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-__all__ = ["ADAPTERS", "LORA", "Shapes", "add_inputs", "write_adapter"]
+__all__ = ["ADAPTERS", "DEFAULTS", "LORA", "Defaults", "Shapes", "add_inputs", "write_adapter"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LORA = FIXTURES / "nano-lora"
@@ -78,6 +79,72 @@ def add_inputs(source: Path, out: Path, *, optional: bool = True, scaled: bool =
     graph.node.extend(nodes)
     onnx.save(model, str(out / "model.onnx"))
     return shapes
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A decoder whose inputs for adapters have defaults with elements: `make` writes it."""
+
+    rank: int
+    zeros: bool = False
+    free: bool = True
+    """Whether the inputs leave the rank free."""
+    external: bool = False
+    """Whether they are in model.onnx.data."""
+    letters: str = "lora"
+    """A part of the inputs' names."""
+
+    def make(self, out: Path, source: Path = FIXTURES / "nano-apart") -> Shapes:
+        """Write the model to `out` with two adapters: `all` has every tensor, `queries` those of the queries' product,
+        both of the defaults' rank."""
+        shapes = add_inputs(source, out)
+        model = onnx.load(str(out / "model.onnx"), load_external_data=False)
+        graph = model.graph
+        random = np.random.default_rng(7)
+        for tensor in graph.initializer:
+            if tensor.name in shapes:
+                dims = [size or self.rank for size in shapes[tensor.name]]
+                values = np.zeros(dims) if self.zeros else 0.5 * random.standard_normal(dims) / np.sqrt(dims[0])
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), tensor.name))
+                if self.external:
+                    append_external(tensor, out / "model.onnx.data")
+        for value in graph.input:
+            if value.name in shapes and not self.free:
+                dims = [size or self.rank for size in shapes[value.name]]
+                value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, dims))
+        names = {name: name.replace("lora", self.letters) for name in shapes}
+        for value in graph.input:
+            value.name = names.get(value.name, value.name)
+        for tensor in graph.initializer:
+            tensor.name = names.get(tensor.name, tensor.name)
+        for node in graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+        onnx.save(model, str(out / "model.onnx"))
+        shapes = {names[name]: shape for name, shape in shapes.items()}
+        write_adapter(out / "all.onnx_adapter", shapes, self.rank, 1)
+        write_adapter(out / "queries.onnx_adapter", shapes, self.rank, 3, lambda name: ".q_proj." in name)
+        return shapes
+
+
+DEFAULTS = {
+    "of an odd rank": Defaults(6),
+    "in the data file": Defaults(4, free=False, external=True),
+    "in the data file, with a free rank": Defaults(4, external=True),
+    "zeros in the data file": Defaults(4, zeros=True, free=False, external=True),
+    "of fixed sizes and another name": Defaults(3, free=False, letters="delta"),
+}
+
+
+def append_external(tensor: TensorProto, file: Path) -> None:
+    """Move a tensor's bytes to the end of the data file."""
+    data, at = tensor.raw_data, file.stat().st_size
+    start = at + -at % 64
+    with file.open("ab") as out:
+        out.write(bytes(start - at) + data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", file.name), ("offset", str(start)), ("length", str(len(data)))):
+        tensor.external_data.add(key=key, value=value)
 
 
 def write_adapter(

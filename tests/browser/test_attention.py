@@ -300,14 +300,16 @@ def replaced(plans: Plans, **constants: int) -> Plans:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"),
-    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)],
+    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256), (8, 2, 512), (2, 2, 400)],
 )
 def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256), (4, 1, 512)]
+)
 def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     for lanes in {0, kernels.lanes}:
         shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5)
@@ -405,7 +407,7 @@ def test_subgroups_give_the_same(
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
+@pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128), (128, 512)])
 def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
     """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)

@@ -6,8 +6,9 @@ import pytest
 
 from capstan.device.lora_file import read_adapter
 from tests import oracle
+from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.lora_models import LORA
+from tests.lora_models import DEFAULTS, LORA
 from tests.lora_runs import PROMPT, PROMPTS, RUNS, expected
 
 CHEAP = ("none", "first", "another of the same rank", "after some tokens", "after the prompt")
@@ -28,6 +29,21 @@ def test_ids_are_the_oracles(device: str, scripts: PageScripts) -> None:
         assert found["sessions"][1:] == [2, 0, 0, 0]
         tensors = read_adapter((LORA / "first.onnx_adapter").read_bytes(), "first").tensors.values()
         assert found["adapters"] == 2 * sum(len(tensor.data) for tensor in tensors)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+@pytest.mark.parametrize("what", DEFAULTS)
+def test_defaults_with_elements_count_where_no_adapter_fills_them(
+    what: str, device: str, scripts: PageScripts, variants: Variants
+) -> None:
+    name = f"defaults {list(DEFAULTS).index(what)} {device}".replace(" ", "-")
+    folder = variants.folder(name, LORA.parent / "nano-apart")
+    DEFAULTS[what].make(folder)
+    plain = [("append", PROMPTS[0]), ("generate", 12)]
+    runs = [plain, [("adapter", "all"), *plain], [("adapter", "queries"), *plain]]
+    found = scripts.run("lora", "drive", name, model=name, runs=runs, device=device)
+    assert [each["sequences"] for each in found["runs"]] == [[oracle.drive(folder, run).sequence] for run in runs]
 
 
 def test_rows_of_a_batch_have_the_adapter(scripts: PageScripts) -> None:

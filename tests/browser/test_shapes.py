@@ -19,9 +19,10 @@ FUSED = {
     "16 heads a group": Shape(heads=16, kv_heads=1),
     "heads of 112": Shape(head=112),
     "heads of 208": Shape(head=208),
+    "heads of 512": Shape(heads=2, kv_heads=1, head=512),
 }
 KEPT = {
-    "heads of 512": (Shape(heads=2, kv_heads=1, head=512), "rotary: heads of 512 elements are longer than 256"),
+    "heads of 528": (Shape(heads=2, kv_heads=1, head=528), "rotary: heads of 528 elements are longer than 512"),
     "odd blocks of 16": (
         Shape(hidden=72, bits=8, block=16),
         "matmul_nbits: rows of 72 elements in blocks of 16 are no multiple of 32 (7 times)",

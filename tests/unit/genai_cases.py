@@ -24,6 +24,37 @@ TEMPLATE = (
     "{% if tools %}T{{tools}}{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
 )
 TOOLS = '[{"type": "function", "function": {"parameters": {"b": 1, "a": "<"}, "name": "f"}}]'
+TOOL = {
+    "name": "get_weather",
+    "description": "the weather 'now'",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where", "enum": ["Rome", "Oslo"]},
+            "days": {"type": ["null", "integer"], "default": 3},
+            "any": {"anyOf": [{"type": "string"}]},
+            "none": {"type": ["null"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+FORMS = [
+    [{"type": "function", "function": TOOL}],
+    [{"type": "tool", **TOOL}, {"type": "tool"}],
+    [{"name": "exit", "parameters": {"now": {"type": "bool", "default": True, "values": ["a", 1.5]}}}],
+    [{"type": "function", "function": {"name": "exit"}}],
+    [],
+]
+"""Tools as OpenAI has them, the same without `function`, and as Phi-4 has them."""
+PHI = (
+    "{% for m in messages %}<|{{m.role}}|>{% if 'tools' in m and m['tools'] is not none %}"
+    "{{ m['content'] + '<|tool|>' + m['tools'] + '<|/tool|>' }}{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
+HERMES = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{m.role}}{{m.content}}{% endfor %}"
+)
 HI = '[{"role": "user", "content": "hi"}]'
 PROMPT = [299, 310, 10, 80, 281]
 MANY_ENDS = json.dumps({"model": {"eos_token_id": [*range(440, 470), 472]}})
@@ -55,6 +86,12 @@ def generator(og: Any, tokens: Any = PROMPT, overlay: str = "", **options: Any) 
     if tokens is not None:
         made.append_tokens(tokens)
     return made
+
+
+def asked(tools: Any) -> str:
+    """Messages as the examples of the native package have them, with tools in the first one."""
+    system = {"role": "system", "content": "You 'help' {people: 'all'}.", "tools": json.dumps(tools)}
+    return json.dumps([system, {"role": "user", "content": "what's 'up', 'it' said"}])
 
 
 def adapters(og: Any) -> Any:
@@ -429,6 +466,20 @@ SAME: dict[str, Callable[[Any], Any]] = {
             "{% for one in tools %}{{ one | tojson }}{% endfor %}",
         )
     ],
+    "Tokenizer.apply_chat_template forms of tools": lambda og: [
+        tokenizer(og).apply_chat_template(HI, template_str=template, tools=json.dumps(tools))
+        for tools in FORMS
+        for template in (TEMPLATE, PHI, HERMES)
+    ],
+    "Tokenizer.apply_chat_template tools in a message": lambda og: [
+        tokenizer(og).apply_chat_template(asked(tools), template_str=template, tools=other)
+        for tools in FORMS
+        for template in (PHI, HERMES, "{{ messages[0].tools | length }}{{ messages[0].tools is string }}")
+        for other in ("", json.dumps(FORMS[0]))
+    ],
+    "Tokenizer.apply_chat_template no tools in a message": lambda og: tokenizer(og).apply_chat_template(
+        '[{"role": "system", "content": "S", "tools": ""}]', template_str=PHI
+    ),
     "Tokenizer.apply_chat_template of no JSON": lambda og: tokenizer(og).apply_chat_template(
         "{", template_str=TEMPLATE
     ),

@@ -38,6 +38,8 @@ SIZES = [
     (4, 4, 256),
     (14, 2, 256),
     (32, 2, 256),
+    (16, 1, 512),
+    (8, 2, 400),
 ]
 SHAPES = [Shape(*size, element=element) for size in SIZES for element in ("f16", "f32")]
 LANES = (0, 16, 32, 64)
@@ -159,10 +161,10 @@ def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
     fits = {
         (element, head): fits_attention(Shape(4, 2, head, element))
         for element in ("f16", "f32")
-        for head in (8, 16, 40, 72, 80, 256, 272)
+        for head in (8, 16, 40, 72, 80, 256, 512, 528)
     }
-    assert [head for (element, head), fit in fits.items() if fit and element == "f16"] == [16, 80, 256]
-    assert [head for (element, head), fit in fits.items() if fit and element == "f32"] == [8, 16, 40, 72, 80, 256]
+    assert [head for (element, head), fit in fits.items() if fit and element == "f16"] == [16, 80, 256, 512]
+    assert [head for (element, head), fit in fits.items() if fit and element == "f32"] == [8, 16, 40, 72, 80, 256, 512]
     assert not fits_attention(Shape(9, 2, 64))
     assert [rotary for rotary in range(4, 68, 4) if fits_attention(Shape(4, 2, 64, rotary=rotary))] == [16, 32, 48, 64]
 

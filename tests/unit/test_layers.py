@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "drafts step_recorder",
     ),
     "genai": (
-        "config events log runtime speculative tensors",
+        "chat_tools config events log runtime speculative tensors",
         "last_run model",
         "adapters params refused request tokenizer",
         "engine generator",

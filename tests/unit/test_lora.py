@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import onnxruntime_genai as og
 import pytest
@@ -18,7 +20,7 @@ from capstan import Adapters, Generator, GeneratorParams, Model, graph
 from capstan.errors import BindingError, ModelFileError, OptionError, UnsupportedModelError
 from capstan.model_files.config import parse_genai_config
 from tests import oracle
-from tests.lora_models import LORA, Shapes, add_inputs, write_adapter
+from tests.lora_models import DEFAULTS, LORA, Defaults, Shapes, add_inputs, write_adapter
 from tests.lora_runs import PROMPT, PROMPTS, RUNS, expected
 
 FIXTURES = LORA.parent
@@ -90,6 +92,45 @@ def test_products_in_float32_and_inputs_without_a_default(source: str, optional:
     assert driven(model, adapters, actions) == oracle.drive(tmp_path, actions).sequence
 
 
+@pytest.mark.parametrize("what", DEFAULTS)
+def test_defaults_with_elements_count_where_no_adapter_fills_them(what: str, tmp_path: Path) -> None:
+    DEFAULTS[what].make(tmp_path)
+    model = Model(str(tmp_path))
+    adapters = Adapters(model)
+    plain: list[tuple[str, Any]] = [("append", PROMPT), ("generate", 12)]
+    found = {driven(model, adapters, plain) == oracle.drive(tmp_path, plain).sequence}
+    for name in ("all", "queries"):
+        adapters.load(f"{name}.onnx_adapter", name)
+        actions = [("adapter", name), *plain]
+        found.add(driven(model, adapters, actions) == oracle.drive(tmp_path, actions).sequence)
+    assert found == {True}
+
+
+def test_defaults_of_another_rank_than_the_adapters_are_those_of_one_rank(tmp_path: Path) -> None:
+    """The native package takes equal ranks only: it is given the same adapter, filled up with zeros to the rank of the
+    defaults, and the other way round."""
+    given = {"low": 4, "high": 12}
+    shapes = Defaults(8).make(tmp_path)
+    queries = {name: shape for name, shape in shapes.items() if ".q_proj." in name}
+    model = Model(str(tmp_path))
+    adapters = Adapters(model)
+    plain: list[tuple[str, Any]] = [("append", PROMPT), ("generate", 12)]
+    for name, rank in given.items():
+        write_adapter(tmp_path / f"{name}.onnx_adapter", queries, rank, 5)
+        adapters.load(f"{name}.onnx_adapter", name)
+        exported = graph.parse((tmp_path / "model.onnx").read_bytes())
+        arrays = {
+            tensor.name: np.frombuffer(tensor.raw_data, np.float32).reshape(tensor.dims)
+            for tensor in exported.graph.initializer
+            if tensor.name in shapes
+        }
+        tensors = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / f"{name}.onnx_adapter")).get_parameters()
+        arrays |= {each: value.numpy() for each, value in tensors.items()}
+        write_arrays(tmp_path / f"{name}-filled.onnx_adapter", filled_up(arrays, max(8, rank)))
+        wanted = oracle.drive(tmp_path, [("adapter", f"{name}-filled"), *plain]).sequence
+        assert driven(model, adapters, [("adapter", name), *plain]) == wanted
+
+
 def test_adapters_of_one_generator_are_laid_over_one_another(model: Model, adapters: Adapters) -> None:
     """A later one counts where both have a tensor, whatever their ranks; the native package takes equal ranks only."""
     both = [("adapter", "second"), ("adapter", "queries"), ("append", PROMPT), ("generate", 12)]
@@ -109,17 +150,25 @@ def merged(under: Path, over: Path) -> bytes:
     for path in (under, over):
         tensors = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
         arrays |= {name: value.numpy() for name, value in tensors.items()}
-    filled = {}
-    for name, array in arrays.items():
-        room = [(0, 8 - size if size < 8 else 0) for size in array.shape]
-        filled[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.pad(array, room))
+    with tempfile.NamedTemporaryFile(suffix=".onnx_adapter") as out:
+        write_arrays(Path(out.name), filled_up(arrays, 8))
+        return Path(out.name).read_bytes()
+
+
+def filled_up(arrays: dict[str, np.ndarray[Any, Any]], rank: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Factors of that rank, with zeros behind; layers are wider than any rank."""
+    return {
+        name: np.pad(array, [(0, rank - size if size < rank else 0) for size in array.shape])
+        for name, array in arrays.items()
+    }
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     file = onnxruntime.AdapterFormat()
     file.set_adapter_version(1)
     file.set_model_version(1)
-    file.set_parameters(filled)
-    with tempfile.NamedTemporaryFile(suffix=".onnx_adapter") as out:
-        file.export_adapter(out.name)
-        return Path(out.name).read_bytes()
+    file.set_parameters({name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    file.export_adapter(str(path))
 
 
 @pytest.mark.parametrize("module", ["native", "capstan"])
@@ -242,8 +291,85 @@ def test_an_adapter_that_does_not_fit_is_refused(what: str, model: Model, tmp_pa
 
 def test_a_model_without_inputs_for_adapters_says_so() -> None:
     model = Model(str(FIXTURES / "nano-apart"))
-    with pytest.raises(UnsupportedModelError, match="no inputs for LoRA adapters"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"no inputs for LoRA adapters, so none for model\.layers\.\S+ float32"
+    ):
         Adapters(model).load(LORA / "first.onnx_adapter", "a")
+
+
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+def with_inputs(folder: Path, out: Path, wanted: Callable[[str], bool]) -> Model:
+    """A copy of a model whose initializers of these names are inputs, too, so that they may be overridden."""
+    shutil.copytree(folder, out)
+    model = onnx.load(str(out / "model.onnx"), load_external_data=False)
+    for tensor in model.graph.initializer:
+        if wanted(tensor.name) and tensor.name not in {value.name for value in model.graph.input}:
+            dims = list(tensor.dims)
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, dims))
+    onnx.save(model, str(out / "model.onnx"))
+    return Model(str(out))
+
+
+@pytest.mark.parametrize("source", ["nano-apart", "nano-lora"])
+@pytest.mark.parametrize("name", [NORM, "model.layers.0.attn.q_proj.MatMul.weight_scales", "ghost.weight"])
+@pytest.mark.parametrize("overridable", [True, False], ids=["overridable", "constant"])
+def test_what_no_adapter_can_fill_is_refused_by_its_name(
+    name: str, source: str, overridable: bool, tmp_path: Path
+) -> None:
+    """The native package takes any input with a default, and fails in the first run for constants."""
+    model = with_inputs(FIXTURES / source, tmp_path / "m", lambda each: overridable and each == name)
+    write_arrays(tmp_path / "one.onnx_adapter", {name: np.zeros((64, 2), np.float32)})
+    with pytest.raises((BindingError, UnsupportedModelError)) as raised:
+        Adapters(model).load(tmp_path / "one.onnx_adapter", "one")
+    words = "no factor of a LoRA product" if overridable and name != "ghost.weight" else "no input"
+    assert f"{name} float32 [64, 2]" in str(raised.value)
+    assert words in str(raised.value)
+    assert any(remedy in str(raised.value) for remedy in ("fold its values", "Olive's", "exported with this model"))
+
+
+def test_a_model_that_lists_all_weights_as_inputs_has_no_more_for_adapters(tmp_path: Path) -> None:
+    model = with_inputs(LORA, tmp_path / "m", lambda _: True)
+    adapters = Adapters(model)
+    adapters.load("first.onnx_adapter", "first")
+    for name in ("none", "first"):
+        assert driven(model, adapters, RUNS[name]) == expected(name)
+    # A product by a gate lies between those of an MLP.
+    plain = with_inputs(FIXTURES / "nano-float", tmp_path / "plain", lambda _: True)
+    name = "model.layers.0.mlp.down_proj.MatMul.weight"
+    write_arrays(tmp_path / "one.onnx_adapter", {name: np.zeros((128, 64), np.float32)})
+    with pytest.raises(BindingError, match=r"down_proj\S+ float32 .* no factor of a LoRA product"):
+        Adapters(plain).load(tmp_path / "one.onnx_adapter", "one")
+
+
+def test_a_default_of_another_shape_than_its_input_is_refused(tmp_path: Path) -> None:
+    Defaults(4, free=False).make(tmp_path)
+    model = onnx.load(str(tmp_path / "model.onnx"), load_external_data=False)
+    value = next(value for value in model.graph.input if value.name == QUERIES)
+    value.CopyFrom(onnx.helper.make_tensor_value_info(QUERIES, onnx.TensorProto.FLOAT, [64, 5]))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    with pytest.raises(ModelFileError) as raised:
+        Model(str(tmp_path))
+    assert all(word in str(raised.value) for word in (QUERIES, "float32 [64, 5]", "[64, 4]", "export"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8, np.int32, np.int64])
+def test_defaults_are_read_from_any_field_of_a_tensor(dtype: type[Any]) -> None:
+    """ONNX has elements as raw bytes, or in a field of numbers, where float16 is its bits."""
+    told = parse_genai_config((LORA / "genai_config.json").read_bytes()).decoder
+    values = np.arange(1, 129).reshape(64, 2).astype(dtype)
+    exported = onnx.load(str(LORA / "model.onnx"), load_external_data=False)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for tensor in exported.graph.initializer:
+        if tensor.name == QUERIES:
+            tensor.CopyFrom(onnx.helper.make_tensor(QUERIES, kind, values.shape, values.ravel().tolist()))
+            assert not tensor.raw_data
+    for value in exported.graph.input:
+        if value.name == QUERIES:
+            value.type.tensor_type.elem_type = kind
+    found = {each.name: each for each in graph.lora_inputs(graph.parse(exported.SerializeToString()), told)}[QUERIES]
+    assert (found.silent, found.held, found.default) == (False, 2, values.tobytes())
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.lora_model import LoraModel
-from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
+from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, read_entries, rewrite
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
-from ..graph import data_ends, parse, without_weights
+from ..graph import data_ends, lora_defaults, parse, without_weights
 from ..graph.description import tell_growing
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
@@ -254,7 +254,8 @@ class PageHost:
         progress: Progress,
     ) -> WasmModel:
         parsed = parse(await read_graph(), config.decoder.filename)
-        found = prepare(parsed, config, host.wide_bytes())
+        defaults = await read_entries(lora_defaults(parsed, config.decoder), open_weights)
+        found = prepare(parsed, config, host.wide_bytes(), defaults)
         tell_growing(found.about)
         memory = wasm_memory(wasm_device(), found, config)
         memory.before_load(progress)

@@ -7,7 +7,7 @@ LoraWeights, which a decoder's `set_lora` takes: a span for each slot, which is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ class LoraGraph:
     """The LoRA inputs of a model's graph; loads adapters for them."""
 
     inputs: tuple[LoraInput, ...] = ()
+    others: tuple[str, ...] = ()
+    """The graph's other inputs with a default, for error messages."""
 
     def slots(self, rank: int) -> tuple[LoraSlot, ...]:
         """The input tensors of a session for adapters of that rank."""
@@ -83,20 +85,29 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
     the rank exceeds the model's widest layer.
     """
     inputs = {each.name: each for each in graph.inputs}
-    if not inputs:
-        raise UnsupportedModelError(
-            f"{what}: the model {model} has no inputs for LoRA adapters; export it with Olive's extract-adapters pass, "
-            "or merge the adapter into its weights"
-        )
     again = "take the adapter that was exported with this model"
+    for name in tensors:
+        if name in graph.others:
+            raise BindingError(
+                f"{what} has a tensor {name} {shape_of(tensors[name])}, and that input of the model {model} is no "
+                "factor of a LoRA product: adapters fill two factors that are multiplied one behind the other, and "
+                "weights with a free size, or with 'lora' in their names; fold its values into those"
+            )
+    if not inputs:
+        names = ", ".join(f"{name} {shape_of(tensors[name])}" for name in list(tensors)[:1])
+        raise UnsupportedModelError(
+            f"{what}: the model {model} has no inputs for LoRA adapters, so none for {names or 'any tensor'}; export "
+            "it with Olive's extract-adapters pass, which makes A and B inputs instead of constants, or merge the "
+            "adapter into its weights"
+        )
     rank = 0
     for name, tensor in tensors.items():
         wanted = inputs.get(name)
         if wanted is None:
             some = ", ".join(sorted(inputs)[:SHOWN]) + (", ..." if len(inputs) > SHOWN else "")
             raise BindingError(
-                f"{what} has a tensor {name} {shape_of(tensor)}, for which the model {model} has no input; its inputs "
-                f"for adapters are {some}: {again}"
+                f"{what} has a tensor {name} {shape_of(tensor)}, for which the model {model} has no input (adapters "
+                f"fill inputs, no constants of the graph); its inputs for adapters are {some}: {again}"
             )
         fits = len(wanted.dims) == len(tensor.dims) and all(
             isinstance(size, str) or size == given for size, given in zip(wanted.dims, tensor.dims, strict=True)
@@ -110,16 +121,17 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
             raise BindingError(
                 f"{what}: {each.name} has the rank {own} and {each.meets}, by which it is multiplied, {other}; {again}"
             )
-        if not each.silent and not each.default and each.name not in tensors:
-            raise BindingError(
-                f"{what} has no tensor {each.name} {each.shape}, whose default in the model is in another file; {again}"
-            )
     widest = max(size for each in graph.inputs for size in each.dims if isinstance(size, int))
     if rank > widest:
         raise BindingError(
             f"{what} has the rank {rank}; at most {widest}, the model's widest layer, makes sense; {again}"
         )
-    return round_up(max(rank, 1), RANK_STEP)
+    return round_up(max(rank, default_rank(each for each in graph.inputs if each.name not in tensors), 1), RANK_STEP)
+
+
+def default_rank(inputs: Iterable[LoraInput]) -> int:
+    """The largest rank of the defaults that add something."""
+    return max((each.held for each in inputs if not each.silent), default=0)
 
 
 def shape_of(tensor: AdapterTensor) -> str:
@@ -132,9 +144,9 @@ def free_sizes(wanted: LoraInput, tensor: AdapterTensor) -> list[int]:
 
 
 def rank_of(wanted: LoraInput, tensors: Mapping[str, AdapterTensor]) -> int:
-    """The rank of a tensor; 0 if it is missing or has no free size."""
+    """The rank of a tensor, or of the default if it is missing; 0 if it has no free size."""
     tensor = tensors.get(wanted.name)
-    return 0 if tensor is None else max(free_sizes(wanted, tensor), default=0)
+    return wanted.held if tensor is None else max(free_sizes(wanted, tensor), default=0)
 
 
 async def laid_out(
@@ -151,10 +163,7 @@ async def laid_out(
         at = 0
         for each, slot, size in zip(graph.inputs, slots, sizes, strict=True):
             image = bytearray(round_up(size, ALIGNMENT))
-            if slot.name in tensors:
-                place(image, slot, tensors[slot.name])
-            elif each.default:
-                image[: len(each.default)] = each.default
+            place(image, slot, tensors.get(slot.name) or default_of(each))
             device.copy_cpu_to_device(buffer.span(at, len(image)), image)
             spans[slot.name] = buffer.span(at, size)
             at += len(image)
@@ -167,18 +176,31 @@ async def laid_out(
 
 def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[memoryview]]:
     """The LoRA inputs of a run without an adapter: (name, dtype, dims) of each, and the bytes of each. A free rank is
-    0: a factor without elements adds nothing and costs nothing.
+    that of the defaults, 0 if none of them adds anything: a factor without elements costs nothing.
     """
-    tensors = [(each.name, each.dtype, each.sizes(0)) for each in graph.inputs]
-    data = [
-        memoryview(each.default or bytes(byte_count(dtype, dims)))
-        for each, (_, dtype, dims) in zip(graph.inputs, tensors, strict=True)
-    ]
+    rank = default_rank(graph.inputs)
+    tensors, data = [], []
+    for each, slot in zip(graph.inputs, graph.slots(rank), strict=True):
+        image = bytearray(byte_count(slot.dtype, slot.dims))
+        place(image, slot, default_of(each))
+        tensors.append((slot.name, slot.dtype, slot.dims))
+        data.append(memoryview(image))
     return tensors, data
 
 
-def place(image: bytearray, slot: LoraSlot, tensor: AdapterTensor) -> None:
-    """Write a tensor into a slot, whose first or last dimension is larger where the tensor's rank was rounded up."""
+def default_of(wanted: LoraInput) -> AdapterTensor | None:
+    """The default of an input; None if it adds nothing."""
+    if wanted.silent:
+        return None
+    assert wanted.default, f"the default of {wanted.name} was not read"
+    return AdapterTensor(wanted.onnx_type, wanted.sizes(wanted.held), memoryview(wanted.default))
+
+
+def place(image: bytearray, slot: LoraSlot, tensor: AdapterTensor | None) -> None:
+    """Write a tensor into a slot, whose first or last dimension is larger where the tensor's rank was rounded up. None
+    leaves zeros."""
+    if tensor is None:
+        return
     width, whole = (byte_count(slot.dtype, dims[-1:]) for dims in (tensor.dims, slot.dims))
     if width == whole:
         image[: len(tensor.data)] = tensor.data

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ArgumentTypeError, ConfigError, OptionError
 from ..loading.opening import read_configuration
-from ..tokenizer import conversation
+from .chat_tools import double_quoted, messages_with_tools, tools_for
 from .config import Config
 from .model import Model
 from .tensors import Tensor, as_array, numpy, token_rows
 
 __all__ = ["Tokenizer", "TokenizerStream"]
-
-
-KNOWS_FUNCTIONS = re.compile(r"\btools?\s*\|\s*tojson|\btool\.function")
 
 
 class Tokenizer:
@@ -111,12 +107,16 @@ class Tokenizer:
         tools: str | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none. As in the
-        native package, a template that seems not to know of tools with a `function` is given that alone."""
-        given: Any = tools or None
-        if tools and not KNOWS_FUNCTIONS.search(template_str or self._tokenizer.chat_template or ""):
-            given = [function_of(tool) for tool in conversation("tools", tools)]
-        return self._tokenizer.apply_chat_template(messages, given, add_generation_prompt, template_str)
+        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none, and so are
+        `tools` of a message. As in the native package, a template that seems not to know OpenAI's form of tools gets
+        Phi-4's; tools in a message turn single quotes of keys and values into double ones in the whole prompt.
+        """
+        template = template_str or self._tokenizer.chat_template or ""
+        given, quoted = messages_with_tools(template, messages)
+        prompt = self._tokenizer.apply_chat_template(
+            given, tools_for(template, tools), add_generation_prompt, template_str
+        )
+        return double_quoted(prompt) if quoted else prompt
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that come one at a time."""
@@ -142,14 +142,6 @@ class TokenizerStream:
         if numpy is not None and isinstance(token, numpy.ndarray) and token.ndim == 0:
             token = token.item()
         return self._stream.decode(index(token))
-
-
-def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
-        return tool
-    fields: dict[str, Any] = {"name": "", "description": "", "parameters": {}}
-    return {name: function.get(name, default) for name, default in fields.items()}
 
 
 def checked_text(text: str) -> str:

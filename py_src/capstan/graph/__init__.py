@@ -10,7 +10,8 @@
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     joined_products(model)            q, k and v of an attention by one product instead of three
-    lora_inputs(model, decoder)       the inputs that LoRA adapters fill
+    lora_inputs(model, decoder)       the inputs that LoRA adapters fill; lora_defaults(model, decoder): their defaults
+                                      in data files
     with_lora_rank(model, ...)        those inputs for adapters of one rank; without_lora(model, ...): for none;
                                       lora_fed(model, ...): for any rank
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
@@ -53,7 +54,7 @@ from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
-from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
+from .lora import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .norms_apart import norms_apart
@@ -113,6 +114,7 @@ __all__ = [
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
+    "lora_defaults",
     "lora_fed",
     "lora_inputs",
     "logits_cut",

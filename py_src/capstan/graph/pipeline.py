@@ -21,7 +21,7 @@ from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
-from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
+from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
@@ -76,9 +76,13 @@ class Rewriting:
     """Bytes of float32 weights that may be made in place of packed ones, for the CPU."""
     constants: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
+    defaults: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of defaults of LoRA inputs in data files, by name (`lora_defaults`)."""
 
     lora: tuple[LoraInput, ...] = ()
     """The inputs of the file's graph that LoRA adapters fill."""
+    others: tuple[str, ...] = ()
+    """Its inputs with a default that adapters do not fill."""
     slots: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for LoRA adapters of that rank."""
     unrecognised: str = ""
@@ -136,7 +140,8 @@ def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
 
 
 def find_lora(model: ModelProto, facts: Rewriting) -> ModelProto:
-    facts.lora = lora_inputs(model, facts.decoder)
+    facts.lora = lora_inputs(model, facts.decoder, facts.defaults)
+    facts.others = other_defaults(model, facts.decoder, facts.lora)
     return model
 
 

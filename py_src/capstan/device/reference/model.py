@@ -47,14 +47,17 @@ def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
     return described(graph.parse(data, config.decoder.filename), config)[0]
 
 
-def described(model: ModelProto, config: GenaiConfig) -> tuple[ModelMemory, LoraGraph]:
-    """The model's memory, and the inputs that adapters fill; the model itself runs as it is in the file."""
-    facts = Rewriting(config)
+def described(
+    model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None
+) -> tuple[ModelMemory, LoraGraph]:
+    """The model's memory, and the inputs that adapters fill; the model itself runs as it is in the file. `defaults`
+    are the bytes of those inputs' defaults in data files."""
+    facts = Rewriting(config, defaults=defaults or {})
     rewritten(model, "reference", facts)
     weights = tuple(graph.external_entries(model))
     context = facts.about.context_within(config.context_length)
     memory = ModelMemory(ReferenceDevice(), facts.about, weights, PREFILL_CHUNK, context, graph.activations(model))
-    return memory, LoraGraph(facts.lora)
+    return memory, LoraGraph(facts.lora, facts.others)
 
 
 class ReferenceModel(HostSampledModel):
@@ -74,7 +77,12 @@ class ReferenceModel(HostSampledModel):
         for location in graph.data_ends(parsed):
             # onnxruntime would wait for a named pipe.
             open_file(self.folder / decoder.folder / location).close()
-        self.memory, self.lora = described(parsed, self.config)
+        defaults = {}
+        for entry in graph.lora_defaults(parsed, decoder):
+            with open_file(self.folder / decoder.folder / entry.location) as data_file:
+                data_file.seek(entry.offset)
+                defaults[entry.name] = data_file.read(entry.length)
+        self.memory, self.lora = described(parsed, self.config, defaults)
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3

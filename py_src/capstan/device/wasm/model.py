@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,18 +72,21 @@ class WasmGraph:
     activations: Activations
 
 
-def prepare(parsed: ModelProto, config: GenaiConfig, wide_bytes: int) -> WasmGraph:
+def prepare(
+    parsed: ModelProto, config: GenaiConfig, wide_bytes: int, defaults: Mapping[str, bytes] | None = None
+) -> WasmGraph:
     """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
-    float32 weights in place of packed ones.
+    float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
+    without an adapter need.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     require_whole(parsed, "wasm")
-    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes)
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {})
     with graph.contradictions():
         made = rewritten(parsed, "wasm", facts)
         weights = tuple(graph.external_entries(made))
-        data, lora = graph.serialize(made), LoraGraph(facts.lora)
+        data, lora = graph.serialize(made), LoraGraph(facts.lora, facts.others)
         return WasmGraph(data, facts.about, lora, weights, facts.wide, graph.activations(parsed))
 
 

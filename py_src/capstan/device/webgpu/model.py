@@ -50,7 +50,7 @@ class WebGpuModel:
         self.interface = loaded.interface
         self._engine = loaded.interface.engine
         self._graphs = loaded.graphs
-        self.lora = LoraGraph(loaded.graphs.lora)
+        self.lora = LoraGraph(loaded.graphs.lora, loaded.graphs.others)
         self._sample: LoraWeights | None = None
         """The adapters that were asked for last: a step is recorded and compared with them."""
         self._leases = loaded.leases

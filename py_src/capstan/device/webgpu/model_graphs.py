@@ -19,7 +19,6 @@ from ... import graph
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...graph.description import tell_growing
-from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
@@ -60,6 +59,8 @@ class Graphs:
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
+    others: tuple[str, ...]
+    """Its inputs with a default that adapters do not fill."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
 
@@ -136,8 +137,10 @@ async def rewrite(
     """
     facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
     with graph.contradictions():
-        parsed = rewritten(graph.parse(data, config.decoder.filename), "webgpu", facts)
-        facts.constants = await read_constants(parsed, open_weights)
+        exported = graph.parse(data, config.decoder.filename)
+        facts.defaults = await read_entries(graph.lora_defaults(exported, config.decoder), open_weights)
+        parsed = rewritten(exported, "webgpu", facts)
+        facts.constants = await read_entries(graph.constants_to_inline(parsed), open_weights)
         decode = rewritten(parsed, "decode", facts)
         captured = rewritten(decode, "captured prefill", facts)
         prefill = rewritten(captured, "prefill", facts)
@@ -155,20 +158,21 @@ async def rewrite(
             graph.one_row_only(decode),
             facts.projection,
             facts.lora,
-            not facts.constants,
+            facts.others,
+            not facts.constants and not facts.defaults,
         )
 
 
-async def read_constants(parsed: ModelProto, open_weights: OpenWeights) -> dict[str, bytes]:
-    """The bytes of the weights that become constants of the graph, by name."""
-    constants = {}
-    for entry in graph.constants_to_inline(parsed):
+async def read_entries(entries: Sequence[graph.WeightEntry], open_weights: OpenWeights) -> dict[str, bytes]:
+    """The bytes of tensors in data files, by name."""
+    found = {}
+    for entry in entries:
         file = await open_weights(entry.location)
         try:
-            constants[entry.name] = await file.read(entry.offset, entry.length)
+            found[entry.name] = await file.read(entry.offset, entry.length)
         finally:
             file.close()
-    return constants
+    return found
 
 
 async def model_graphs(

@@ -22,13 +22,15 @@ __all__ = [
     "unfit_heads",
 ]
 
-LONGEST_HEAD = 256
+LONGEST_HEAD = 512
 CHECKED = 1024
 """Positions at most whose terms are counted."""
 WORKGROUP_BYTES = 16_384
 """Bytes of workgroup memory of every WebGPU device."""
 UNSHUFFLED = 64
-"""Threads of a workgroup without subgroups, and positions of a block there."""
+"""Threads of a workgroup without subgroups, and positions of a block there; one for each chunk of longer heads."""
+JOINING = 256
+"""Threads that a workgroup has on every WebGPU device."""
 LARGE_HEAD = 128
 """A workgroup takes only one of longer heads, which leaves memory for sums of 256 threads: Gemma 3's 4 heads on 1 of
 256 then take 8.3 us a layer on an NVIDIA H200 instead of 10.3.
@@ -295,7 +297,7 @@ def plan_attention(
         constants |= team_constants(team, batch, tile) | {"WARPS": warps}
         alone, most = max(1, ALONE // block), 16 if what.kv_heads * tiles >= 8 else 32
     else:
-        workgroup = block = UNSHUFFLED
+        workgroup = block = max(UNSHUFFLED, team)
         alone, most = 2, 32
     constants |= {"WORKGROUP": workgroup, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most}
     join_constants: dict[str, int | float | bool] = {
@@ -343,8 +345,9 @@ def evenly(group: int, most: int) -> int:
 
 def unshuffled_bytes(tile: int, head: int, chunks: int) -> int:
     """Workgroup memory of the kernel without subgroups: query, new key and value, weights, two reductions, results."""
-    rows = UNSHUFFLED // chunks
-    return 4 * (tile * head + 8 * chunks + UNSHUFFLED * tile + 2 * UNSHUFFLED + rows * tile * head)
+    threads = max(UNSHUFFLED, 1 << (chunks - 1).bit_length())
+    rows = threads // chunks
+    return 4 * (tile * head + 8 * chunks + threads * tile + 2 * threads + rows * tile * head)
 
 
 def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
@@ -355,11 +358,11 @@ def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
 
 
 def join_rows(head: int, most: int) -> dict[str, int]:
-    """The constants of the join of up to `most` splits: rows of threads, at least 4 and one thread per split; splits
-    per row.
+    """The constants of the join of up to `most` splits: rows of threads, 4 where a workgroup has room for them, and at
+    least one thread per split; splits per row.
     """
     quads = head // 4
-    rows = max(4, -(-most // quads))
+    rows = max(min(4, JOINING // quads), -(-most // quads))
     return {"WORKGROUP": rows * quads, "ROWS": rows, "SHARE": -(-most // rows)}
 
 

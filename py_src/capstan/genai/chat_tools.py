@@ -1,0 +1,105 @@
+"""Tools of a prompt in the form in which the native package gives them to a chat template.
+
+That is Phi-4's form, `{"name", "description", "parameters": {NAME: {"type", "description"}}}`, unless the template
+seems to know OpenAI's. A message may have tools, too, as JSON in a text: the examples of the native package set `tools`
+of the system message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import OptionError
+from ..model_files.json_text import NotJsonError, read_json
+from ..tokenizer import Message, conversation
+
+__all__ = ["double_quoted", "messages_with_tools", "tools_for"]
+
+KNOWS_FUNCTIONS = re.compile(r"\btools?\s*\|\s*tojson|\btool\.function")
+"""Templates that take tools in OpenAI's form."""
+QUOTES = re.compile(r"(?<=[{: ,])'|'(?=[}: ,])")
+"""Single quotes that the native package takes for those of keys and values."""
+
+
+class ToolList(list[Any]):
+    """Tools of a message. A template may put them between texts, as Phi-4's does: `'<|tool|>' + message['tools']`."""
+
+    def __add__(self, other: Any) -> Any:
+        return f"{self}{other}" if isinstance(other, str) else super().__add__(other)
+
+    def __radd__(self, other: str) -> str:
+        return f"{other}{self}"
+
+
+def tools_for(template: str, tools: str | None) -> list[Message] | None:
+    """The argument `tools`, JSON, for that template. Raises OptionError unless it is an array of objects."""
+    if not tools:
+        return None
+    given = conversation("tools", tools)
+    return given if KNOWS_FUNCTIONS.search(template) else [normalised(tool) for tool in given]
+
+
+def messages_with_tools(template: str, messages: str) -> tuple[list[Message], bool]:
+    """The messages, JSON, with the tools in them for that template; and whether there are any that are text. A text
+    that is no JSON stays as it is, where the native package raises.
+
+    Raises OptionError unless they are an array of objects, and tools in them another array.
+    """
+    found, some = [], False
+    for place, message in enumerate(conversation("messages", messages)):
+        text = message.get("tools")
+        if isinstance(text, str):
+            some = True
+            message = {**message, "tools": tools_of(template, text, f"messages[{place}].tools")}
+        found.append(message)
+    return found, some
+
+
+def tools_of(template: str, text: str, where: str) -> ToolList | str:
+    try:
+        tools = read_json(text) if text else []
+    except NotJsonError:
+        return text
+    if not isinstance(tools, list):
+        raise OptionError(f"{where}: expected a JSON array of tools, got {type(tools).__name__}; put it into an array")
+    return ToolList(tools if KNOWS_FUNCTIONS.search(template) else map(normalised, tools))
+
+
+def double_quoted(prompt: str) -> str:
+    """A prompt with tools in a message, which a template prints with single quotes: keys and values in double ones.
+
+    As in the native package, the whole prompt is changed, also what only looks like a key or a value.
+    """
+    return QUOTES.sub('"', prompt)
+
+
+def normalised(tool: Any) -> Any:
+    """A tool in Phi-4's form; one that is neither "function" nor "tool" has it already."""
+    if not isinstance(tool, Mapping):
+        return tool
+    function = tool.get("function") if tool.get("type") == "function" else tool
+    if tool.get("type") not in ("function", "tool") or not isinstance(function, Mapping):
+        return tool
+    fields: dict[str, Any] = {"name": "", "description": "", "parameters": {}}
+    made = {name: function.get(name, default) for name, default in fields.items()}
+    return made | {"parameters": flat(made["parameters"])}
+
+
+def flat(parameters: Any) -> Any:
+    """OpenAI's schema of parameters as Phi-4 has it: type and description by name."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return parameters
+    return {name: entry_of(schema) if isinstance(schema, Mapping) else {} for name, schema in properties.items()}
+
+
+def entry_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: schema[name] for name in ("type", "description") if name in schema}
+    kind = found.get("type")
+    if isinstance(kind, list):
+        kind = next((each for each in kind if isinstance(each, str) and each != "null"), "null")
+    if isinstance(kind, str):
+        found["type"] = "str" if kind == "string" else kind
+    return found
