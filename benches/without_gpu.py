@@ -2,9 +2,9 @@
 
 usage: python3 benches/without_gpu.py FOLDER FILE.gguf [--tokens N] [--rounds N] [--threads N] [--browser PATH]
 
-FOLDER is a model for Capstan, FILE.gguf the same one for wllama. Both answer one prompt greedily, by turns, in one
-page; medians are printed, and the whole as JSON. A warm load is the second of two pages, with what the first one stored. Run it on a
-machine that does nothing else.
+FOLDER is a model for Capstan, FILE.gguf the same one for wllama. Both answer one prompt greedily by turns in one page;
+medians are printed, and the whole as JSON. A warm load is the second of two pages, with what the first one stored. Run
+it on a machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "attention_writer carried one_node slices weights",
         "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence quantized_products scratch "
-        "session_weights soft_caps text_positions total_length turned_weights uncomputed "
+        "session_weights soft_caps text_positions total_length turned_weights uncomputed wide_products "
         "whole_caches",
         "description gguf",
         "pipeline",
