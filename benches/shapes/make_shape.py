@@ -114,6 +114,7 @@ CONTEXT = 4096
 WEIGHTS: dict[str, tuple[str, list[str]]] = {
     "-f16": ("fp16", []),
     "-k-quant-mixed": ("int4", ["int4_algo_config=k_quant_mixed"]),
+    "-f32": ("int4", ["use_webgpu_fp32=true"]),
     "": ("int4", []),
 }
 """The builder's precision and options, by the end of a shape's name."""
