@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
+import capstan
 from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose
@@ -333,6 +334,27 @@ def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: 
         demo.wait("error-message", "^hub is 'hub.test', but must be an address and begin with https:// or http://$")
         assert demo.page.get_attribute("#hub", "aria-invalid") == "true"
         assert len(hub.requests) == asked
+
+
+def test_known_models_are_offered_with_their_sizes_and_come_from_the_hub(demo: Demo) -> None:
+    page = demo.page
+    offered = [(model.id, model.bytes) for model in capstan.models]
+    options = page.locator("#model optgroup option")
+    assert options.evaluate_all("all => all.map(({ value }) => value)") == [name for name, _ in offered]
+    first, size = offered[0]
+    assert size == 98_362_432
+    expect(options.first).to_have_text("SmolLM2-135M-Instruct.Q4_1.gguf, 98.4 MB")
+    page.context.route("https://huggingface.co/**", lambda route: route.abort())
+    page.select_option("#model", value=first)
+    expect(page.locator("#model-note")).to_have_text(
+        re.compile("^98.4 MB, 8,192 tokens at most, Apache-2.0. From https://")
+    )
+    assert not any("huggingface.co" in address for address in demo.addresses), "choosing asks nobody"
+    page.click("#fit")
+    expect(page.locator("#fit-note")).to_have_text(re.compile("huggingface.co"), timeout=RUN_MS)
+    hub = {"repository": first, "hub": "https://huggingface.co", "revision": None, "token": None}
+    assert demo.requests("plan")[-1]["model"] == hub
+    choose(page)
 
 
 def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:

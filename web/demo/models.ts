@@ -1,7 +1,9 @@
-// Which model: one that the site offers, a folder's address, a folder of this machine, or a hub's repository.
+// Which model: one that the site offers, one that is known to fit, a folder's address, a folder of this machine, or a hub's
+// repository.
 
-import type { GenerateRequest, StartOptions } from "capstan-webgpu";
+import type { GenerateRequest, KnownModel, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
+import { knownModels } from "../src/known_models";
 import { isGguf, modelAddress } from "../src/storage/gguf";
 import { FormError, text } from "./settings";
 
@@ -38,6 +40,9 @@ const files = element("files", HTMLInputElement);
 const gguf = element("gguf", HTMLInputElement);
 const offered = new Map<string, Offered>();
 const picked = new Map<string, { folder: Picked; name: string }>();
+/** Models of the Hugging Face hub by their ids. */
+const known = new Map<string, KnownModel>(knownModels().map((model) => [model.id, model]));
+const HUB = "https://huggingface.co";
 
 /** Fill the list with what the site offers; the page opens with the first. */
 export async function findModels(): Promise<void> {
@@ -56,7 +61,42 @@ export async function findModels(): Promise<void> {
     option.dataset["name"] = model.name;
     return option;
   });
-  select.replaceChildren(...options);
+  select.replaceChildren(...options, knownGroup());
+  void tellLacks();
+}
+
+function knownGroup(): HTMLOptGroupElement {
+  const group = document.createElement("optgroup");
+  group.label = "Downloaded from the Hugging Face hub when it runs";
+  for (const model of known.values()) {
+    const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
+    const option = new Option(`${nameOf(model.id)}${size}`, model.id);
+    option.dataset["name"] = model.id;
+    group.append(option);
+  }
+  return group;
+}
+
+/** The file of an id, or the repository's name. */
+function nameOf(id: string): string {
+  return id.split(/[/:]/).at(-1)!;
+}
+
+/** Mark the known models that this machine's GPU cannot run. */
+async function tellLacks(): Promise<void> {
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  for (const option of select.options) {
+    const model = known.get(option.value);
+    if (!model) continue;
+    if (!adapter && isGguf(model.id)) option.text += ", needs WebGPU";
+    else if (adapter && model.needsF16 && !adapter.features.has("shader-f16")) option.text += ", needs a GPU with f16";
+  }
+}
+
+function knownNote({ bytes: size, contextLength, licence, tried }: KnownModel): string {
+  const most = `${contextLength.toLocaleString("en")} tokens at most`;
+  const run = tried ? "This very file was run." : "Files like it were run.";
+  return `${size ? `${bytes(size)}, ` : ""}${most}, ${licence}. From ${HUB}, when it runs. ${run}`;
 }
 
 function sizeOf(model: Offered | undefined): string {
@@ -85,6 +125,10 @@ export function chosenModel(): Chosen {
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
   const mine = picked.get(value);
   if (mine) return { ...mine, key: value, chat: null };
+  if (known.has(value)) {
+    const hub = { repository: value, hub: HUB, revision: null, token: null };
+    return { folder: hub, name: nameOf(value), key: value, chat: null };
+  }
   const { name, chat = null, transformers_js: transformersJs = [] } = offered.get(value)!;
   return { folder: value, name, key: value, chat, transformersJs };
 }
@@ -125,6 +169,7 @@ export function showChosen(): void {
     const { value } = select;
     if (text("repository") || text("folder")) note = `Not used: the model is ${name}.`;
     else if (picked.has(value)) note = "On this machine.";
+    else if (known.has(value)) note = knownNote(known.get(value)!);
     else if (chosen.chat !== null) {
       const size = sizeOf(offered.get(value));
       const how = chosen.chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
