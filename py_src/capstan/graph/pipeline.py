@@ -37,7 +37,7 @@ from .uncomputed import require_computed
 from .weights import WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
-from .wiring import changed_in_place, copied
+from .wiring import changed_in_place
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig, GenaiConfig
@@ -179,8 +179,12 @@ def attentions(model: ModelProto) -> int:
 
 
 def computed_on_webgpu(model: ModelProto, facts: Rewriting) -> ModelProto:
-    computed = caps_apart(copied(model), facts) if has_soft_caps(model) else model
-    require_computed(computed, "webgpu", facts.decoder.inputs.position_ids)
+    positions = facts.decoder.inputs.position_ids
+    if not has_soft_caps(model):
+        require_computed(model, "webgpu", positions)
+        return model
+    with changed_in_place(model) as twin:
+        require_computed(caps_apart(twin, facts), "webgpu", positions)
     return model
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .turned_weights import turned_weights
 from .weights import CONSTANT_BYTES, WeightEntry, entry_of, external_entries
-from .wiring import captured_names, copied, copy_of, prune, subgraphs
+from .wiring import captured_names, changed_in_place, copy_of, prune, subgraphs
 
 __all__ = ["data_ends", "kept_initializers", "kept_tensors", "make_inline", "prepared"]
 
@@ -36,7 +36,8 @@ NOT_FOLDED = "DequantizeLinear"
 def prepared(model: ModelProto) -> ModelProto:
     """The same model without unread nodes and initializers; where all weights that it transposes may be inputs, they
     are transposed as they are loaded."""
-    turned = turned_weights(copied(model))
+    with changed_in_place(model) as twin:
+        turned = turned_weights(twin)
     kept = kept_initializers(turned)
     if any(entry.parts and entry.name in kept for entry in external_entries(turned)):
         turned = copy_of(model)

@@ -15,7 +15,6 @@ __all__ = [
     "Wiring",
     "attribute",
     "changed_in_place",
-    "copied",
     "copy_of",
     "delete",
     "fresh_name",
@@ -126,7 +125,6 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 def copied(model: ModelProto) -> ModelProto:
-    """A copy, within `changed_in_place` too."""
     twin = ModelProto()
     twin.CopyFrom(model)
     return twin
