@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from capstan import fallback
 from capstan.fallback import FallbackWarning
 from capstan.host import notes
 from capstan.host.notes import Notes
@@ -15,7 +16,8 @@ from tests.unit.shelf import Shelf
 
 
 @pytest.fixture
-def shelf() -> Shelf:
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
     return Shelf()
 
 
@@ -42,10 +44,32 @@ def test_a_name_has_one_note(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-1], lambda text: text[1:], lambda text: "", lambda text: "{}"])
-def test_a_damaged_note_is_none(shelf: Shelf, damage: Any) -> None:
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_a_damaged_note_is_none_and_told(shelf: Shelf, damage: Any, key: str) -> None:
     write(shelf, "adapter", "one", "content")
     (name,) = shelf.texts
     shelf.texts[name] = damage(shelf.texts[name])
+    with pytest.warns(FallbackWarning, match="note 'adapter' .* damaged"):
+        assert read(shelf, "adapter", key) is None
+    assert list(fallback.counted.values()) == [1]
+
+
+def test_a_note_of_another_name_is_none(shelf: Shelf) -> None:
+    write(shelf, "step of 2 rows", "one", "two")
+    write(shelf, "step of 3 rows", "one", "three")
+    two, three = shelf.texts
+    shelf.texts[three] = shelf.texts[two]
+    with pytest.warns(FallbackWarning, match="note 'step of 3 rows' .* damaged"):
+        assert read(shelf, "step of 3 rows", "one") is None
+    assert read(shelf, "step of 2 rows", "one") == "two"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_note_of_another_key_or_an_older_capstan_is_none_without_a_word(shelf: Shelf) -> None:
+    write(shelf, "adapter", "one", "content")
+    assert read(shelf, "adapter", "two") is None
+    (name,) = shelf.texts
+    shelf.texts[name] = f"{64 * 'a'}\ncontent"
     assert read(shelf, "adapter", "one") is None
 
 

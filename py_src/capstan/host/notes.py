@@ -7,6 +7,8 @@ the key that it was written with; if anything has changed since, the fact is fou
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -19,8 +21,10 @@ from .storage import Backing, short_hash
 __all__ = ["Notes", "build", "notes_of_files"]
 
 FOLDER, FOLDER_OF_FILES = "capstan-notes", "capstan-file-notes"
-MOST = 32
+MOST = 128
 """Notes that are kept; one more, and all others go."""
+OLD = re.compile("[0-9a-f]{64}")
+"""The first line of a note of Capstan 0.2.0 and before, which is of another build."""
 
 
 class Notes:
@@ -31,7 +35,7 @@ class Notes:
         self._folder = folder
 
     async def read(self, name: str, key: str) -> str | None:
-        """The note, None if there is none for this key or it is damaged."""
+        """The note, None if there is none for this key or it is damaged, which is a step down."""
         try:
             backing = await self._open()
             text = await backing.read_text(file_name(name)) if backing else None
@@ -40,8 +44,14 @@ class Notes:
             return None
         if text is None:
             return None
-        digest, _, content = text.partition("\n")
-        return content if digest == sealed(key, content) else None
+        head, _, content = text.partition("\n")
+        of_key = digest(key)
+        if head == seal(name, of_key, content):
+            return content
+        if OLD.fullmatch(head) is None and head != seal(name, head.partition(" ")[0], content):
+            what = f"the note {name!r} of an earlier page load"
+            fall_back(what, "it is damaged", "it is found out again and rewritten")
+        return None
 
     async def write(self, name: str, key: str, content: str) -> None:
         """Store a note; it replaces any other of that name."""
@@ -54,7 +64,7 @@ class Notes:
             if len(others) >= MOST:
                 for other in others:
                     await backing.remove(other)
-            await backing.write_text(file, f"{sealed(key, content)}\n{content}")
+            await backing.write_text(file, f"{seal(name, digest(key), content)}\n{content}")
         except StorageError as error:
             self._without(error)
 
@@ -97,9 +107,13 @@ def file_name(name: str) -> str:
     return short_hash(name) + ".note"
 
 
-def sealed(key: str, content: str) -> str:
-    """A digest of a note with its key, neither of which may differ."""
-    return hashlib.sha256(f"{len(key)}\n{key}\n{content}".encode()).hexdigest()
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def seal(name: str, of_key: str, content: str) -> str:
+    """The first line of a note: the digest of its key, and one of all that it is, none of which may differ."""
+    return f"{of_key} {digest(json.dumps([name, of_key, content]))}"
 
 
 @cache

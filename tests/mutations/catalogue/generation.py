@@ -104,8 +104,8 @@ GENERATION = (
     Mutation(
         "notes.other_key",
         "py_src/capstan/host/notes.py",
-        "return content if digest == sealed(key, content) else None",
-        "return content",
+        "if head == seal(name, of_key, content):",
+        "if head:",
         "a note is taken for another model, build or adapter",
         unit("notes::test_a_note_is_there_for_its_key_only"),
     ),
