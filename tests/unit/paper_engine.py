@@ -250,6 +250,12 @@ class PaperEngine:
     def set_sampling(self, sampler: int, program: object) -> None:
         self._call()
 
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
+        self._call()
+        for buffer in (input_ids, logits):
+            if ("buffer", buffer) not in self.handles:
+                self.wrong.append(f"drafts are given buffer {buffer}, which was destroyed")
+
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
         self._call()
 

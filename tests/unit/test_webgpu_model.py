@@ -23,18 +23,22 @@ from capstan import (
 from capstan.device import probe
 from capstan.device.base import TapeOptions
 from capstan.device.separate_rows import SeparateRows
+from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.model import WebGpuModel
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
+from capstan.device.webgpu.tapes.drafts import DraftBuffers
 from capstan.device.webgpu.tapes.prefill import PrefillTapes
+from capstan.device.webgpu.tapes.rows import RowTape
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
 from capstan.memory import Capabilities, DeviceBuffer, Pools
 from capstan.model_files.config import GenaiConfig, parse_genai_config
 from capstan.stages.search import SearchOptions
+from capstan.stages.speculation import Speculation
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
 
@@ -99,10 +103,28 @@ async def recorded_run(tapes: PrefillTapes, length: int, binding: int) -> tuple[
         tapes.engine.drop_recording(recording)
 
 
+async def recorded_drafts(
+    engine: PaperEngine, one: WebGpuDecoder, drafts: DraftBuffers, session: int, binding: int, fuse: object
+) -> RowTape:
+    """As `make_draft_tape` uses the engine."""
+    recording = (await engine.record(binding))["handle"]
+    try:
+        tape = await engine.make_tape(recording, [], [])
+        try:
+            await one.prefill([1, 2, 3], 0)
+        except BaseException:
+            engine.close_tape(tape)
+            raise
+        return RowTape(cast(Any, engine), tape, session, binding, "made")
+    finally:
+        engine.drop_recording(recording)
+
+
 @pytest.fixture(autouse=True)
 def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepRecorder, "record", recorded_step)
     monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
+    monkeypatch.setattr(row_source, "make_draft_tape", recorded_drafts)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
     able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
     sizes: dict[str, Any] = dict.fromkeys(("max_buffer_size", "max_binding_size"), 1 << 30)
@@ -143,10 +165,11 @@ class Life:
         await self.generate()
 
     async def generate(self) -> None:
-        """Run a prompt three times on each of two sequences, the last time from a tape, have one take over a copy of
-        the other's caches, and then run it on one of the two."""
+        """Run a prompt three times on each of two sequences that have drafts, the last time from a tape, have one take
+        over a copy of the other's caches, and then run it on one of the two."""
         decoders = [await self.decoder() for _ in range(2)]
         for decoder in decoders:
+            await decoder.prepare_drafts(Speculation(2, 4))
             await decoder.warm_up()
             for _ in range(3):
                 await decoder.prefill(PROMPT, 0)
@@ -255,7 +278,7 @@ def calls_of_a_life(graphs: Graphs) -> int:
         life = Life(graphs)
         await life.use()
         calls = life.engine.calls
-        assert life.engine.live["tape"] >= 4, "two steps and two prompts"
+        assert life.engine.live["tape"] >= 6, "two steps, with and without drafts, and two prompts"
         await life.close()
         life.check("nothing went wrong")
         return calls

@@ -103,6 +103,7 @@ class WebGpuDecoder:
         self._steps = 0
         self._destroyed = False
         self._making: asyncio.Future[None] | None = None
+        self._preparing: asyncio.Future[str | None] | None = None
         """Prefill tapes that are being made."""
         self._lora: LoraWeights | None = None
         """The LoRA adapter in its buffers; None if unknown."""
@@ -323,7 +324,15 @@ class WebGpuDecoder:
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
         self._require_open()
-        return await self._drafted.prepare(options)
+        self._preparing = preparing = asyncio.ensure_future(self._drafted.prepare(options))
+        try:
+            reason = await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            # GPU work cannot be cancelled, and uses the buffers that the next caller gets.
+            await asyncio.wait([preparing])
+            raise
+        self._require_open()
+        return reason
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
         self._require_open()
@@ -394,8 +403,9 @@ class WebGpuDecoder:
             return
         self._destroyed = True
         # Runs under way need their buffers.
-        if self._making is not None:
-            await asyncio.wait([self._making])
+        for under_way in (self._making, self._preparing):
+            if under_way is not None:
+                await asyncio.wait([under_way])
         await self._engine.idle()
         await self._drafted.release()
         self._sampler.destroy()

@@ -37,7 +37,7 @@ class DraftedSteps:
     @property
     def positions(self) -> int:
         """The most tokens that a step gives."""
-        return self._tape().positions
+        return self._tape().buffers.positions
 
     @property
     def report(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class DraftedSteps:
     async def prepare(self, options: Speculation) -> str | None:
         """See rows.SingleRow. Called while no burst is under way."""
         positions = 1 + options.max_draft_tokens
-        if self._made is None or self._made.positions != positions:
+        if self._made is None or self._made.buffers.positions != positions:
             await self.release()
             found = await self._make(positions)
             if isinstance(found, str):
@@ -55,16 +55,16 @@ class DraftedSteps:
             self._made = found
             await self._scratch.add(found.tape.tape, f"the tape over {positions} positions")
         drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
-        self._sampler.set_drafts(drafting, self._made.input_ids, self._made.logits)
+        buffers = self._made.buffers
+        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits)
         return None
 
     def submit(self, steps: int, length: int, cursor: int) -> Awaitable[Burst]:
         """Queue them; the sequence has at most `length` positions, the ring has its last pick before `cursor`."""
         made = self._tape()
-        numbers = self._engine.drafted_burst(
-            made.tape.tape, self._sampler.handle, steps, made.positions, length, cursor
-        )
-        return _burst(numbers, made.positions)
+        positions = made.buffers.positions
+        numbers = self._engine.drafted_burst(made.tape.tape, self._sampler.handle, steps, positions, length, cursor)
+        return _burst(numbers, positions)
 
     async def release(self) -> None:
         """Free the tape."""

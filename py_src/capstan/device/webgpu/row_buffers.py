@@ -63,10 +63,11 @@ class RowBuffers:
         handle: int = self.spans[name].buffer.handle
         return handle
 
-    def bound(self, name: str) -> tuple[int, int, int]:
-        """Handle, offset and bytes of all rows, as a kernel binds them: a multiple of 4 bytes."""
-        span = self.spans[name]
-        return self.handle(name), span.offset, -(-span.length // 4) * 4
+    def bound(self) -> dict[str, tuple[int, int, int]]:
+        """Handle, offset and bytes of all rows of each tensor that a tape's kernels bind, by its name: multiples of 4
+        bytes."""
+        spans = {name: self.spans[name] for name in (*self.caches, "logits", "input ids", "state")}
+        return {name: (span.buffer.handle, span.offset, -(-span.length // 4) * 4) for name, span in spans.items()}
 
     def part(self, name: str, row: int) -> DeviceSpan:
         """Those of one row."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
@@ -20,13 +19,14 @@ from .engine import GpuEngine
 from .joint_rows import JointRows
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
-from .tapes.drafts import DraftTape, make_draft_tape
+from .tapes.drafts import DraftBuffers, DraftTape, make_draft_tape
 from .tapes.rows import Fuse, RowTape, make_row_tape
-from .tapes.stored import StoredTapes
+from .tapes.stored import Span, StoredTapes
 
 __all__ = ["RowSource"]
 
-T = TypeVar("T")
+Make = Callable[[int, int, Fuse], Awaitable[RowTape]]
+"""Makes a tape with a captured session and its binding, and owns the session then."""
 
 
 @dataclass
@@ -51,6 +51,8 @@ class RowSource:
     """Why joint rows are impossible, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Serialises recording: when equal tapes are asked for at once, the first is recorded and the others restored."""
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
@@ -117,7 +119,14 @@ class RowSource:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
         try:
             self._require_taped(one)
-            return await self._captured(one, partial(make_draft_tape, self.engine, one, positions))
+            buffers = await DraftBuffers.allocate(one.buffers, positions)
+            try:
+                make = partial(make_draft_tape, self.engine, one, buffers)
+                tape = await self._tape(f"step over {positions} positions", one, buffers.bound(one.buffers), make)
+            except BaseException:
+                buffers.close()
+                raise
+            return DraftTape(tape, buffers)
         except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
             if not self.engine.healthy():
                 raise
@@ -129,7 +138,8 @@ class RowSource:
         buffers = await RowBuffers.allocate(self.device, self.about, rows, one.capacity, owner, given)
         tape: RowTape | None = None
         try:
-            tape = await self._tape(one, buffers)
+            make = partial(make_row_tape, self.engine, one, buffers)
+            tape = await self._tape(f"step of {rows} rows", one, buffers.bound(), make)
             await one.scratch.add(tape.tape, f"the step of {rows} rows", rows)
             return JointRows(self.engine, one, buffers, tape, self._give_back)
         except BaseException:
@@ -139,16 +149,20 @@ class RowSource:
             buffers.destroy()
             raise
 
-    async def _tape(self, one: WebGpuDecoder, buffers: RowBuffers) -> RowTape:
-        """The tape of the rows' step: a stored one, else one that is recorded and checked."""
-        what, key = f"step of {buffers.rows} rows", self.key(one.capacity)
-        spans = {name: buffers.bound(name) for name in (*buffers.caches, "logits", "input ids", "state")}
-        restored = await self.stored.restore(what, key, one.buffers, spans)
-        if restored is not None:
-            return RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
-        tape = await self._captured(one, partial(make_row_tape, self.engine, one, buffers))
-        await self.stored.keep(what, key, one.buffers, tape.tape, {"rows": tape.said}, spans)
-        return tape
+    async def _tape(self, what: str, one: WebGpuDecoder, spans: Mapping[str, Span], make: Make) -> RowTape:
+        """The tape of a step of several tokens: a stored one, else one that is recorded and checked."""
+        key = self.key(one.capacity)
+        async with self.recording:
+            restored = await self.stored.restore(what, key, one.buffers, spans)
+            if restored is not None:
+                return RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
+            tape = await self._captured(one, make)
+            try:
+                await self.stored.keep(what, key, one.buffers, tape.tape, {"rows": tape.said}, spans)
+            except BaseException:
+                await tape.release()
+                raise
+            return tape
 
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":
@@ -156,7 +170,7 @@ class RowSource:
         if self.about.states or self.about.growing:
             raise TapeError("the model has states or caches besides those that attention writes in place")
 
-    async def _captured(self, one: WebGpuDecoder, make: Callable[[int, int, Fuse], Awaitable[T]]) -> T:
+    async def _captured(self, one: WebGpuDecoder, make: Make) -> RowTape:
         """The tape that `make` makes with a captured session over the decoder's buffers; it owns the session."""
         engine, about = self.engine, self.about
         session, binding = await self.capture(one.buffers)

@@ -7,89 +7,81 @@ from array import array
 from dataclasses import dataclass
 
 from ....memory import BufferRequest, DeviceBuffer
-from ....tape import RowSpans
 from ...element_types import byte_count
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
-from .rows import LONG, PROBED, Fuse, OneRow, RowTape, Widened, require_steps_of_one, widened_tape
+from .rows import LONG, PROBED, Fuse, OneRow, RowTape, Widened, require_steps_of_one, row_spans, widened_tape
+from .stored import Span
 
-__all__ = ["DraftTape", "make_draft_tape"]
+__all__ = ["DraftBuffers", "DraftTape", "make_draft_tape"]
 
 
 @dataclass
-class DraftTape:
-    """The tape, and what it reads and writes besides the sequence's buffers."""
+class DraftBuffers:
+    """The buffers of a step over several positions besides the sequence's."""
 
     positions: int
-    tape: RowTape
     input_ids: DeviceBuffer
     """int64 [positions]."""
     logits: DeviceBuffer
     """[positions, vocab] in the model's type."""
 
-    async def release(self) -> None:
-        await self.tape.release()
+    @classmethod
+    async def allocate(cls, buffers: SequenceBuffers, positions: int) -> DraftBuffers:
+        """Raises OutOfMemoryError, and nothing stays allocated."""
+        row = byte_count(buffers.about.logits_dtype, (buffers.about.vocab_size,))
+        requests = [
+            BufferRequest("draft ids", 8 * positions, "io"),
+            BufferRequest("draft logits", -(-positions * row // 4) * 4, "io"),
+        ]
+        return cls(positions, *await buffers.device.allocate_all(requests, buffers.owner))
+
+    def bound(self, buffers: SequenceBuffers) -> dict[str, Span]:
+        """The parts of buffers that the step's kernels bind, by the names of the sequence's buffers."""
+        state = buffers.spans["state"]
+        whole = {"input ids": self.input_ids, "logits": self.logits}
+        for pair, span in zip(buffers.about.cache, buffers.cache_spans, strict=True):
+            whole[f"kv {pair.past}"] = span.buffer
+        spans = {name: (buffer.handle, 0, buffer.size) for name, buffer in whole.items()}
+        return {"state": (state.buffer.handle, state.offset, state.length), **spans}
+
+    def close(self) -> None:
         self.input_ids.close()
         self.logits.close()
 
 
+@dataclass
+class DraftTape:
+    """The tape, and its buffers."""
+
+    tape: RowTape
+    buffers: DraftBuffers
+
+    async def release(self) -> None:
+        await self.tape.release()
+        self.buffers.close()
+
+
 async def make_draft_tape(
-    engine: GpuEngine,
-    one: OneRow,
-    positions: int,
-    session: int,
-    binding: int,
-    fuse: Fuse,
-) -> DraftTape:
+    engine: GpuEngine, one: OneRow, drafts: DraftBuffers, session: int, binding: int, fuse: Fuse
+) -> RowTape:
     """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
     if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
     caches."""
-    buffers, about = one.buffers, one.buffers.about
-    row = byte_count(about.logits_dtype, (about.vocab_size,))
-    requests = [
-        BufferRequest("draft ids", 8 * positions, "io"),
-        BufferRequest("draft logits", -(-positions * row // 4) * 4, "io"),
-    ]
-    ids, logits = await buffers.device.allocate_all(requests, buffers.owner)
-    try:
-        known = engine.recorded_id
-        spans = {known(cache): whole(buffers, cache) for cache in buffers.cache}
-        spans |= {known(buffers.input_ids): (ids.handle, 0, ids.size)}
-        spans |= {known(buffers.logits): (logits.handle, 0, logits.size)}
-        state = buffers.spans["state"]
-        where = RowSpans((state.buffer.handle, state.offset, state.length), spans, known(buffers.input_ids))
+    buffers, positions = one.buffers, drafts.positions
 
-        async def check(tape: int) -> None:
-            for length in dict.fromkeys((PROBED[0], LONG[buffers.device.about().software])):
-                await _check(engine, one, tape, positions, min(length, buffers.capacity - positions - 1), ids, logits)
+    async def check(tape: int) -> None:
+        for length in dict.fromkeys((PROBED[0], LONG[buffers.device.about().software])):
+            await _check(engine, one, tape, drafts, min(length, buffers.capacity - positions - 1))
 
-        widened = Widened(positions, True, where, buffers.owner)
-        tape = await widened_tape(engine, buffers, widened, session, binding, fuse, check)
-    except BaseException:
-        ids.close()
-        logits.close()
-        raise
-    return DraftTape(positions, tape, ids, logits)
+    widened = Widened(positions, True, row_spans(engine, buffers, drafts.bound(buffers)), buffers.owner)
+    return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
 
 
-def whole(buffers: SequenceBuffers, cache: int) -> tuple[int, int, int]:
-    """The buffer of a cache as a kernel binds it."""
-    span = next(span for span in buffers.cache_spans if span.buffer.handle == cache)
-    return cache, 0, span.buffer.size
-
-
-async def _check(
-    engine: GpuEngine,
-    one: OneRow,
-    tape: int,
-    positions: int,
-    length: int,
-    ids: DeviceBuffer,
-    logits: DeviceBuffer,
-) -> None:
+async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers, length: int) -> None:
     """Compare a step behind `length` positions with steps of one: the logits of each position, and the caches."""
     buffers, device = one.buffers, one.buffers.device
-    about = buffers.about
+    about, positions, ids, logits = buffers.about, drafts.positions, drafts.input_ids, drafts.logits
     row = byte_count(about.logits_dtype, (about.vocab_size,))
     requests = [BufferRequest("copy", logits.size, "kernels")]
     requests += [BufferRequest("copy", span.length, "kernels") for span in buffers.cache_spans]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers
 from .comparison import WIDENED_STEP, Compared, require_alike
 from .pipeline import Check, make_tape, recorded
+from .stored import Span
 
 __all__ = [
     "LONG",
@@ -34,6 +35,7 @@ __all__ = [
     "Widened",
     "make_row_tape",
     "require_steps_of_one",
+    "row_spans",
     "widened_tape",
 ]
 
@@ -84,16 +86,20 @@ async def make_row_tape(
 ) -> RowTape:
     """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
     Raises TapeError if no tape is possible, and OutOfMemoryError; the session is then the caller's."""
-    known, buffers = engine.recorded_id, one.buffers
-    names = {known(handle): name for name, handle in zip(rows.caches, buffers.cache, strict=True)}
-    names |= {known(buffers.logits): "logits", known(buffers.input_ids): "input ids"}
-    spans = {recorded: rows.bound(name) for recorded, name in names.items()}
-    widened = Widened(rows.rows, False, RowSpans(rows.bound("state"), spans, known(buffers.input_ids)), rows.owner)
+    buffers = one.buffers
+    widened = Widened(rows.rows, False, row_spans(engine, buffers, rows.bound()), rows.owner)
 
     async def check(tape: int) -> None:
         await _check(engine, one, rows, tape)
 
     return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
+
+
+def row_spans(engine: GpuEngine, buffers: SequenceBuffers, bound: Mapping[str, Span]) -> RowSpans:
+    """The places of a widened step, by the names of the buffers of one sequence whose step was recorded."""
+    known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name != "state"}
+    spans = {recorded: bound[name] for name, recorded in known.items()}
+    return RowSpans(bound["state"], spans, known["input ids"])
 
 
 @dataclass(frozen=True)

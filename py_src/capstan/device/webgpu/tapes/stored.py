@@ -19,7 +19,7 @@ from ....tape import TapeKey
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
 
-__all__ = ["Restored", "StoredTapes", "expects_stored"]
+__all__ = ["Restored", "Span", "StoredTapes", "expects_stored"]
 
 Span = tuple[int, int, int]
 """Handle, offset, bytes."""
