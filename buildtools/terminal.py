@@ -119,6 +119,9 @@ class Output:
             case "progress":
                 self._begin(self._step)
                 self._progress.update(event["what"], event["done"], event["total"])
+            case "status" if self._line_is_open:
+                # An answer pauses for it; its line stays whole.
+                pass
             case "status" | "stdout" | "stderr":
                 self.end_line()
                 say(event["text"].rstrip("\n"))

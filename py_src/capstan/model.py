@@ -166,18 +166,23 @@ class Model:
         return await self._open().decoder(capacity_for(max_length, self.config.context_length))
 
     async def row_decoder(
-        self, rows: int, max_length: int, pools: Pools | None = None, lora: LoraWeights | None = None
+        self,
+        rows: int,
+        max_length: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
     ) -> RowDecoder:
-        """The same for so many rows, with adapters. Raises OutOfMemoryError where they are more than there is memory
-        for, kept rows of closed generators freed."""
+        """The same for so many rows, with adapters; see DeviceModel.row_decoder. Raises OutOfMemoryError where they are
+        more than there is memory for, kept rows of closed generators freed."""
         await self.leaving.settled()
         capacity = capacity_for(max_length, self.config.context_length)
         try:
-            return await self._open().row_decoder(rows, capacity, pools, lora)
+            return await self._open().row_decoder(rows, capacity, pools, lora, unrecorded)
         except OutOfMemoryError:
             if not self.prefixes.clear():
                 raise
-        return await self._open().row_decoder(rows, capacity, pools, lora)
+        return await self._open().row_decoder(rows, capacity, pools, lora, unrecorded)
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None

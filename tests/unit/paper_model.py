@@ -118,6 +118,7 @@ class PaperDecoder:
         follows: bool = False,
         room: Room | None = None,
         right: int | None = None,
+        eager: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.capture = "tape"
@@ -162,7 +163,22 @@ class PaperDecoder:
         self.right = itertools.count() if right is None else itertools.repeat(right)
         """The number of right drafts of each step, reduced modulo `most_drafts` + 1."""
         self.drafted = 0
+        self.records_after = eager
+        """The picks before its step is recorded; until then it takes one burst of one pick."""
+        self.recorded = (in_flight, largest, behind)
+        if eager is not None:
+            self.capture, self.max_in_flight, self.max_burst, self.behind_first = "off", 1, 1, 0
         """Steps with drafts."""
+
+    async def record(self) -> None:
+        if self.records_after is None:
+            return
+        assert not self.unread, "bursts are under way"
+        self.cache, self.logits_of = [], None
+        if self.gate is not None:
+            await self.gate.wait()
+        self.records_after, self.capture = None, "tape"
+        self.max_in_flight, self.max_burst, self.behind_first = self.recorded
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"
@@ -415,7 +431,7 @@ class PaperModel:
                 decoder.fault = DeviceLostError("the device of before")
 
     async def row_decoder(
-        self, rows: int, max_length: int, pools: Any = None, lora: Any = None
+        self, rows: int, max_length: int, pools: Any = None, lora: Any = None, unrecorded: bool = False
     ) -> PaperDecoder | SeparateRows[PaperDecoder]:
         return await separate_rows(self.decoder, rows, max_length, lora)
 

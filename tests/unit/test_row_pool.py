@@ -36,7 +36,7 @@ class Watched(PaperModel):
         """The rows of each burst, and of each step without a pick."""
 
     async def row_decoder(
-        self, rows: int, max_length: int, pools: Any = None, lora: Any = None
+        self, rows: int, max_length: int, pools: Any = None, lora: Any = None, unrecorded: bool = False
     ) -> PaperDecoder | SeparateRows[PaperDecoder]:
         made = await super().row_decoder(rows, max_length, pools, lora)
         submit, run_picked = made.submit, made.run_picked

@@ -52,11 +52,17 @@ class DeviceModel(Protocol):
         """
 
     async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
     ) -> RowDecoder:
         """A decoder of so many rows, each with a KV cache of `capacity` positions, that runs the model with these
-        adapters, over the user's buffers in `pools`. Raises what `decoder` raises, and BufferMismatchError for buffers
-        that cannot be used."""
+        adapters, over the user's buffers in `pools`. With `unrecorded` the decode step may be recorded later
+        (`RowDecoder.records_after`), so that a first token comes sooner. Raises what `decoder` raises, and
+        BufferMismatchError for buffers that cannot be used."""
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None

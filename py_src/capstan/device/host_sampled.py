@@ -106,6 +106,7 @@ class HostSampledDecoder:
     max_in_flight = 1
     max_burst = 1
     finds_drafts = False
+    records_after = None
 
     def __init__(self, runner: Runner, capacity: int, note: str | None, now: Callable[[], float]):
         self.capacity = capacity
@@ -130,6 +131,9 @@ class HostSampledDecoder:
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options, self._row = options, row
+
+    async def record(self) -> None:
+        """Nothing is recorded on the host."""
 
     async def warm_up(self) -> None:
         """Nothing is compiled on the CPU."""
@@ -291,7 +295,12 @@ class HostSampledModel(ABC):
         """Over a new cache of `capacity` positions."""
 
     async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
     ) -> HostSampledDecoder | SeparateRows[HostSampledDecoder]:
         if pools is not None:
             self._refuse("pools")

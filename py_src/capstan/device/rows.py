@@ -106,6 +106,15 @@ class RowDecoder(Protocol):
     follows_grammars: bool
     """Whether the device can make the masks of a grammar itself."""
 
+    @property
+    def records_after(self) -> int | None:
+        """The number of picks after which recording the decode step, `record`, begins to pay: 0 is now. None if it is
+        recorded already, or nothing records it."""
+
+    async def record(self) -> None:
+        """Record the decode step, unless `records_after` is None. Caches and sampler state are dead afterwards, and
+        `capture`, `max_in_flight`, `max_burst` and `behind_first` may be others. Called while no burst is under way."""
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         """Choose how a row's tokens are picked from now on. Rows differ in `min_length` alone, which is in tokens of
         the row as the device counts them. A row draws from (seed, length of the row, number of the row); a decoder of

@@ -94,6 +94,11 @@ class SeparateRows(Generic[D]):
         self._options[row] = options
         self.decoders[row].set_search(options, row)
 
+    records_after = None
+
+    async def record(self) -> None:
+        """Each row's step is recorded when it is made."""
+
     async def warm_up(self) -> None:
         # Compiled kernels are the model's, not the decoder's.
         await self.decoders[0].warm_up()

@@ -86,8 +86,8 @@ class ConstrainedLoop(RowLoop):
             self.rows[0].unsettle(valid)
         return tokens
 
-    async def ready_decoder(self) -> RowDecoder:
-        decoder = await super().ready_decoder()
+    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
+        decoder = await super().ready_decoder(unrecorded)
         if not self._prepared:
             if decoder.follows_grammars and not self._guidance.enable_ff_tokens:
                 self._follow(decoder)

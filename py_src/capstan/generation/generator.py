@@ -225,23 +225,38 @@ class Generator:
         """The statistics of speculation; None if it is off."""
         return self._loop.stats if isinstance(self._loop, SpeculatedLoop) else None
 
-    async def prepare_async(self) -> None:
-        """Do now what the first token would wait for besides its prompt: allocate the KV caches, record and check the
-        tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
-        reuses a closed one's KV cache has nothing to do here."""
+    @property
+    def records_next(self) -> bool:
+        """Whether the next token waits for the decode step to be recorded and checked, which takes seconds: as a rule
+        behind the first token of a model that this browser has not run before."""
+        return self._loop.records_next
+
+    async def prepare_async(self, record: bool | None = None) -> None:
+        """Do now what the first tokens would wait for besides their prompt: allocate the KV caches, record and check
+        the tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
+        reuses a closed one's KV cache has nothing to do here.
+
+        `record` False leaves the recording where it is without this call, behind the first token: one that is awaited
+        comes sooner. True records in any case. None does so unless it pays for long answers only, as with a large
+        model on a software adapter, where the recording comes after some tokens (`capture_note`)."""
         async with self._turn:
             self._loop.require_open()
-            await self._loop.surviving(self._prepared)
+            await self._loop.surviving(partial(self._prepared, record))
 
-    async def _prepared(self) -> None:
-        if self._loop.decoder is None:
-            decoder = await self._loop.ready_decoder()
-            if not self._loop.length:
+    async def _prepared(self, record: bool | None) -> None:
+        loop = self._loop
+        if loop.decoder is None:
+            decoder = await loop.ready_decoder(unrecorded=record is not True)
+            if record is None and decoder.records_after in (0, 1):
+                await loop.record()
+            if not loop.length:
                 await decoder.warm_up()
+        elif record and loop.decoder.records_after is not None:
+            await loop.record()
 
-    def prepare(self) -> None:
+    def prepare(self, record: bool | None = None) -> None:
         """`prepare_async`, blocking."""
-        self._wait(self.prepare_async(), "prepare", "await prepare_async()")
+        self._wait(self.prepare_async(record), "prepare", "await prepare_async()")
 
     async def generate_next_token_async(self) -> int:
         """Generate one token for each row and return the first row's id; `get_next_tokens` has all of them. Raises

@@ -149,13 +149,14 @@ class RowLoop(DecodeLoop):
             row.discard_ahead()
         self.sample_first = False
 
-    async def ready_decoder(self) -> RowDecoder:
-        """The decoder, made when it is first needed."""
+    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
+        """The decoder, made when it is first needed; its step may be yet to be recorded if it may be `unrecorded`."""
         if self.decoder is None:
             self._opening = self._model.recoveries
             choice = self.adapters.pending[0] if self.adapters.at_start else None
             lora = await self.adapters.weights(choice) if choice else None
-            self._use(await self._model.row_decoder(len(self.rows), self.max_length, self._pools, lora))
+            given = (len(self.rows), self.max_length, self._pools, lora)
+            self._use(await self._model.row_decoder(*given, unrecorded))
             if choice:
                 self.adapters.chosen(choice)
         return self.open_decoder()
@@ -210,8 +211,30 @@ class RowLoop(DecodeLoop):
         # Steps of several rows are of all of them.
         self._repeats = len(self.rows) == 1
 
+    @property
+    def records_next(self) -> bool:
+        """Whether the next token waits for the decode step to be recorded: behind the first of a sequence, if that pays
+        now."""
+        return self.decoder is not None and self.decoder.records_after == 0 and not (self.stale or self.sample_first)
+
+    async def record(self) -> None:
+        """Have the decode step recorded. That overwrites the caches: what was computed is computed again."""
+        decoder = self.open_decoder()
+        await self.flight.drain()
+        self.counts.add(decoder)
+        for row in self.rows:
+            row.unsettle(0)
+        self.discard_ahead()
+        self._repeats = True
+        await decoder.record()
+        self.require_open()
+        self.counts.begin(decoder)
+        self._use(decoder)
+
     async def advance(self) -> None:
-        """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
+        """Do what brings the next token nearer: record the decode step, prefill, submit, or wait for a burst."""
+        if self.records_next:
+            await self.record()
         if self.stale:
             await self.prefill()
         if not self.stale:

@@ -44,9 +44,10 @@ class SpeculatedLoop(RowLoop):
         self._readable: float | None = None
         self._drafted_bursts: RunAhead | None = None
 
-    async def ready_decoder(self) -> RowDecoder:
+    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
         new = self.decoder is None
-        decoder = await super().ready_decoder()
+        # Steps over drafts are made from the recorded one.
+        decoder = await super().ready_decoder(unrecorded=False)
         if new:
             await self._prepare(decoder)
         return decoder

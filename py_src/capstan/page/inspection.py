@@ -94,6 +94,7 @@ async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]
     """The operations of the decode step after a prompt and a token, with the GPU's time for each; where that cannot be
     told none, and a note why."""
     generator.append_tokens(prompt)
+    await generator.prepare_async(record=True)
     await generator.generate_next_token_async()
     found, note = None, None
     try:

@@ -198,8 +198,9 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
         await adapt(model, generator, request)
         generator.append_tokens([*prompt_ids, *begun])
         host.emit({"kind": "status", "text": "preparing the decode step"})
-        await generator.prepare_async()
-        about = told_ready(model, generator)
+        # A first token is awaited.
+        await generator.prepare_async(record=False)
+        tell = told_steps(model, generator)
         host.emit({"kind": "status", "text": "generating"})
         stream = StoppingStream(tokenizer.decode, params.search.stop_strings)
         for token in begun:
@@ -211,13 +212,14 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
             token = await generator.generate_next_token_async()
             ids.append(token)
             show(token, generator.token_count() > length)
+            tell()
         show(-1, False)
         return {
             "text": "".join(text),
             "token_ids": ids,
             "prompt_ids": prompt_ids,
             "finish_reason": generator.finish_reason,
-            **about,
+            **tell(),
             "tape_passes": generator.tape_passes,
             **told_times(generator.timing),
             "counters": generator.counters,
@@ -257,15 +259,32 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
     return about
 
 
+def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
+    """Tells the page how the generator's steps run; called after a token, the result tells it that the next one waits
+    for the decode step to be recorded, and how steps run then. It returns the last."""
+    about, recording = told_ready(model, generator), False
+
+    def tell() -> dict[str, Any]:
+        nonlocal about, recording
+        if recording != generator.records_next:
+            recording = generator.records_next
+            text = "recording and checking the decode step" if recording else "answering"
+            host.emit({"kind": "status", "text": text})
+            about = about if recording else told_ready(model, generator)
+        return about
+
+    return tell
+
+
 async def chat(request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
     begun = request.get("begun") or []
     model = await load_once(request)
     talk = await conversation_with(model, request)
     generator = talk.generator
-    about = {**told_ready(model, generator), "max_length": generator.max_length}
+    tell = told_steps(model, generator)
     if not request["messages"]:
-        return about
+        return {**tell(), "max_length": generator.max_length}
     kept = talk.ask(request["messages"], request.get("tools"))
     prompt, reused = generator.token_count(), generator.reused_tokens
     generator.timing = Timing(bursts=burst_list(request))
@@ -277,6 +296,7 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         if token >= 0:
             ids.append(token)
         host.emit({"kind": "text", "text": delta, "token_id": token})
+        tell()
 
     try:
         reason = await talk.answer(request["max_new_tokens"], show, begun)
@@ -289,7 +309,8 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         "kept_tokens": kept + generator.reused_tokens - reused,
         "sequence_tokens": generator.token_count(),
         "finish_reason": reason,
-        **about,
+        **tell(),
+        "max_length": generator.max_length,
         **told_times(generator.timing),
     }
 
@@ -373,7 +394,8 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
     talk = Conversation(tokenizer, generator, params.search.stop_strings, earlier)
     conversations[session] = model, options, talk
     host.emit({"kind": "status", "text": "preparing the decode step"})
-    await generator.prepare_async()
+    # A message awaits its first token.
+    await generator.prepare_async(record=False if request.get("messages") else None)
     return talk
 
 

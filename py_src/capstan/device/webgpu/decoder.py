@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ClosedError
 from ...graph import GraphDescription
@@ -81,6 +81,8 @@ class WebGpuDecoder:
         pace: PrefillPace,
         prefill_tapes: PrefillTapes | None,
         make_drafts: Callable[[WebGpuDecoder, int], Awaitable[DraftTape | str]],
+        record_step: Callable[[WebGpuDecoder, DecodeStep], Awaitable[DecodeStep]],
+        eager_picks: int,
     ):
         self._engine = engine
         self._about = about
@@ -93,6 +95,9 @@ class WebGpuDecoder:
         self._take_warm_up = take_warm_up
         self._pace = pace
         self._prefill_tapes = prefill_tapes
+        self._record_step = record_step
+        self._eager_picks = eager_picks
+        """Picks that come before a step that is not recorded yet is; they count down."""
         self._mask_bound: int | None = None
         """The position behind which the mask is known to be zero; None if unknown."""
         self._snapshots = Snapshots(SNAPSHOTS, buffers.keep_states, buffers.bring_states) if about.states else None
@@ -117,16 +122,41 @@ class WebGpuDecoder:
         self.longest_run = 0
         """Tokens of the longest prefill run so far."""
         self.capacity = buffers.capacity
-        self.capture = step.capture
-        self.capture_note = step.note
-        self.max_in_flight = IN_FLIGHT[self._device.about().software] if step.capture == "tape" else 1
-        self.max_burst = MAX_BURST if step.capture == "tape" else 1
-        self.behind_first = 0 if step.capture != "tape" or self._device.about().software else BEHIND_FIRST
         self.usual_burst = 1
+        self._take_step(step)
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = RowSampler(engine, about, buffers)
         self._drafted = DraftedSteps(engine, self._sampler, scratch, partial(make_drafts, self))
+
+    def _take_step(self, step: DecodeStep) -> None:
+        """Run decode steps in this way from now on."""
+        software, taped = self._device.about().software, step.capture == "tape"
+        self._step = step
+        self.capture = step.capture
+        self.capture_note = step.note
+        self.max_in_flight = IN_FLIGHT[software] if taped else 1
+        self.max_burst = MAX_BURST if taped else 1
+        self.behind_first = BEHIND_FIRST if taped and not software else 0
+
+    @property
+    def records_after(self) -> int | None:
+        return max(0, self._eager_picks) if self._step.unrecorded else None
+
+    async def record(self) -> None:
+        self._require_open()
+        if self._step.unrecorded:
+            await self._finish(self._record())
+            self._require_open()
+
+    async def _record(self) -> None:
+        self._mask_bound = None
+        if self._snapshots is not None:
+            self._snapshots.taken, self._snapshots.live = {}, None
+        self._take_step(await self._record_step(self, self._step))
+        if self._prefill_tapes is not None:
+            # The prompt that is run again is no second one.
+            self._prefill_tapes.seen.clear()
 
     @property
     def length(self) -> int:
@@ -319,6 +349,7 @@ class WebGpuDecoder:
         else:
             if picks != 1:
                 raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
+            self._eager_picks -= 1
             numbers = self._eager_burst(sample_first, first, cursor)
         return read_burst(numbers)
 
@@ -442,13 +473,17 @@ class WebGpuDecoder:
         self._held = valid
 
     async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
-        """Make prefill tapes. If the wait is cancelled the making goes on: what runs on the GPU needs its buffers."""
+        """Make prefill tapes. If the wait is cancelled the making goes on: work on the GPU needs its buffers."""
         if lengths:
             self._require_open()
             # The checks of the tapes overwrite the mask.
             self._mask_bound = None
-            self._making = asyncio.ensure_future(tapes.make(lengths))
-            await asyncio.shield(self._making)
+            await self._finish(tapes.make(lengths))
+
+    async def _finish(self, making: Coroutine[Any, Any, None]) -> None:
+        """Make something over the sequence's buffers; their next use waits for it, also if this wait is cancelled."""
+        self._making = asyncio.ensure_future(making)
+        await asyncio.shield(self._making)
 
     async def _rest(self) -> None:
         """Wait for runs that still use the buffers after their caller was cancelled."""

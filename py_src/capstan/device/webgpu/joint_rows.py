@@ -34,6 +34,7 @@ class JointRows:
     """
 
     follows_grammars = True
+    records_after = None
 
     def __init__(
         self,
@@ -103,6 +104,9 @@ class JointRows:
         for number, each in enumerate(self._options):
             if each is not None:
                 self._buffers.set_uncounted(number, least - each.min_length)
+
+    async def record(self) -> None:
+        """The step of all rows is recorded when they are made."""
 
     async def warm_up(self) -> None:
         await self._one.warm_up()

@@ -29,11 +29,16 @@ class LoraModel(WebGpuModel):
         """By rank; one that is being made serves all that ask for it."""
 
     async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
     ) -> RowDecoder:
         self._require_open()
         if lora is None:
-            return await super().row_decoder(rows, capacity, pools)
+            return await super().row_decoder(rows, capacity, pools, unrecorded=unrecorded)
         adapted = await self._of(lora.rank)
         self._require_open()
         return await adapted.row_decoder(rows, capacity, pools, lora)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
+from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
 from ...host.notes import Notes
 from ...host.storage import Progress
@@ -24,13 +24,13 @@ from ..separate_rows import separate_rows
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
 from .engine import FREE, BoundTensor
-from .loading import Loaded, load, passes_for, release_made
+from .loading import Loaded, eager_picks, load, passes_for, release_made
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
 from .sequence_buffers import SequenceBuffers
-from .tapes.decode_step import DecodeStep
+from .tapes.decode_step import DecodeStep, put_off
 from .tapes.drafts import DraftTape
 from .tapes.prefill import PrefillTapes, weights_on_device
 from .tapes.scratch import TapeScratch, largest
@@ -90,6 +90,8 @@ class WebGpuModel:
         bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
         keep = partial(loaded.verdicts.write_run, self._chunk, bound)
         self._pace = PrefillPace(self._engine, RunSize(self._chunk, bound, run_tokens), keep)
+        self._eager_picks = eager_picks(about.software, loaded.graphs)
+        """Picks of a generator before its decode step is recorded, where no stored tape makes that needless."""
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
         self.memory = replace(
@@ -127,15 +129,18 @@ class WebGpuModel:
         bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
         return cls(loaded, options, await loaded.verdicts.read_run(loaded.memory.chunk, bound))
 
-    async def decoder(self, capacity: int, given: Loan | None = None) -> WebGpuDecoder:
-        """A decoder of that capacity: a free one, else a new one, recorded and checked, over buffers that are given;
-        they are let go on failure."""
+    async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
+        """A decoder of that capacity: a free one, else a new one, over buffers that are given; they are let go on
+        failure. It is recorded and checked, unless it may be `unrecorded`."""
         self._require_open()
         for i, free in enumerate(self._free):
             if given is None and free.capacity == capacity:
                 free.require(self._key(capacity))
-                return self._free.pop(i)
-        making = asyncio.ensure_future(self._make_decoder(capacity, given))
+                found = self._free.pop(i)
+                if not unrecorded:
+                    await self._completed(found)
+                return found
+        making = asyncio.ensure_future(self._make_decoder(capacity, given, unrecorded))
         self._making.add(making)
         making.add_done_callback(self._making.discard)
         try:
@@ -147,12 +152,29 @@ class WebGpuModel:
         self._require_open()
         return decoder
 
+    async def _completed(self, decoder: WebGpuDecoder) -> None:
+        """Record the step of a decoder that was free, and is again on failure."""
+        try:
+            await decoder.record()
+        except BaseException:
+            if not self._closed:
+                self._free.append(decoder)
+            raise
+
     async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
     ) -> RowDecoder:
-        """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another."""
+        """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another.
+        The only row of a caller who gave neither buffers nor adapters may be `unrecorded`."""
         self._require_open()
         self._sample = lora
+        if unrecorded and rows == 1 and pools is None and lora is None:
+            return await self.decoder(capacity, unrecorded=True)
         lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
         scratch = lent.scratch if lent is not None else None
         try:
@@ -261,15 +283,15 @@ class WebGpuModel:
         else:
             await self._drop(decoder)
 
-    async def _make_decoder(self, capacity: int, given: Loan | None) -> WebGpuDecoder:
+    async def _make_decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
         try:
-            return await self._made_decoder(capacity, given)
+            return await self._made_decoder(capacity, given, unrecorded)
         except BaseException:
             if given is not None:
                 given.end()
             raise
 
-    async def _made_decoder(self, capacity: int, given: Loan | None) -> WebGpuDecoder:
+    async def _made_decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
         self.memory.fit(1, capacity).require()
         async with self._allocating:
             owner = f"{self._owner} sequence {self._made + 1}"
@@ -290,17 +312,15 @@ class WebGpuModel:
         step, prompt = None, 0
         scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
         try:
-            step = await self._decode_step(buffers, capacity)
-            if step.tape:
-                await scratch.add(step.tape, "the decode step")
-            else:
-                self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
+            step = await self._decode_step(buffers, capacity, unrecorded)
+            await self._note_step(step, capacity, scratch)
             prompt = self._bind_prefill(buffers, "prompt", FREE)
             tapes = self._prefill_tapes(buffers, prompt, scratch)
             about, give_back = self._graphs.description, self._give_back
             decoder = WebGpuDecoder(
                 *(self._engine, about, buffers, scratch, step, prompt),
                 *(give_back, self._take_warm_up, self._pace, tapes, self._draft_tape),
+                *(self._record_step, self._eager_picks),
             )
         except BaseException:
             if prompt:
@@ -314,6 +334,13 @@ class WebGpuModel:
         self._decoders.append(decoder)
         self._note_scratch(decoder)
         return decoder
+
+    async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
+        """Take care of the scratch of a step's tape; remember the reason where there is none."""
+        if step.tape:
+            await scratch.add(step.tape, "the decode step")
+        elif not step.unrecorded:
+            self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
 
     def _note_scratch(self, decoder: WebGpuDecoder) -> None:
         """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
@@ -387,34 +414,57 @@ class WebGpuModel:
         """The key of this model's tapes for `capacity` positions."""
         return TapeKey(self._name, 1, capacity, self.adapter, " ".join((self._capture, *self._passes)))
 
-    async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
-        """The requested way to run a decode step, or the next one down that works, with the reason."""
+    async def _decode_step(self, buffers: SequenceBuffers, capacity: int, unrecorded: bool) -> DecodeStep:
+        """The requested way to run a decode step, or the next one down that works, with the reason; where it is to be
+        recorded, and may be `unrecorded` for now, eager runs."""
         step = DecodeStep(self._engine, self._bind_prefill(buffers, "input", 1), capture="off", note=None)
         if self._capture == "off":
             note = self._configured and f'{self._configured} is "0"; Model.load(..., capture="tape") captures'
             return replace(step, note=note)
-        step = await self._captured_step(step, buffers, capacity)
-        if self._configured and step.capture == "off":
-            fall_back(f'{self._configured} "1"', step.note or "", "decode steps run eagerly")
-        return step
-
-    async def _captured_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
-        """A step with the capture asked for, or the next one down; what `step` has is freed on failure."""
         try:
-            if self._capture != "tape" or not self._in_place:
-                return await self._recorded_step(step, buffers, capacity)
+            return await self._captured_step(step, buffers, capacity, unrecorded)
+        except BaseException:
+            await step.release()
+            raise
+
+    async def _record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
+        """The step of a decoder that ran eagerly for a while, recorded; where memory is too short for that, a step down
+        to eager runs."""
+        capacity, step = decoder.capacity, replace(step, note=None, unrecorded=False)
+        try:
+            recorded = await self._captured_step(step, decoder.buffers, capacity, False)
+        except OutOfMemoryError as error:
+            fall_back("a replayed decode step", str(error), "onnxruntime-web runs each step")
+            recorded = replace(step, note=str(error))
+        await self._note_step(recorded, capacity, decoder.scratch)
+        self._note_scratch(decoder)
+        return recorded
+
+    async def _captured_step(
+        self, step: DecodeStep, buffers: SequenceBuffers, capacity: int, unrecorded: bool
+    ) -> DecodeStep:
+        """A step with the capture asked for, or the next one down. A failure frees everything made here, but nothing of
+        `step`."""
+        if self._capture != "tape" or not self._in_place:
+            recorded = await self._recorded_step(step, buffers, capacity)
+        else:
             async with self._recording:
                 key = self._key(capacity)
                 restored = await self._stored.restore("decode", key, buffers)
                 if restored is not None:
                     return replace(step, capture="tape", tape=restored.tape, key=key, passes=restored.passes)
-                step = await self._recorded_step(step, buffers, capacity)
-                if step.tape and step.lasting:
-                    await self._stored.keep("decode", key, buffers, step.tape, step.passes)
-                return step
-        except BaseException:
-            await step.release()
-            raise
+                if unrecorded and self._obstacle(capacity) is None:
+                    return replace(step, note=put_off(self._eager_picks), unrecorded=True)
+                recorded = await self._recorded_step(step, buffers, capacity)
+                if recorded.tape and recorded.lasting:
+                    try:
+                        await self._stored.keep("decode", key, buffers, recorded.tape, recorded.passes)
+                    except BaseException:
+                        await replace(recorded, eager=0).release()
+                        raise
+        if self._configured and recorded.capture == "off":
+            fall_back(f'{self._configured} "1"', recorded.note or "", "decode steps run eagerly")
+        return recorded
 
     async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
         """The best step that recording the captured session yields. A failure frees everything made here, but nothing
@@ -466,10 +516,14 @@ class WebGpuModel:
         weights = self._quantized()
         return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
 
+    def _obstacle(self, capacity: int) -> str | None:
+        """Why the graph cannot be captured."""
+        put_back = self._capture == "tape" and "attention" in self._passes
+        return self._graphs.description.obstacle(capacity, put_back=put_back)
+
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session that captures decode steps. Raises TapeError or UnsupportedModelError if none is possible."""
-        put_back = self._capture == "tape" and "attention" in self._passes
-        obstacle = self._graphs.description.obstacle(capacity, put_back=put_back)
+        obstacle = self._obstacle(capacity)
         if obstacle:
             raise TapeError(f"the graph cannot be captured: {obstacle}")
         if not self._in_place:

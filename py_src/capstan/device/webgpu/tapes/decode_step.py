@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ....tape import TapeKey
 from ..engine import GpuEngine
 
-__all__ = ["DecodeStep"]
+__all__ = ["DecodeStep", "put_off"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class DecodeStep:
     """The effect of each pass on the tape, or why it had none."""
     lasting: bool = True
     """Whether a later load may reuse the tape; not if memory was short when it was made."""
+    unrecorded: bool = False
+    """Whether recording it was put off; it runs eagerly until then."""
 
     @property
     def binding(self) -> int:
@@ -44,3 +46,10 @@ class DecodeStep:
             self.engine.unbind(binding)
         if self.session:
             await self.engine.release_session(self.session)
+
+
+def put_off(picks: int) -> str:
+    """The note on a step that is recorded after so many picks."""
+    if picks == 1:
+        return "the decode step is recorded behind the first token"
+    return f"the decode step is recorded after {picks} tokens: on a software adapter its check takes as long as those"
