@@ -177,6 +177,8 @@ class PaperDecoder:
         self.cache, self.logits_of = [], None
         if self.gate is not None:
             await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
         self.records_after, self.capture = None, "tape"
         self.max_in_flight, self.max_burst, self.behind_first = self.recorded
 
@@ -227,6 +229,8 @@ class PaperDecoder:
         assert self.unread < self.max_in_flight, "more bursts than the device takes"
         self.submitted.append((picks, sample_first))
         self.unread += 1
+        if self.records_after is not None:
+            self.records_after = max(0, self.records_after - picks)
         ids = []
         for i in range(picks):
             if i or not sample_first:
@@ -433,7 +437,10 @@ class PaperModel:
     async def row_decoder(
         self, rows: int, max_length: int, pools: Any = None, lora: Any = None, unrecorded: bool = False
     ) -> PaperDecoder | SeparateRows[PaperDecoder]:
-        return await separate_rows(self.decoder, rows, max_length, lora)
+        made = await separate_rows(self.decoder, rows, max_length, lora)
+        if not unrecorded and rows == 1:
+            await made.record()
+        return made
 
 
 def made(

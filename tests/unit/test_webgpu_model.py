@@ -159,6 +159,18 @@ class Life:
         decoder.set_search(SearchOptions())
         return decoder
 
+    async def late_decoder(self) -> WebGpuDecoder:
+        """One whose decode step is recorded behind a prompt."""
+        assert self.model is not None
+        decoder = await self.model.row_decoder(1, CAPACITY, unrecorded=True)
+        assert isinstance(decoder, WebGpuDecoder)
+        decoder.set_search(SearchOptions())
+        assert decoder.capture == "off"
+        assert decoder.capture_note == "the decode step is recorded behind the first token"
+        await decoder.prefill(PROMPT, 0)
+        await decoder.record()
+        return decoder
+
     async def use(self) -> None:
         """Load, and generate."""
         await self.load()
@@ -166,8 +178,8 @@ class Life:
 
     async def generate(self) -> None:
         """Run a prompt three times on each of two sequences that have drafts, the last time from a tape, have one take
-        over a copy of the other's caches, and then run it on one of the two."""
-        decoders = [await self.decoder() for _ in range(2)]
+        over a copy of the other's caches, and then run it on one of the two. The step of the first is recorded late."""
+        decoders = [await self.late_decoder(), await self.decoder()]
         for decoder in decoders:
             await decoder.prepare_drafts(Speculation(2, 4))
             await decoder.warm_up()
@@ -295,6 +307,49 @@ def at(number: int, action: Callable[[], object]) -> Callable[[int], None]:
             pending.pop()()
 
     return on_call
+
+
+def test_a_decoder_that_was_given_back_unrecorded_is_recorded_for_whoever_needs_it(graphs: Graphs) -> None:
+    async def run() -> None:
+        life = Life(graphs)
+        model = await life.load()
+        first = await model.row_decoder(1, CAPACITY, unrecorded=True)
+        assert first.records_after == 1
+        await first.close()
+        again = await model.row_decoder(1, CAPACITY, unrecorded=True)
+        assert (again is first, again.capture) == (True, "off")
+        await again.close()
+        needed = await model.decoder(CAPACITY)
+        assert (needed is first, needed.capture, needed.records_after) == (True, "tape", None)
+        await life.close()
+        life.check("nothing went wrong")
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
+def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        life = Life(graphs)
+        model = await life.load()
+        decoder = await model.row_decoder(1, CAPACITY, unrecorded=True)
+        await decoder.prefill(PROMPT, 0)
+
+        async def fail(binding: int) -> dict[str, Any]:
+            raise OutOfMemoryError("no room for a second session")
+
+        monkeypatch.setattr(life.engine, "record", fail)
+        await decoder.record()
+        assert (decoder.capture, decoder.records_after) == ("off", None)
+        assert "no room for a second session" in str(decoder.capture_note)
+        assert list(fallback.fallbacks().values()) == [1]
+        await decoder.prefill(PROMPT, 0)
+        await life.close()
+        life.check("nothing went wrong")
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", [DeviceLostError, OutOfMemoryError, TapeError])
