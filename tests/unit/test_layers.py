@@ -71,7 +71,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "drafted_steps session",
         "decoder device",
         "joint_rows loading",
-        "row_source rows",
+        "row_source rows step_source",
         "model",
         "lora_model",
     ),

@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError, TapeError, UnsupportedModelError
+from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError
 from ...fallback import fall_back
 from ...host.notes import Notes
 from ...host.storage import Progress
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...model_files.config import GenaiConfig
-from ...tape import NBitsWeights, TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import TapeOptions
 from ..lora import LoraGraph, LoraWeights
@@ -23,19 +22,17 @@ from ..rows import RowDecoder
 from ..separate_rows import separate_rows
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import FREE, BoundTensor
-from .loading import Loaded, eager_picks, load, passes_for, release_made
+from .engine import FREE
+from .loading import Loaded, load, passes_for
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
 from .sequence_buffers import SequenceBuffers
-from .tapes.decode_step import DecodeStep, put_off
+from .step_source import StepSource
+from .tapes.decode_step import DecodeStep
 from .tapes.drafts import DraftTape
-from .tapes.prefill import PrefillTapes, weights_on_device
 from .tapes.scratch import TapeScratch, largest
-from .tapes.step_check import StepCheck
-from .tapes.step_recorder import StepRecorder
 
 __all__ = ["WebGpuModel"]
 
@@ -54,20 +51,12 @@ class WebGpuModel:
         self._sample: LoraWeights | None = None
         """The adapters that were asked for last: a step is recorded and compared with them."""
         self._leases = loaded.leases
-        self._weights = loaded.weights
-        self._prefill = loaded.prefill
-        self._ahead = loaded.ahead
-        self._stored = loaded.stored
-        self._verdicts = loaded.verdicts
         self._capture = options.capture
-        self._configured = options.configured
         self._name = loaded.name
         self._owner = loaded.owner
         self._in_place = loaded.in_place
         self._made = 0
         self._allocating = asyncio.Lock()
-        self._recording = asyncio.Lock()
-        """Serialises recording: when sequences are made at once, the first records and the others restore its tape."""
         self._scratch: dict[tuple[int, int], int] = {}
         """Scratch bytes by rows and capacity: of a sequence, and of what joint rows have besides."""
         self._between: dict[tuple[int, int], Sequence[int]] = {}
@@ -90,8 +79,7 @@ class WebGpuModel:
         bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
         keep = partial(loaded.verdicts.write_run, self._chunk, bound)
         self._pace = PrefillPace(self._engine, RunSize(self._chunk, bound, run_tokens), keep)
-        self._eager_picks = eager_picks(about.software, loaded.graphs)
-        """Picks of a generator before its decode step is recorded, where no stored tape makes that needless."""
+        self._steps = StepSource(loaded, options, self._passes, self._pace)
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
         self.memory = replace(
@@ -102,10 +90,10 @@ class WebGpuModel:
             tape_scratch=self._tape_scratch,
         )
         graph, name = loaded.graphs.description, loaded.owner
-        decoder, capture = self.decoder, self._capture_step
+        decoder, steps = self.decoder, self._steps
         self._rows = RowSource(
-            *(self._engine, self.interface, graph, self._passes, name, decoder, capture, self._stored, self._key),
-            weights=self._quantized,
+            *(self._engine, self.interface, graph, self._passes, name, decoder, steps.capture, loaded.stored),
+            *(steps.key, steps.quantized),
         )
 
     @classmethod
@@ -135,7 +123,7 @@ class WebGpuModel:
         self._require_open()
         for i, free in enumerate(self._free):
             if given is None and free.capacity == capacity:
-                free.require(self._key(capacity))
+                free.require(self._steps.key(capacity))
                 found = self._free.pop(i)
                 if not unrecorded:
                     await self._completed(found)
@@ -232,15 +220,6 @@ class WebGpuModel:
         """Whether rows are of this model, not of one for adapters of another rank or none."""
         return all(one in self._decoders for one in sequences_of(decoder))
 
-    async def _capture_step(self, buffers: SequenceBuffers) -> tuple[int, int]:
-        """A captured session for decode steps over a sequence's buffers, and its binding."""
-        session = await self._decode_session(buffers.owner, buffers.capacity)
-        try:
-            return session, self._engine.bind(session, *self._tensors(buffers, "input", 1))
-        except BaseException:
-            await self._engine.release_session(session)
-            raise
-
     async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
         if "rows" not in self._passes:
@@ -312,15 +291,15 @@ class WebGpuModel:
         step, prompt = None, 0
         scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
         try:
-            step = await self._decode_step(buffers, capacity, unrecorded)
+            step = await self._steps.decode_step(buffers, unrecorded)
             await self._note_step(step, capacity, scratch)
-            prompt = self._bind_prefill(buffers, "prompt", FREE)
-            tapes = self._prefill_tapes(buffers, prompt, scratch)
+            prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
+            tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
             about, give_back = self._graphs.description, self._give_back
             decoder = WebGpuDecoder(
                 *(self._engine, about, buffers, scratch, step, prompt),
                 *(give_back, self._take_warm_up, self._pace, tapes, self._draft_tape),
-                *(self._record_step, self._eager_picks),
+                *(self._record_step, self._steps.eager_picks),
             )
         except BaseException:
             if prompt:
@@ -403,166 +382,25 @@ class WebGpuModel:
         self._free.clear()
         while self._decoders:
             await self._decoders.pop().destroy()
-        if self._ahead is not None:
-            await release_made(self._engine, self._ahead)
-        await self._engine.release_session(self._prefill)
+        await self._steps.close()
         for held in self._leases:
             held.release()
         self._engine.close()
 
-    def _key(self, capacity: int) -> TapeKey:
-        """The key of this model's tapes for `capacity` positions."""
-        return TapeKey(self._name, 1, capacity, self.adapter, " ".join((self._capture, *self._passes)))
-
-    async def _decode_step(self, buffers: SequenceBuffers, capacity: int, unrecorded: bool) -> DecodeStep:
-        """The requested way to run a decode step, or the next one down that works, with the reason; where it is to be
-        recorded, and may be `unrecorded` for now, eager runs."""
-        step = DecodeStep(self._engine, self._bind_prefill(buffers, "input", 1), capture="off", note=None)
-        if self._capture == "off":
-            note = self._configured and f'{self._configured} is "0"; Model.load(..., capture="tape") captures'
-            return replace(step, note=note)
-        try:
-            return await self._captured_step(step, buffers, capacity, unrecorded)
-        except BaseException:
-            await step.release()
-            raise
-
     async def _record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
         """The step of a decoder that ran eagerly for a while, recorded; where memory is too short for that, a step down
         to eager runs."""
-        capacity, step = decoder.capacity, replace(step, note=None, unrecorded=False)
+        step = replace(step, note=None, unrecorded=False)
         try:
-            recorded = await self._captured_step(step, decoder.buffers, capacity, False)
+            recorded = await self._steps.captured(step, decoder.buffers)
         except OutOfMemoryError as error:
             fall_back("a replayed decode step", str(error), "onnxruntime-web runs each step")
             recorded = replace(step, note=str(error))
-        await self._note_step(recorded, capacity, decoder.scratch)
+        await self._note_step(recorded, decoder.capacity, decoder.scratch)
         self._note_scratch(decoder)
         return recorded
-
-    async def _captured_step(
-        self, step: DecodeStep, buffers: SequenceBuffers, capacity: int, unrecorded: bool
-    ) -> DecodeStep:
-        """A step with the capture asked for, or the next one down. A failure frees everything made here, but nothing of
-        `step`."""
-        if self._capture != "tape" or not self._in_place:
-            recorded = await self._recorded_step(step, buffers, capacity)
-        else:
-            async with self._recording:
-                key = self._key(capacity)
-                restored = await self._stored.restore("decode", key, buffers)
-                if restored is not None:
-                    return replace(step, capture="tape", tape=restored.tape, key=key, passes=restored.passes)
-                if unrecorded and self._obstacle(capacity) is None:
-                    return replace(step, note=put_off(self._eager_picks), unrecorded=True)
-                recorded = await self._recorded_step(step, buffers, capacity)
-                if recorded.tape and recorded.lasting:
-                    try:
-                        await self._stored.keep("decode", key, buffers, recorded.tape, recorded.passes)
-                    except BaseException:
-                        await replace(recorded, eager=0).release()
-                        raise
-        if self._configured and recorded.capture == "off":
-            fall_back(f'{self._configured} "1"', recorded.note or "", "decode steps run eagerly")
-        return recorded
-
-    async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
-        """The best step that recording the captured session yields. A failure frees everything made here, but nothing
-        of `step`."""
-        try:
-            session = await self._decode_session(buffers.owner, capacity)
-        except (TapeError, UnsupportedModelError) as error:
-            return replace(step, note=str(error))
-        captured = 0
-        try:
-            captured = self._engine.bind(session, *self._tensors(buffers, "input", 1))
-            step = replace(step, capture=self._capture, session=session, captured=captured, key=self._key(capacity))
-            about = self._graphs.description
-            left_out, weights = about.left_out_within(capacity), self._quantized()
-            windows = [found.window for found in left_out]
-            check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe, max(windows, default=0))
-            given = (step, buffers, about, check, self._passes, self._verdicts, left_out, weights)
-            return await StepRecorder(*given).record()
-        except BaseException:
-            if captured:
-                self._engine.unbind(captured)
-            await self._engine.release_session(session)
-            raise
-
-    def _quantized(self) -> Mapping[int, NBitsWeights]:
-        """Quantized weights by recorded buffer."""
-        return weights_on_device(self._engine, self._graphs.products, self._weights)
-
-    def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
-        """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
-        engine, graphs = self._engine, self._graphs
-        about = graphs.description
-        # Our attention, which takes runs of several tokens, puts back the inputs that recorded attention leaves out.
-        limits = WorkgroupLimits.of(engine.adapter())
-        ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and self._chunk > 1
-        possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
-        if self._capture != "tape" or "prefill" not in self._passes or not possible:
-            return None
-
-        async def capture(length: int) -> tuple[int, int]:
-            session = await engine.create_session(graphs.captured_prefill, capture=True, owner=buffers.owner)
-            try:
-                return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
-            except BaseException:
-                await engine.release_session(session)
-                raise
-
-        key = self._key(buffers.capacity)
-        weights = self._quantized()
-        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
-
-    def _obstacle(self, capacity: int) -> str | None:
-        """Why the graph cannot be captured."""
-        put_back = self._capture == "tape" and "attention" in self._passes
-        return self._graphs.description.obstacle(capacity, put_back=put_back)
-
-    async def _decode_session(self, owner: str, capacity: int) -> int:
-        """A session that captures decode steps. Raises TapeError or UnsupportedModelError if none is possible."""
-        obstacle = self._obstacle(capacity)
-        if obstacle:
-            raise TapeError(f"the graph cannot be captured: {obstacle}")
-        if not self._in_place:
-            raise TapeError("past and present of attention cannot be one buffer on this adapter")
-        ahead = self._ahead
-        if ahead is not None and self._made == 1:
-            self._ahead = None
-            return await ahead
-        return await self._engine.create_session(self._graphs.decode, capture=True, owner=owner)
 
     def _take_warm_up(self) -> bool:
         """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
         wanted, self._warm_up = self._warm_up, False
         return wanted
-
-    async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
-        """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
-        binding = self._bind_prefill(buffers, "prompt", FREE)
-        try:
-            buffers.clear_states()
-            for start in range(0, len(ids), buffers.chunk):
-                part = ids[start : start + buffers.chunk]
-                buffers.write_prompt(part, start)
-                await self._engine.run(binding, start + len(part), len(part))
-                buffers.settle_states()
-        finally:
-            self._engine.unbind(binding)
-
-    def _bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
-        feeds, fetches = self._tensors(buffers, which, length)
-        lengths = self._graphs.lengths
-        if lengths is not None and not lengths.reads_mask:
-            feeds = [feed for feed in feeds if feed.name != self._graphs.description.mask]
-        return self._engine.bind(self._prefill, feeds, fetches, lengths)
-
-    def _tensors(
-        self, buffers: SequenceBuffers, which: str, length: int
-    ) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The weights and this sequence's buffers, as both sessions take them."""
-        feeds, fetches = buffers.tensors(which, length)
-        weights = [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
-        return [*feeds, *weights], fetches
