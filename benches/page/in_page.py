@@ -239,6 +239,7 @@ async def started(
     """A generator that has its first token."""
     generator = capstan.Generator(opened, parameters(opened, len(prompt) + room, sampling, None))
     generator.append_tokens(prompt)
+    await generator.prepare_async(record=True)
     await generator.generate_next_token_async()
     return generator
 

@@ -87,7 +87,8 @@ def test_each_burst_is_submitted_then_computed_then_copied(whole: dict[str, Any]
     picks = {track: [each["args"]["picks"] for each in found] for track, found in tracks.items()}
     assert len(picks["submit"]) >= COUNT // 4
     assert picks["submit"] == picks["wait"] == picks["copy"] == picks["GPU"]
-    assert sum(picks["submit"]) >= COUNT
+    # The first pick comes before the step is recorded, from a run of onnxruntime-web.
+    assert sum(picks["submit"]) >= COUNT - 1
     assert "GPU 2" not in slices, "the GPU computes one submit after the other"
     submits, waits, copies, computed = tracks.values()
     late = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from capstan.device.rows import RowDecoder
 from capstan.errors import ClosedError, DeviceLostError
 from capstan.generation.generator import Generator
 from tests.unit.paper_model import PaperDecoder, PaperModel, made
@@ -120,6 +121,20 @@ def test_a_new_prompt_gets_its_first_token_first() -> None:
         assert only(model).records_after is None
 
     of(run())
+
+
+def test_a_measurement_has_it_recorded_and_changes_no_token() -> None:
+    async def run() -> list[int]:
+        generator, _ = late(24)
+        found = await tokens(generator, 1)
+
+        async def look(decoder: RowDecoder) -> str:
+            return decoder.capture
+
+        assert await generator.aside(look) == "tape"
+        return found + await tokens(generator, COUNT - 1)
+
+    assert of(run()) == recorded_at_once()
 
 
 def test_a_cancelled_recording_loses_nothing() -> None:

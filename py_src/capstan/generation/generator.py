@@ -336,12 +336,15 @@ class Generator:
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
-        """Read the bursts under way, keep their tokens and lend the decoder to `action`, which leaves it as it was and
-        is not counted. OptionError unless a token was generated since the last change and more can be, and for several
+        """Have the decode step recorded, read the bursts under way, keep their tokens and lend the decoder to `action`,
+        which leaves it as it was and is not counted. OptionError unless a token was generated since the last change and more can be, and for several
         rows."""
         async with self._turn:
             loop = self._loop
             loop.require_open()
+            if loop.decoder is not None and loop.decoder.records_after is not None and not loop.stale:
+                await loop.record()
+                await loop.advance()
             while loop.flight and not loop.stale:
                 await loop.read()
             if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:

@@ -222,6 +222,7 @@ class RowLoop(DecodeLoop):
         decoder = self.open_decoder()
         await self.flight.drain()
         self.counts.add(decoder)
+        computed, picked = any(row.valid for row in self.rows), not (self.stale or self.sample_first)
         for row in self.rows:
             row.unsettle(0)
         self.discard_ahead()
@@ -230,6 +231,13 @@ class RowLoop(DecodeLoop):
         self.require_open()
         self.counts.begin(decoder)
         self._use(decoder)
+        if computed:
+            reused = self.reused
+            await self.prefill()
+            self.reused = reused
+            if picked:
+                # The last of the steps that were run again is the one behind the last pick.
+                self.counts.step()
 
     async def advance(self) -> None:
         """Do what brings the next token nearer: record the decode step, prefill, submit, or wait for a burst."""

@@ -29,6 +29,10 @@ class StepCounts:
             self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
         self._start = now
 
+    def step(self) -> None:
+        """A decode step was run outside of what is counted."""
+        self._totals["steps"] += 1
+
     def cross(self, times: int) -> None:
         """JavaScript entered Python with a burst's ids."""
         self._totals["python_crossings"] += times

@@ -63,18 +63,14 @@ async def each(
 async def ways(
     models: Mapping[str, str], *, model: str, captures: Sequence[str], prompt: Sequence[int], count: int
 ) -> dict[str, Any]:
-    """The tokens after a prompt by decoders that run their steps in different ways, over one load of the model."""
-    opened = await Model.load(models[model], device="webgpu", capture="tape")
-    loaded: Any = opened._loaded
+    """The tokens after a prompt by generators that run their steps in different ways."""
     found: dict[str, Any] = {}
     for capture in captures:
-        loaded._capture = capture
-        ids = await picked(opened, prompt, count)
-        [decoder] = loaded._free
-        # The next one is to be recorded anew.
-        loaded._free.clear()
-        found[capture] = {"ids": ids, "capture": decoder.capture, "note": decoder.capture_note}
-    await opened.aclose()
+        loading = Model.load(models[model], device="webgpu", capture=capture)
+        async with await loading as opened, Generator(opened, parameters(opened)) as generator:
+            generator.append_tokens(prompt)
+            ids = await take(generator, count)
+            found[capture] = {"ids": ids, "capture": generator.capture, "note": generator.capture_note}
     return found
 
 

@@ -158,8 +158,7 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     loaded: Any = opened._loaded
     decoder: Any = await opened.decoder(256)
     engine, buffers = gpu(), decoder._buffers
-    session = await engine.create_session(loaded._graphs.decode, capture=True, owner="test")
-    binding = engine.bind(session, *loaded._tensors(buffers, "input", 1))
+    session, binding = await loaded._steps.capture(buffers)
     buffers.set_input(5, 3)
     watched = [buffers.logits, *buffers.cache]
     for buffer in watched:

@@ -29,7 +29,8 @@ class StepSource:
     def __init__(self, loaded: Loaded, options: TapeOptions, passes: tuple[str, ...], pace: PrefillPace) -> None:
         self._engine = loaded.interface.engine
         self._graphs = loaded.graphs
-        self._weights = loaded.weights
+        self.weights = loaded.weights
+        """Buffers by name."""
         self._prefill = loaded.prefill
         self._ahead = loaded.ahead
         self._first = f"{loaded.owner} sequence 1"
@@ -125,7 +126,7 @@ class StepSource:
 
     def quantized(self) -> Mapping[int, NBitsWeights]:
         """Quantized weights by recorded buffer."""
-        return weights_on_device(self._engine, self._graphs.products, self._weights)
+        return weights_on_device(self._engine, self._graphs.products, self.weights)
 
     def prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
         """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
@@ -193,7 +194,7 @@ class StepSource:
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The weights and this sequence's buffers, as both sessions take them."""
         feeds, fetches = buffers.tensors(which, length)
-        weights = [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
+        weights = [BoundTensor(w.name, self.weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         return [*feeds, *weights], fetches
 
     async def close(self) -> None:
