@@ -337,8 +337,8 @@ class Generator:
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
         """Have the decode step recorded, read the bursts under way, keep their tokens and lend the decoder to `action`,
-        which leaves it as it was and is not counted. OptionError unless a token was generated since the last change and more can be, and for several
-        rows."""
+        which leaves it as it was and is not counted. OptionError unless a token was generated since the last change and
+        more can be, and for several rows."""
         async with self._turn:
             loop = self._loop
             loop.require_open()
