@@ -166,6 +166,7 @@ class PaperDecoder:
         self.records_after = eager
         """The picks before its step is recorded; until then it takes one burst of one pick."""
         self.recorded = (in_flight, largest, behind)
+        self.recording: asyncio.Future[None] | None = None
         if eager is not None:
             self.capture, self.max_in_flight, self.max_burst, self.behind_first = "off", 1, 1, 0
         """Steps with drafts."""
@@ -174,6 +175,10 @@ class PaperDecoder:
         if self.records_after is None:
             return
         assert not self.unread, "bursts are under way"
+        self.recording = asyncio.ensure_future(self._record())
+        await asyncio.shield(self.recording)
+
+    async def _record(self) -> None:
         self.cache, self.logits_of = [], None
         if self.gate is not None:
             await self.gate.wait()
@@ -200,6 +205,8 @@ class PaperDecoder:
 
     async def rest(self, row: int = 0) -> None:
         await asyncio.sleep(0)
+        if self.recording is not None:
+            await asyncio.wait([self.recording])
 
     def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         source.copy_to(self.caches(), length)
@@ -212,6 +219,7 @@ class PaperDecoder:
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
         assert past + len(ids) <= self.capacity
         assert self.unread == 0, "a prefill while bursts are under way"
+        await self.rest()
         self.prefills.append((list(ids), past))
         if self.gate is not None:
             await self.gate.wait()

@@ -245,14 +245,13 @@ class Generator:
 
     async def _prepared(self, record: bool | None) -> None:
         loop = self._loop
-        if loop.decoder is None:
-            decoder = await loop.ready_decoder(unrecorded=record is not True)
-            if record is None and decoder.records_after in (0, 1):
-                await loop.record()
-            if not loop.length:
-                await decoder.warm_up()
-        elif record and loop.decoder.records_after is not None:
+        fresh = loop.decoder is None
+        decoder = await loop.ready_decoder(unrecorded=record is not True)
+        after = decoder.records_after
+        if after is not None and (record or (record is None and after <= 1)):
             await loop.record()
+        if fresh and not loop.length:
+            await decoder.warm_up()
 
     def prepare(self, record: bool | None = None) -> None:
         """`prepare_async`, blocking."""

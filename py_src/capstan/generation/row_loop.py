@@ -57,6 +57,8 @@ class RowLoop(DecodeLoop):
         if decode is not None:
             for row in self.rows:
                 row.text = partial(StoppingStream, decode, self.options.stop_strings)
+        self._capture = "off"
+        """How the decoder ran its steps when it was taken."""
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""
 
@@ -172,6 +174,7 @@ class RowLoop(DecodeLoop):
     def _use(self, decoder: RowDecoder) -> None:
         """Go on with this decoder."""
         self.decoder = decoder
+        self._capture = decoder.capture
         for number in range(len(self.rows)):
             decoder.set_search(self.options, number)
         self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
@@ -306,6 +309,9 @@ class RowLoop(DecodeLoop):
                 self.adapters.chosen(choice)
                 decoder = self.open_decoder()
                 self.require_open()
+            if decoder.capture != self._capture:
+                # It was recorded behind a wait that was cancelled.
+                self._use(decoder)
             for number, row in enumerate(self.rows):
                 if not row.over:
                     decoder.follow(row.sequence, row.unpicked, len(row.padding), number)

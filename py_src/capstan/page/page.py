@@ -23,7 +23,7 @@ from pyodide.code import eval_code_async
 from .._js import host
 from .._js.errors import require_memory, spent
 from .._js.files import mount
-from ..errors import ConfigError, OptionError, OutOfMemoryError, PromptError
+from ..errors import CapstanError, ConfigError, OptionError, OutOfMemoryError, PromptError
 from ..generation.conversation import Conversation, History
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
@@ -82,6 +82,10 @@ conversation.
 idle = idle_verification(lambda: load_ended())
 verify_after = math.inf
 """Seconds without a request until stored weights are compared with their digests."""
+recording: asyncio.Task[None] | None = None
+"""Records the decode step of a model that was loaded, if no request for a first token comes before that."""
+UNASKED = 0.25
+"""Seconds without a request until then: a program asks at once, a person types."""
 SAMPLE = "Hello"
 """The text before the decode step that is inspected."""
 CHAT_LENGTH = 4096
@@ -97,6 +101,7 @@ async def handle(text: str, number: int) -> str:
         if number in stopped:
             raise asyncio.CancelledError
         await idle.stop()
+        leave_unrecorded()
         request = read_request(text)
         with span(f"answer: {request['kind']}", request=number):
             reply = {"ok": True, "result": await answer_of(request)(request)}
@@ -160,11 +165,15 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 
 
 async def get_ready(request: LoadRequest) -> dict[str, Any]:
-    """Load a model, and prepare the decode step of its chats if it has a template for them."""
+    """Load a model and, if it has a template for chats, prepare one; its decode step is recorded when no request comes
+    at once."""
+    global recording
     model = await load_once(request)
     can_chat = Tokenizer(model).has_chat_template
     if can_chat:
-        told_ready(model, (await conversation_with(model, request)).generator)
+        generator = (await conversation_with(model, request)).generator
+        told_ready(model, generator)
+        recording = asyncio.ensure_future(record_unasked(model, generator))
     return {
         "device": model.device_type,
         "adapter": model.adapter,
@@ -172,6 +181,22 @@ async def get_ready(request: LoadRequest) -> dict[str, Any]:
         "can_chat": can_chat,
         "load_times": model.load_times,
     }
+
+
+async def record_unasked(model: Model, generator: Generator) -> None:
+    """Record a decode step while nobody waits for an answer; whoever asks next hears of a failure."""
+    await asyncio.sleep(UNASKED)
+    if generator.capture_note is None:
+        return
+    with suppress(CapstanError):
+        await generator.prepare_async()
+        told_ready(model, generator)
+
+
+def leave_unrecorded() -> None:
+    """A request is there, whose first token needs no recording; what the GPU has begun it finishes."""
+    if recording is not None:
+        recording.cancel()
 
 
 async def generate(request: GenerateRequest) -> dict[str, Any]:
@@ -394,8 +419,7 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
     talk = Conversation(tokenizer, generator, params.search.stop_strings, earlier)
     conversations[session] = model, options, talk
     host.emit({"kind": "status", "text": "preparing the decode step"})
-    # A message awaits its first token.
-    await generator.prepare_async(record=False if request.get("messages") else None)
+    await generator.prepare_async(record=False)
     return talk
 
 
