@@ -23,8 +23,6 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 __all__ = ["CONFIG", "repeat_layers", "repeated", "turned"]
 
 CONFIG = "genai_config.json"
-UNEVEN = ("sliding_window", "state_groups")
-"""Parts of a decoder's configuration that tell its layers apart."""
 LAYER = re.compile(r"(\blayers\.|\bpast_key_values\.|\bpresent\.)(\d+)(?=[./])")
 """The number of a layer in a name."""
 PIECE = 64 << 20
@@ -38,9 +36,6 @@ def repeat_layers(source: Path, out: Path, layers: int, repeat: int = 1, turn: T
     """Write the model folder `source` to `out` with so many layers, of which layer `repeat` is all that are new."""
     config = json.loads((source / CONFIG).read_text())
     decoder = config["model"]["decoder"]
-    uneven = [name for name in UNEVEN if name in decoder]
-    if uneven:
-        raise ValueError(f"{source / CONFIG} has {', '.join(uneven)}, for single layers: have the builder make them all")
     had, decoder["num_hidden_layers"] = decoder["num_hidden_layers"], layers
     name = decoder["filename"]
     shutil.copytree(source, out, ignore=shutil.ignore_patterns(f"{name}*", CONFIG), dirs_exist_ok=True)
@@ -66,8 +61,10 @@ def repeated(model: ModelProto, had: int, layers: int, repeat: int = 1) -> Model
     made.CopyFrom(model)
     nodes = list(model.graph.node)
     own = [node for node in nodes if layer_of(node) == repeat]
-    if not own:
-        raise ValueError(f"the graph has no layer {repeat}")
+    attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    kinds = {tuple(sorted(item.SerializeToString() for item in node.attribute)) for node in attention}
+    if len(attention) != had or len(kinds) != 1:
+        raise ValueError(f"{len(attention)} of {had} layers have attention, of {len(kinds)} kinds: build every layer")
     behind = max(place for place, node in enumerate(nodes) if layer_of(node) == repeat) + 1
     chain = [
         *(moved(node, repeat, more) for node in nodes[:behind]),
