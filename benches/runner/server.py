@@ -117,7 +117,7 @@ class BenchServer(SiteServer):
             case "onnx/model.onnx":
                 return graph
         found = {f"onnx/{data_name(number)}": piece for number, piece in enumerate(pieces)}.get("/".join(parts[1:]))
-        return found and FilePart(data, found.start, found.length)
+        return FilePart(data, found.start, found.length) if found else None
 
 
 def data_name(number: int) -> str:

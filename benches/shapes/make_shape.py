@@ -5,12 +5,12 @@ usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, tra
 SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with
 int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or with
 -k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is
-onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model,
-whose ids it does not match: time it with token ids. The context is cut to 4096 tokens. Everything else is the builder's
-default, accuracy_level 4 too.
+onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
+model, whose ids it does not match: time it with token ids. The context is cut to 4096 tokens. Everything else is the
+builder's default, accuracy_level 4 too.
 
-Of shapes from 4 billion weights on, the builder makes three layers, and the middle one is repeated
-(repeated_layers.py), since it would take ten minutes for all.
+The builder would take ten minutes for all layers of qwen3-4b or llama-3.1-8b. It makes three, and the middle one is
+repeated (repeated_layers.py). Qwen3-4B ties its embeddings: the builder's default writes them twice even so, as here.
 """
 
 from __future__ import annotations
@@ -218,9 +218,7 @@ def main() -> int:
         options = ["enable_webgpu_graph=true", *more]
         model_folder = out if built == layers else f"{folder}/built"
         command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", model_folder, "-p", precision]
-        subprocess.run(
-            [*command, "-e", "webgpu", "-c", f"{folder}/cache", "--extra_options", *options], check=True
-        )
+        subprocess.run([*command, "-e", "webgpu", "-c", f"{folder}/cache", "--extra_options", *options], check=True)
         if built != layers:
             repeat_layers(Path(model_folder), Path(out), layers)
     limit_context(Path(out) / "genai_config.json")

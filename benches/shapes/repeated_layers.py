@@ -1,8 +1,8 @@
 """A decoder with more layers, by repeating one in the middle: the builder then takes as long as for the layers it made.
 
 The result has the names, the order and the data file that onnxruntime-genai's builder gives a model of so many layers.
-A repeated layer has the weights of the one that it repeats with their rows turned, each time by another number, so that
-no two layers have the same bytes. Tensors whose rows are all equal, norms of ones, stay as they are.
+The rows of a copy's weights are turned, each time by another number, so that no two layers have the same bytes; only
+norms, whose weights are all one, stay equal.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def turned(layers: int) -> Turn:
 
 
 def repeated(model: ModelProto, had: int, layers: int, repeat: int = 1) -> ModelProto:
-    """The graph with `layers` layers in place of the `had` that it has. Each copy's weights name the bytes of what it
-    repeats."""
+    """The graph with `layers` layers, made of one with `had`. Each copy's weights name the bytes of what it repeats."""
     if not 0 < repeat < had <= layers:
         raise ValueError(f"layer {repeat} of {had} cannot be repeated until there are {layers}")
     more = layers - had
@@ -87,8 +86,8 @@ def with_copies(values: Iterable[Named], repeat: int, more: int) -> Iterator[Nam
 
 
 def moved(value: Named, repeat: int, more: int) -> Named:
-    """What the source has, under its new name. A node behind the layers belongs to none, and takes the last one's
-    output."""
+    """A node or value of the source under its new name. A node behind the layers belongs to none, and takes the last
+    one's output."""
     layer = layer_of(value)
     if layer is None:
         return shifted(value, more, above=repeat)
@@ -128,7 +127,8 @@ def replace(field: Any, values: Iterable[Any]) -> None:
 
 
 def write_data(model: ModelProto, source: Path, out: BinaryIO, copies: Sequence[int], turn: Turn) -> None:
-    """Write the bytes of all weights in their order, those of layers in `copies` turned, and tell each where it is."""
+    """Write the bytes of all weights in their order, those of layers in `copies` turned, and their new places into the
+    model."""
     products = {name: node for node in model.graph.node if node.op_type == "MatMulNBits" for name in node.input[1:]}
     with ExitStack() as stack:
         maps: dict[str, memoryview] = {}

@@ -17,14 +17,14 @@ from benches.shapes.repeated_layers import repeat_layers
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LAYERS = 5
 BETWEEN = ["/model/layers.{}/post_attention_layernorm/output_3", "/model/layers.{}/mlp/down_proj/MatMul/output_0"]
-"""What a layer hands on."""
+"""The outputs of a layer that the next one takes."""
 SHARED = [f"/model/attn_mask_reformat/attn_mask_subgraph/{name}/output_0" for name in ("Sub", "ReduceMax")]
 
 
 @pytest.fixture(params=["nano-llama", "nano-qwen3"])
 def source(request: pytest.FixtureRequest) -> Path:
     """A model of two layers; qwen3 has norms of q and k, and nodes between that all layers use."""
-    return FIXTURES / request.param
+    return FIXTURES / str(request.param)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def part(folder: Path, inputs: list[str], outputs: list[str], turn: int = 0) -> Any:
-    """A session of the part of the source's graph between these values; layer 1 with its rows turned by turn / LAYERS."""
+    """A session of the part of the source's graph between these values, layer 1's rows turned by turn / LAYERS."""
     model = onnx.utils.Extractor(onnx.load(folder / "model.onnx")).extract_model(inputs, outputs)
     for tensor in model.graph.initializer:
         if "model.layers.1." in tensor.name and turn:
