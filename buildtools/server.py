@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +25,7 @@ from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, shards, transf
 if TYPE_CHECKING:
     from .digests import Digests
 
-__all__ = ["ENCODINGS", "LARGE_BYTES", "TRANSFORMERS_JS", "SiteHandler", "SiteServer", "running", "serving"]
+__all__ = ["ENCODINGS", "FilePart", "LARGE_BYTES", "TRANSFORMERS_JS", "SiteHandler", "SiteServer", "running", "serving"]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
@@ -64,6 +65,15 @@ ISOLATION = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Bytes of a file that are served as one of their own, whole."""
+
+    path: Path
+    start: int
+    length: int
 
 
 class SiteServer(ThreadingHTTPServer):
@@ -153,9 +163,9 @@ class SiteServer(ThreadingHTTPServer):
         """Whether a URL path leads into a model's folder."""
         return [part for part in path.split("/") if part][:1] == ["models"]
 
-    def find(self, path: str) -> Path | bytes | None:
-        """The target of a URL path: a file, bytes made here, or nothing. No hidden file, and no link that leads out of
-        the served folder.
+    def find(self, path: str) -> Path | bytes | FilePart | None:
+        """The target of a URL path: a file or a part of one, bytes made here, or nothing. No hidden file, and no link
+        that leads out of the served folder.
         """
         parts = [part for part in path.split("/") if part]
         if not path.startswith("/") or any(is_refused(part) for part in parts):
@@ -263,6 +273,11 @@ class SiteHandler(BaseHTTPRequestHandler):
             self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
         elif isinstance(found, bytes):
             self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
+        elif isinstance(found, FilePart):
+            self._start(HTTPStatus.OK, "application/octet-stream", found.length, {})
+            if with_body:
+                with found.path.open("rb") as file:
+                    self._send_body(file, found.start, found.length)
         else:
             self._send_file(found, SANDBOX if self.server.is_of_a_model(path) else "", with_body)
 

@@ -19,7 +19,6 @@ async function load({ model: name, counting }) {
   model = await AutoModelForCausalLM.from_pretrained(name, {
     device: "webgpu",
     dtype: "fp32", // The name of the file only, "model.onnx": the weights have the types they have in it.
-    use_external_data_format: true,
     // The folder asks for graph capture in genai_config.json, which Transformers.js does not read.
     session_options: { logSeverityLevel: 3 },
   });

@@ -12,8 +12,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from buildtools.server import SiteHandler, SiteServer
+from buildtools.server import FilePart, SiteHandler, SiteServer
 
+from .external_data import split_data
 from .plan import Step
 
 __all__ = ["BenchServer"]
@@ -30,6 +31,8 @@ KINDS = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """By the model type: its class in Transformers.js."""
+LARGEST_DATA = 2_000_000_000
+"""Bytes of a part of a data file in that layout, as hubs have them for browsers."""
 DECODER_KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
 
 
@@ -70,7 +73,7 @@ class BenchServer(SiteServer):
     def handler(self) -> type[SiteHandler]:
         return BenchHandler
 
-    def find(self, path: str) -> Path | bytes | None:
+    def find(self, path: str) -> Path | bytes | FilePart | None:
         """The site's files, and those of the bench."""
         parts = [part for part in path.split("/") if part]
         if path == "/bench/plan.json":
@@ -86,7 +89,7 @@ class BenchServer(SiteServer):
             found = file if file.is_file() else None
         return found
 
-    def _transformers_js_file(self, parts: Sequence[str]) -> Path | bytes | None:
+    def _transformers_js_file(self, parts: Sequence[str]) -> bytes | FilePart | None:
         """A model folder of onnxruntime-genai's builder in the layout of Transformers.js; nothing large is copied."""
         folder = self.models.get(parts[0]) if parts else None
         if folder is None:
@@ -94,23 +97,29 @@ class BenchServer(SiteServer):
         config = json.loads((folder / "genai_config.json").read_text())["model"]
         if config["type"] not in KINDS:
             return None
-        graph: str = config["decoder"]["filename"]
+        name = config["decoder"]["filename"]
+        data = folder / f"{name}.data"
+        graph, pieces = split_data((folder / name).read_bytes(), data.stat().st_size, LARGEST_DATA, data_name)
         match "/".join(parts[1:]):
             case "config.json":
                 kept = {name: config["decoder"][name] for name in DECODER_KEYS}
                 head = {"head_dim": config["decoder"]["head_size"], "vocab_size": config["vocab_size"]}
                 # It takes the empty cache's shape from the graph, where the builder leaves this dimension a name.
-                own = {"free_dimension_overrides": {"kv_cache_dim": config["decoder"]["head_size"]}}
+                own = {
+                    "free_dimension_overrides": {"kv_cache_dim": config["decoder"]["head_size"]},
+                    "use_external_data_format": len(pieces),
+                }
                 kind = {"model_type": config["type"], "architectures": [KINDS[config["type"]]]}
                 return json.dumps({**kind, **kept, **head, "transformers.js_config": own}).encode()
             case "generation_config.json":
                 # No end-of-sequence id: as many tokens as were asked for are generated.
                 return b"{}"
             case "onnx/model.onnx":
-                given, wanted = f"{graph}.data".encode(), b"model.onnx_data"
-                if len(given) != len(wanted):
-                    raise ValueError(f"{graph}.data cannot be renamed in place: name the graph model.onnx")
-                return (folder / graph).read_bytes().replace(given, wanted)
-            case "onnx/model.onnx_data":
-                return folder / f"{graph}.data"
-        return None
+                return graph
+        found = {f"onnx/{data_name(number)}": piece for number, piece in enumerate(pieces)}.get("/".join(parts[1:]))
+        return FilePart(data, found.start, found.length) if found else None
+
+
+def data_name(number: int) -> str:
+    """The name of a part of the data file in the layout of Transformers.js."""
+    return f"model.onnx_data_{number}" if number else "model.onnx_data"

@@ -2,11 +2,15 @@
 
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, transformers, onnx, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b or gemma3-1b, with int4 weights in symmetric
-blocks of 32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8
-weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py
-of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time
-it with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
+SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with
+int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or with
+-k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is
+onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
+model, whose ids it does not match: time it with token ids. The context is cut to 4096 tokens. Everything else is the
+builder's default, accuracy_level 4 too.
+
+The builder would take ten minutes for all layers of qwen3-4b or llama-3.1-8b. It makes three, and the middle one is
+repeated (repeated_layers.py). Qwen3-4B ties its embeddings: the builder's default writes them twice even so, as here.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from repeated_layers import repeat_layers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -94,6 +99,39 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
             "vocab_size": 128256,
         },
     ),
+    "llama-3.1-8b": (
+        LLAMA,
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    ),
+    "qwen3-4b": (
+        QWEN3,
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "use_sliding_window": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    ),
     "gemma3-1b": (
         GEMMA3,
         {
@@ -110,6 +148,9 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
         },
     ),
 }
+REPEATED = ("qwen3-4b", "llama-3.1-8b")
+"""Shapes of which the builder makes BUILT_LAYERS layers."""
+BUILT_LAYERS = 3
 CONTEXT = 4096
 WEIGHTS: dict[str, tuple[str, list[str]]] = {
     "-f16": ("fp16", []),
@@ -140,7 +181,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 embedding where each kind of layer has rotary parameters of its own."""
 
 SHARE = 3.0
-"""The ratio of the layers' sum to a token's embedding."""
+"""The ratio of the sum of what all layers add to a token's embedding."""
 
 
 def main() -> int:
@@ -148,9 +189,14 @@ def main() -> int:
     ending = next(ending for ending in WEIGHTS if shape.endswith(ending))
     precision, more = WEIGHTS[ending]
     torch.manual_seed(0)
-    (make_config, make_model), sizes = SHAPES[shape.removesuffix(ending)]
+    name = shape.removesuffix(ending)
+    (make_config, make_model), sizes = SHAPES[name]
+    layers = sizes["num_hidden_layers"]
+    built = BUILT_LAYERS if name in REPEATED else layers
+    if built != layers and ending == "-k-quant-mixed":
+        raise SystemExit(f"{shape}: k_quant_mixed tells layers apart by their number, and {name}'s are repeated")
     config = make_config(
-        **sizes,
+        **{**sizes, "num_hidden_layers": built},
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=0,
@@ -164,13 +210,17 @@ def main() -> int:
         torch.set_default_dtype(torch.float16)
         with torch.device(device):
             model = make_model(config)
-        separate(model)
+        # Each layer adds to the sum at random: so many times the layers add the root of it.
+        separate(model, SHARE * (built / layers) ** 0.5)
         model.to("cpu").save_pretrained(folder)
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
         options = ["enable_webgpu_graph=true", *more]
-        command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
-        subprocess.run([*command, "-c", f"{folder}/cache", "--extra_options", *options], check=True)
+        model_folder = out if built == layers else f"{folder}/built"
+        command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", model_folder, "-p", precision]
+        subprocess.run([*command, "-e", "webgpu", "-c", f"{folder}/cache", "--extra_options", *options], check=True)
+        if built != layers:
+            repeat_layers(Path(model_folder), Path(out), layers)
     limit_context(Path(out) / "genai_config.json")
     build = Path(__file__).parents[2] / "build.py"
     if build.is_file():  # a pack for another machine has none: weights are hashed when they are first loaded
@@ -178,11 +228,11 @@ def main() -> int:
     return 0
 
 
-def separate(model: Any) -> None:
+def separate(model: Any, share: float) -> None:
     """Make greedy picks unambiguous: the logits of purely random weights nearly tie, and any rounding decides.
 
     The output layer's rows are those of the embedding in another order, so that the next id is a fixed permutation of
-    the last one's; what the layers add is scaled to SHARE times the embedding, which leaves a wide margin to rounding
+    the last one's; what the layers add is scaled to `share` times the embedding, which leaves a wide margin to rounding
     and none to an operation that is wrong.
     """
     embedding = model.get_input_embeddings().weight
@@ -197,11 +247,11 @@ def separate(model: Any) -> None:
         for layer in model.model.layers:
             if hasattr(layer, "post_feedforward_layernorm"):
                 # The output of each half of a layer is normalised, by a norm whose weights have one added.
-                layer.post_attention_layernorm.weight.copy_(SHARE / added - 1)
-                layer.post_feedforward_layernorm.weight.copy_(SHARE / added - 1)
+                layer.post_attention_layernorm.weight.copy_(share / added - 1)
+                layer.post_feedforward_layernorm.weight.copy_(share / added - 1)
             else:
-                layer.self_attn.o_proj.weight.mul_(SHARE / float(added))
-                layer.mlp.down_proj.weight.mul_(SHARE / float(added))
+                layer.self_attn.o_proj.weight.mul_(share / float(added))
+                layer.mlp.down_proj.weight.mul_(share / float(added))
         order = torch.randperm(embedding.shape[0], device=embedding.device)
         model.get_output_embeddings().weight[order] = embedding
 

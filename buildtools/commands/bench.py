@@ -217,7 +217,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     quiet = shutil.ignore_patterns("__pycache__")
     for name in ("page", "runner"):
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
-    for name in ("README.md", "shapes/make_shape.py"):
+    for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py"):
         shutil.copy(ROOT / "benches" / name, folder)
     (folder / "buildtools").mkdir()
     for name in PACKED_TOOLS:

@@ -8,15 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from benches.runner import run as bench_run
+from benches.runner import server as bench_server
 from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, plan
 from benches.runner.readme import BEGIN, END, newest_results, with_table
 from benches.runner.report import page
@@ -302,6 +305,24 @@ def test_models_are_served_in_the_layout_of_transformers_js(tmp_path: Path) -> N
         assert served(server, folder + "onnx/model.onnx_data") == (LLAMA / "model.onnx.data").read_bytes()
         with urllib.request.urlopen(server.url + "bench/index.html") as reply:
             assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+
+
+def test_a_large_data_file_is_served_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_server, "LARGEST_DATA", 100_000)
+    with running(BenchServer(tmp_path, PAGE, {}, {"nano-llama": LLAMA})) as server:
+        folder = "transformers_js_models/nano-llama/"
+        parts = json.loads(served(server, folder + "config.json"))["transformers.js_config"]["use_external_data_format"]
+        (tmp_path / "parts").mkdir()
+        names = [f"model.onnx_data{f'_{number}' if number else ''}" for number in range(parts)]
+        for name in ("model.onnx", *names):
+            (tmp_path / "parts" / name).write_bytes(served(server, folder + "onnx/" + name))
+        with pytest.raises(urllib.error.HTTPError):
+            served(server, f"{folder}onnx/model.onnx_data_{parts}")
+    sizes = [(tmp_path / "parts" / name).stat().st_size for name in names]
+    # The first weight alone has 131072 bytes.
+    assert sizes == [131072, 96512, 4096]
+    whole, apart = onnx.load(LLAMA / "model.onnx"), onnx.load(tmp_path / "parts/model.onnx")
+    assert whole == apart
 
 
 def test_what_is_packed_runs_with_the_standard_library_alone(tmp_path: Path) -> None:
