@@ -89,7 +89,8 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     assert code == "OptionError"
     assert said.startswith("the logits processor is 'nobodys'; those that were defined are: none.")
     before, stats = found["before"], found["stats"]
-    assert (before["capture"], before["canChat"], before["contextLength"]) == ("tape", True, 512)
+    assert (before["capture"], before["canChat"], before["contextLength"]) == ("off", True, 512)
+    assert (stats["capture"], stats["captureNote"]) == ("tape", None)
     assert {"starting Python", "model.onnx.data"} <= set(found["progress"])
     assert stats["runs"] == 8
     tokens = sum(len(found[run]["tokenIds"]) for run in ("first", "second", "aborted", "next"))

@@ -167,13 +167,12 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 async def get_ready(request: LoadRequest) -> dict[str, Any]:
     """Load a model and, if it has a template for chats, prepare one; its decode step is recorded when no request comes
     at once."""
-    global recording
     model = await load_once(request)
     can_chat = Tokenizer(model).has_chat_template
     if can_chat:
         generator = (await conversation_with(model, request)).generator
         told_ready(model, generator)
-        recording = asyncio.ensure_future(record_unasked(model, generator))
+        prepare_unasked(model, generator)
     return {
         "device": model.device_type,
         "adapter": model.adapter,
@@ -181,6 +180,12 @@ async def get_ready(request: LoadRequest) -> dict[str, Any]:
         "can_chat": can_chat,
         "load_times": model.load_times,
     }
+
+
+def prepare_unasked(model: Model, generator: Generator) -> None:
+    """Have a decode step recorded unless a request comes at once."""
+    global recording
+    recording = asyncio.ensure_future(record_unasked(model, generator))
 
 
 async def record_unasked(model: Model, generator: Generator) -> None:
@@ -309,6 +314,7 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
     generator = talk.generator
     tell = told_steps(model, generator)
     if not request["messages"]:
+        prepare_unasked(model, generator)
         return {**tell(), "max_length": generator.max_length}
     kept = talk.ask(request["messages"], request.get("tools"))
     prompt, reused = generator.token_count(), generator.reused_tokens
