@@ -5,13 +5,14 @@ import { createInterface } from "node:readline";
 import { EngineError } from "../web/src/errors.ts";
 import { WeightLoad } from "../web/src/storage/load.ts";
 
-let answer = () => {};
+/** Who waits for an answer; they come in the order of the calls. */
+const waiting = [];
 
 async function perform(run, { plan, source, file, spans, hashes }) {
   const send = (...message) => process.stdout.write(JSON.stringify([run, ...message]) + "\n");
   const call = async (...message) => {
     send(...message);
-    const { result, error } = await new Promise((resolve) => (answer = resolve));
+    const { result, error } = await new Promise((resolve) => waiting.push(resolve));
     if (error) throw new EngineError(error.code, error.message, error.wait ?? undefined);
     return result;
   };
@@ -41,6 +42,7 @@ async function perform(run, { plan, source, file, spans, hashes }) {
     direct: file.direct ? direct : null,
     read: (chunk, start, length) => read(chunk.view(length), start),
     write: (chunk, start, length) => call("write", start, base64(chunk.view(length))),
+    flush: async () => {},
   };
   const target = {
     closed: false,
@@ -64,6 +66,8 @@ async function perform(run, { plan, source, file, spans, hashes }) {
 
 for await (const line of createInterface({ input: process.stdin })) {
   const [run, what, about] = JSON.parse(line);
-  if (what === "run") void perform(run, about);
-  else answer(about);
+  if (what === "run") {
+    waiting.length = 0;
+    void perform(run, about);
+  } else waiting.shift()?.(about);
 }

@@ -196,7 +196,8 @@ def test_a_short_break_is_mended_within_the_load() -> None:
 def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone() -> None:
     page = Page(manifest=manifest_of(BYTES))
     page.server.corrupt[420] = 2
-    assert page.traffic() == (1150, [(0, 950), (400, 500), (400, 500)])
+    # The one behind it came meanwhile, and comes again.
+    assert page.traffic() == (1250, [(0, 950), (400, 500), (400, 500), (500, 950)])
     assert page.traffic() == (0, [])
 
 
@@ -404,7 +405,8 @@ def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on() -> None:
 
     page.backing.before = full
     [warning] = warned(lambda: page.traffic())
-    assert page.server.sent == 950
+    # The shard behind the one without room was on its way.
+    assert page.server.sent == 1050
     assert "is full; the weights come from their source" in warning
     assert page.backing.files == {}
 
@@ -648,7 +650,8 @@ def test_records_are_written_after_the_data_and_the_source_last() -> None:
 
     page.backing.before = note
     page.load()
-    assert order == [JOURNAL, *[DATA, JOURNAL] * 10, RECORD, SOURCE]
+    # The journal tells of what came within half a second at once.
+    assert order == [JOURNAL, *[DATA] * 10, JOURNAL, RECORD, SOURCE]
 
 
 def test_how_a_stored_file_is_put_on_the_gpu_is_noted_and_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

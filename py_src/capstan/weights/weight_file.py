@@ -1,4 +1,5 @@
-"""Loads one weight file: from the store as far as it is there, else from its source, each byte at most once."""
+"""Loads one weight file: from the store as far as it is there, else from its source, each byte once unless there is a
+problem."""
 
 from __future__ import annotations
 

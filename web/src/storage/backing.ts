@@ -9,6 +9,8 @@ export interface DataFile {
   readonly exclusive: boolean;
   read(chunk: Chunk, start: number, length: number): Promise<number>;
   write(chunk: Chunk, start: number, length: number): Promise<void>;
+  /** Have what was written on the disk. */
+  flush(): Promise<void>;
   /** Reads without a chunk; null where the file cannot be read at once. */
   readonly direct: ReadAt | null;
   close(): void;

@@ -90,6 +90,10 @@ class CachedFile implements DataFile {
     return storing(this.name, () => this.cache.put(this.entry(start), new Response(chunk.view(length))));
   }
 
+  async flush(): Promise<void> {
+    // Each write is an entry of its own, which the browser stores.
+  }
+
   close(): void {
     // Entries are not held open.
   }

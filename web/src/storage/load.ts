@@ -52,9 +52,16 @@ export interface Target {
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt">;
 
+/** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
+const SECURE_MS = 500;
+
 export class WeightLoad {
-  private readonly chunk: Chunk;
+  /** One takes the shard that comes in, the other has the one before, which is checked, stored and uploaded. */
+  private readonly chunks: [Chunk, Chunk];
   private readonly outcome: Outcome;
+  /** The journal's lines of shards that were written since the disk was last made to hold them. */
+  private unsecured = "";
+  private secured = performance.now();
 
   /** `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. */
   constructor(
@@ -66,42 +73,77 @@ export class WeightLoad {
     private readonly backing?: Backing | null,
     private readonly hash?: ((start: number, bytes: Uint8Array<ArrayBuffer>) => void) | null,
   ) {
-    this.chunk = new Chunk(Math.min(plan.shard, plan.size ?? plan.shard));
+    const capacity = Math.min(plan.shard, plan.size ?? plan.shard);
+    this.chunks = [new Chunk(capacity), new Chunk(capacity)];
     this.outcome = { at: plan.start, kept: [], unsound: [], problem: null };
   }
 
   /** Load the part of the plan. Throws errors for which Python has no policy. */
   async run(): Promise<Outcome> {
-    const { plan, target, file, outcome, chunk } = this;
-    const stored = new Set(plan.stored);
-    const direct = plan.verifies || this.hash ? null : file?.direct;
+    const { plan, target, file, outcome } = this;
     if (await target.takeAhead?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
-    while (outcome.at < plan.end) {
-      if (target.closed) throw new EngineError("ClosedError", "the load was given up");
-      const { at } = outcome;
-      const shard = Math.floor(at / plan.shard);
-      const length = plan.size === null ? plan.shard : Math.min(plan.shard, plan.size - at);
-      let found = length;
-      const wanted = target.wants(at, length);
-      const here = stored.has(shard);
-      const poured = wanted && here && direct && (await target.put(at, length, direct));
-      if (!poured && (wanted || plan.journal !== null)) {
-        if (!here || !(await this.isSound(shard, length))) found = await this.fetch(shard, length);
-        if (outcome.problem && outcome.problem !== "write") break;
-        this.hash?.(at, chunk.view(found));
-        if (wanted && found > 0) await target.put(at, found, (into, from) => chunk.copy(into, from - at));
+    let before = Promise.resolve();
+    try {
+      let { at } = outcome;
+      while (at < plan.end && !outcome.problem) {
+        if (target.closed) throw new EngineError("ClosedError", "the load was given up");
+        // Single requests follow one another.
+        if (plan.alone) await before;
+        if (outcome.problem) break;
+        const length = plan.size === null ? plan.shard : Math.min(plan.shard, plan.size - at);
+        const shard = await this.come(at, length, before);
+        // The target takes shards in order, and none behind a problem.
+        await before;
+        if (shard === null || outcome.problem) break;
+        before = this.finish(at, shard);
+        // Until it is awaited nobody else hears of a failure.
+        before.catch(() => undefined);
+        at += shard.found;
+        if (shard.found < length) break;
       }
-      this.told((outcome.at = at + found));
-      if (outcome.problem || found < length) break;
+    } finally {
+      // The shard before is finished whatever happens.
+      await before;
+      await this.secure();
     }
     return outcome;
   }
 
+  /** Bring a shard in: into a chunk, or to the target at once; null where there is a problem. */
+  private async come(at: number, length: number, before: Promise<void>): Promise<Shard | null> {
+    const { plan, target, file, outcome } = this;
+    const number = Math.floor(at / plan.shard);
+    const wanted = target.wants(at, length);
+    const here = plan.stored.includes(number);
+    const direct = plan.verifies || this.hash ? null : file?.direct;
+    if (wanted && here && direct) {
+      await before;
+      if (outcome.problem) return null;
+      if (await target.put(at, length, direct)) return { found: length, chunk: null, number, wanted, fresh: false };
+    }
+    if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, fresh: false };
+    this.chunks.reverse();
+    const [chunk] = this.chunks;
+    const fresh = !here || !(await this.isSound(chunk, at, number, length));
+    const found = fresh ? await this.fetch(chunk, at, number, length) : length;
+    return outcome.problem && outcome.problem !== "write" ? null : { found, chunk, number, wanted, fresh };
+  }
+
+  /** Check a shard that came in, store it and upload it. */
+  private async finish(at: number, { found, chunk, number, wanted, fresh }: Shard): Promise<void> {
+    if (chunk) {
+      if (fresh && !(await this.keep(chunk, at, number, found))) return;
+      this.hash?.(at, chunk.view(found));
+      if (wanted && found > 0) await this.target.put(at, found, (into, from) => chunk.copy(into, from - at));
+    }
+    this.told((this.outcome.at = at + found));
+  }
+
   /** Read a stored shard; whether it is what its digest says, where it is compared. */
-  private async isSound(shard: number, length: number): Promise<boolean> {
-    const { plan, chunk, outcome } = this;
+  private async isSound(chunk: Chunk, at: number, shard: number, length: number): Promise<boolean> {
+    const { plan, outcome } = this;
     try {
-      const found = await this.file!.read(chunk, outcome.at, length);
+      const found = await this.file!.read(chunk, at, length);
       if (found === length && (!plan.verifies || (await chunk.sha256(length)) === plan.digests[shard])) return true;
     } catch (error) {
       this.stop("read", "StorageError", error);
@@ -111,12 +153,11 @@ export class WeightLoad {
     return false;
   }
 
-  /** Fetch a shard, compare it with its digest, and store it; returns its bytes. */
-  private async fetch(shard: number, length: number): Promise<number> {
-    const { plan, chunk, outcome, source } = this;
+  /** Fetch a shard; returns its bytes. */
+  private async fetch(chunk: Chunk, at: number, shard: number, length: number): Promise<number> {
+    const { plan, source } = this;
     let found = 0;
     try {
-      const { at } = outcome;
       if (plan.alone) found = await source!.readAt(chunk, at, length);
       else {
         if (source!.position !== at || source!.end === at) await source!.seek(at, this.endOfRequest(shard));
@@ -127,13 +168,7 @@ export class WeightLoad {
       }
     } catch (error) {
       this.stop("source", "BrokenDownloadError", error);
-      return found;
     }
-    const expected = plan.vouched ? plan.digests[shard] : null;
-    if (!expected && !plan.writes) return found;
-    const digest = await chunk.sha256(found);
-    if (expected && digest !== expected) Object.assign(outcome, { problem: "digest", message: digest });
-    else if (plan.writes) await this.keep(shard, found, digest);
     return found;
   }
 
@@ -146,16 +181,42 @@ export class WeightLoad {
     return end >= plan.size ? null : end;
   }
 
-  /** Store a shard that was fetched, data before journal; after it the loop stops if there is a problem. */
-  private async keep(shard: number, length: number, digest: string): Promise<void> {
+  /**
+   * Compare a shard that was fetched with its digest, and store it; whether it may be used. The loop stops after it if
+   * there is a problem.
+   */
+  private async keep(chunk: Chunk, at: number, shard: number, length: number): Promise<boolean> {
     const { plan, outcome } = this;
+    const expected = plan.vouched ? plan.digests[shard] : null;
+    if (!expected && !plan.writes) return true;
+    const digest = await chunk.sha256(length);
+    if (expected && digest !== expected) {
+      Object.assign(outcome, { problem: "digest", message: digest });
+      return false;
+    }
+    if (!plan.writes) return true;
     try {
-      await this.file!.write(this.chunk, outcome.at, length);
-      if (plan.journal) await this.backing!.appendText(plan.journal, JSON.stringify([shard, digest]) + "\n");
+      await this.file!.write(chunk, at, length);
+      this.unsecured += JSON.stringify([shard, digest]) + "\n";
       outcome.kept.push([shard, digest]);
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
+    if (performance.now() - this.secured > SECURE_MS) await this.secure();
+    return true;
+  }
+
+  /** Have the disk hold what was stored, and then the journal tell of it. */
+  private async secure(): Promise<void> {
+    const { unsecured, plan } = this;
+    this.unsecured = "";
+    try {
+      if (unsecured) await this.file!.flush();
+      if (unsecured && plan.journal !== null) await this.backing!.appendText(plan.journal, unsecured);
+    } catch (error) {
+      this.stop("write", "StorageError", error);
+    }
+    this.secured = performance.now();
   }
 
   /** Stop for an error with this code; throws any other. */
@@ -163,4 +224,16 @@ export class WeightLoad {
     if (!(error instanceof EngineError) || error.code !== code) throw error;
     Object.assign(this.outcome, { problem, message: error.message, wait: error.retryAfter });
   }
+}
+
+/** The result of `come`. */
+interface Shard {
+  /** Its bytes. */
+  found: number;
+  /** It is in there; null if nothing is left to be done. */
+  chunk: Chunk | null;
+  number: number;
+  wanted: boolean;
+  /** Whether it was fetched. */
+  fresh: boolean;
 }

@@ -236,8 +236,11 @@ class LockedFile implements DataFile {
         if (written === 0) throw new DOMException("nothing was written", "QuotaExceededError");
         done += written;
       }
-      access.flush();
     });
+  }
+
+  flush(): Promise<void> {
+    return storing(this.name, () => this.access.flush?.());
   }
 
   close(): void {
@@ -267,6 +270,10 @@ class SharedFile implements DataFile {
 
   write(): Promise<void> {
     return Promise.reject(openForReading(this.name));
+  }
+
+  async flush(): Promise<void> {
+    // Nothing was written.
   }
 
   close(): void {
