@@ -305,7 +305,9 @@ class Source:
     """A model, as far as its tokenizer needs one, which counts what it makes."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer_files = {name: (folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+        self.tokenizer_files = {
+            name: (folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")
+        }
         self.made = 0
 
     @property

@@ -68,7 +68,7 @@ async def wasm_graph(
     """The graph of a model folder: from the notes if model.onnx, the configuration, Capstan and `wide_bytes` are
     unchanged, else rewritten. With `notes`, a new one is noted unless it holds constants from the data files.
 
-    Raises what `prepare` does.
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, wide_bytes]
     key, name = json.dumps(told), f"graph on the CPU of {folder}"

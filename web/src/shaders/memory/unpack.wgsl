@@ -140,7 +140,7 @@ fn block_size() -> vec2<u32> {
   }
 }
 
-// What is stored for elements e to e + 3, one in a byte; e is a multiple of 4. Signed numbers are 128 more.
+// The stored numbers of elements e to e + 3, one in a byte; e is a multiple of 4. Signed numbers are 128 more.
 fn stored(at: u32, e: u32) -> u32 {
   switch (KIND) {
     case Q4_0 { return fields(at + 2u, 16u, 4u, e); }
@@ -159,7 +159,7 @@ fn stored(at: u32, e: u32) -> u32 {
   }
 }
 
-// What is stored for a q of 0.
+// The stored number that stands for a q of 0.
 fn stored_zero() -> u32 {
   switch (KIND) {
     case Q4_0 { return 8u; }
