@@ -109,3 +109,46 @@ def test_where_weights_are_not_kept_neither_are_graphs(starts: list[dict[str, An
 def test_every_page_computes_the_same(starts: list[dict[str, Any]]) -> None:
     for key in ("ids", "capabilities"):
         assert [found[key] for found in starts] == 5 * [starts[0][key]], key
+
+
+ON_THE_CPU = """
+import json
+import capstan
+from capstan.device.wasm import model_graph
+from capstan.host import current_host
+
+prepare, prepared = model_graph.prepare, []
+def counted(*given):
+    prepared.append(1)
+    return prepare(*given)
+model_graph.prepare = counted
+current_host().begin_trace()
+async with await capstan.Model.load(next(iter(models.values())), device="wasm") as model:
+    widened = [span.name for span in (await current_host().end_trace()).spans].count("widen weights")
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=16)
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens([5, 6, 7])
+        ids = [token async for token in generator]
+    phases = sorted(model.load_times)
+model_graph.prepare = prepare
+print(json.dumps({"rewrites": len(prepared), "widened": widened, "ids": ids, "phases": phases}))
+"""
+
+
+def test_the_next_page_finds_the_graph_for_the_cpu(browser: Browser, site: SiteServer) -> None:
+    context = browser.new_context()
+    found = []
+    for _ in range(2):
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        harness = Harness.open(page, site.url)
+        done = harness.exec(ON_THE_CPU, [MODEL], [])
+        assert (done.status, harness.errors) == (0, []), done.stderr
+        found.append(json.loads(done.stdout))
+        page.close()
+    context.close()
+    first, second = found
+    assert first["phases"] == ["adapter", "files", "graph", "model.onnx", "session", "weights"]
+    assert (first["rewrites"], first["widened"]) == (1, 1)
+    assert second == {**first, "rewrites": 0}

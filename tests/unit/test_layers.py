@@ -53,7 +53,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "device": (
         "cache_rows casts element_types interface shortlist snapshots",
-        "carried_tensor lora_file model_memory page_session probe span_checks",
+        "carried_tensor lora_file model_memory noted_graphs page_session probe span_checks",
         "host_memory lora",
         "rows",
         "base prefix_cache",
@@ -61,7 +61,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "reference wasm webgpu",
     ),
     "device.reference": ("device session unpacked", "model"),
-    "device.wasm": ("device", "model"),
+    "device.wasm": ("device model_graph", "model"),
     "device.webgpu": (
         "engine",
         "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers weight_lease",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from capstan import tokenizer as tokenizer_module
 from capstan._js.tokenizer import PageBackend
 from capstan.errors import ArgumentTypeError, ConfigError, OptionError
 from capstan.local.tokenizer import LocalBackend
@@ -297,3 +299,43 @@ def test_sets_of_onigurumas_split_alike_or_are_refused(make: Make) -> None:
         assert split_by(expression, LocalBackend).encode("a\r\nb")
         with pytest.raises(ConfigError, match="a BPE tokenizer that cannot be built .*Invalid"):
             split_by(expression, make)
+
+
+class Source:
+    """A model, as far as its tokenizer needs one, which counts what it makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer_files = {
+            name: (folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")
+        }
+        self.made = 0
+
+    @property
+    def host(self) -> Source:
+        return self
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
+        self.made += 1
+        return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+
+def test_the_files_of_a_model_are_read_once_for_all_its_tokenizers() -> None:
+    model, other = Source(ONE_OF_EACH[0]), Source(ONE_OF_EACH[0])
+    first = Tokenizer(model)
+    first.update_options(add_special_tokens=True)
+    second = Tokenizer(model)
+    assert (first.encode("Hello"), second.encode("Hello")) == (Tokenizer(other).encode("Hello"),) * 2
+    assert (model.made, other.made) == (1, 1)
+    second.update_options(skip_special_tokens=False)
+    assert vars(Tokenizer(model)) == vars(Tokenizer(model)) != vars(first)
+
+
+def test_the_tokenizer_of_a_model_goes_with_it() -> None:
+    before = len(tokenizer_module.made)
+    model = Source(ONE_OF_EACH[0])
+    tokenizer = Tokenizer(model)
+    assert len(tokenizer_module.made) == before + 1
+    del model
+    gc.collect()
+    assert len(tokenizer_module.made) == before
+    assert tokenizer.encode("Hello")

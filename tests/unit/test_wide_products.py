@@ -50,12 +50,14 @@ class Made:
             nodes.append(helper.make_node("MatMulNBits", inputs, [last], domain="com.microsoft", **sizes))
         if "more" in changes:
             self.tensors.append(onnx.numpy_helper.from_array(np.ones(N, np.float32), "bias"))
-        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
+        dtype = changes.get("scales", np.float32)
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        values = [helper.make_tensor_value_info(name, element, None) for name in ("x", "y")]
         opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
         made = helper.make_graph(nodes, "products", values[:1], values[1:], self.tensors)
         whole = helper.make_model(made, opset_imports=opsets, ir_version=10)
         self.model: ModelProto = graph.parse(whole.SerializeToString())
-        self.x = RANDOM.standard_normal((2, 3, k)).astype(np.float32)
+        self.x = RANDOM.standard_normal((2, 3, k)).astype(dtype)
 
     def add(self, name: str, values: np.ndarray[Any, Any]) -> None:
         tensor = onnx.numpy_helper.from_array(values, name)
@@ -112,9 +114,42 @@ def test_no_more_bytes_are_made_than_allowed_and_the_other_products_stay() -> No
     assert kinds(graph.wide_products(made.model, 0)[0]) == ["MatMulNBits"] * 3
 
 
-@pytest.mark.parametrize("changes", [{"scales": np.float16}, {"more": ["", "", "bias"]}])
-def test_products_of_other_types_or_with_a_bias_stay(changes: dict[str, Any]) -> None:
-    made = Made(4, 64, 32, zeros=False, **changes)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("bits", "k", "block"), [(4, 64, 32), (4, 80, 16), (8, 64, 32)])
+def test_products_in_float16_are_computed_in_float32_and_rounded(
+    bits: int, k: int, block: int, zeros: bool, node: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    made = Made(bits, k, block, zeros=zeros, count=2, scales=np.float16)
+    model, wide = graph.wide_products(made.model, LOTS)
+    assert kinds(model) == ["Cast", "FusedMatMul", "Cast"] * 2
+    files = {each.location: widened(node, each, made.data) for each in wide}
+    found = made.run(model, tmp_path, files)
+    expected = made.run(made.model, tmp_path, {DATA: made.data})
+    assert found.dtype == expected.dtype == np.float16
+    most = float(np.abs(expected).max())
+    np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=2e-3, atol=1e-3 * most)
+
+
+def test_products_that_read_the_same_float16_share_its_cast() -> None:
+    made = Made(4, 64, 32, zeros=False, count=2, scales=np.float16)
+    made.model.graph.node[1].input[0] = "x"
+    made.model.graph.output.add(name="h0")
+    model, _ = graph.wide_products(made.model, LOTS)
+    assert sorted(kinds(model)) == ["Cast"] * 3 + ["FusedMatMul"] * 2
+
+
+def test_an_output_that_is_left_out_feeds_no_input_that_is() -> None:
+    made = Made(4, 64, 32, zeros=False, scales=np.float16)
+    made.model.graph.node[0].output[0] = "h"
+    made.model.graph.node.add(op_type="Attention", input=["h", ""], output=["y", ""])
+    made.model.graph.node.add(op_type="Norm", input=["y"], output=["last", ""])
+    made.model.graph.output.add(name="last")
+    model, _ = graph.wide_products(made.model, LOTS)
+    assert kinds(model) == ["Cast", "FusedMatMul", "Cast", "Attention", "Norm"]
+
+
+def test_products_with_a_bias_stay() -> None:
+    made = Made(4, 64, 32, zeros=False, more=["", "", "bias"])
     model, wide = graph.wide_products(made.model, LOTS)
     assert (kinds(model), wide) == (["MatMulNBits"], ())
 

@@ -5,8 +5,10 @@ import type { Assets } from "./assets";
 import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
+import { fromHalf } from "./half";
 import { createSession, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
+import { tracer } from "./trace";
 import { widened, type WideWeight } from "./wide_weights";
 
 /** The graph's names of its inputs and outputs, and the shapes of its caches. */
@@ -61,7 +63,9 @@ export class WasmEngine {
     const bytes = copyBytes(model);
     const given = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
     const read = new Map(given.map(({ path, data }) => [path, data]));
+    const begun = performance.now();
     const made = (JSON.parse(wide) as WideWeight[]).map((each) => ({ path: each.location, data: widened(each, read) }));
+    if (made.length) tracer.add("load", "widen weights", begun);
     const files = [...given, ...made];
     const ort = await loadOrt(assets, "cpu");
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
@@ -247,14 +251,4 @@ function lastElements(logits: Ort.Tensor, count: number): Float32Array {
   if (data instanceof Uint16Array) return Float32Array.from(data.subarray(data.length - count), fromHalf);
   const halves = data as unknown as ArrayLike<number> & { length: number };
   return Float32Array.from({ length: count }, (_, i) => halves[halves.length - count + i]!);
-}
-
-/** A float16 given by its bits, as a number (IEEE 754-2008, 3.6). */
-function fromHalf(bits: number): number {
-  const sign = bits & 0x8000 ? -1 : 1;
-  const exponent = (bits >> 10) & 0x1f;
-  const fraction = bits & 0x3ff;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  if (exponent === 31) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
-  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }

@@ -1,5 +1,7 @@
 // Makes float32 weights of packed ones for products on the CPU; capstan.graph.wide_products says which, and why.
 
+import { fromHalf } from "./half";
+
 /** The place of a tensor: the name of its data file, and its first byte. */
 type Place = [location: string, offset: number];
 
@@ -10,6 +12,8 @@ export interface WideWeight {
   k: number;
   bits: 4 | 8;
   block: number;
+  /** Whether the scales are float16; else they are float32. */
+  halves: boolean;
   packed: Place;
   scales: Place;
   zeros: Place | null;
@@ -17,13 +21,14 @@ export interface WideWeight {
 
 /** The bytes of the weight: (q - zero) * scale, row after row. */
 export function widened(wide: WideWeight, files: ReadonlyMap<string, Uint8Array>): Uint8Array {
-  const { n, k, bits, block } = wide;
+  const { n, k, bits, block, halves } = wide;
   const from = ([location, offset]: Place, length: number): Uint8Array =>
     files.get(location)!.subarray(offset, offset + length);
   const blocks = Math.ceil(k / block);
   const packed = from(wide.packed, (n * blocks * block * bits) / 8);
-  // A copy, since floats begin at multiples of four only.
-  const scales = new Float32Array(from(wide.scales, 4 * n * blocks).slice().buffer);
+  // A copy, since typed arrays begin at multiples of their elements only.
+  const held = from(wide.scales, (halves ? 2 : 4) * n * blocks).slice().buffer;
+  const scales = halves ? Float32Array.from(new Uint16Array(held), fromHalf) : new Float32Array(held);
   const zeroRow = Math.ceil((blocks * bits) / 8);
   const zeros = wide.zeros && from(wide.zeros, n * zeroRow);
   const zeroOf = (row: number, at: number): number => {

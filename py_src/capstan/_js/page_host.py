@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
+from ..device.noted_graphs import OpenWeights
 from ..device.wasm.device import WasmDevice
-from ..device.wasm.model import WasmModel, prepare, wasm_memory
+from ..device.wasm.model import WasmModel, wasm_memory
+from ..device.wasm.model_graph import prepare, wasm_graph
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.lora_model import LoraModel
-from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, read_entries, rewrite
+from ..device.webgpu.model_graphs import Graphs, model_graphs, rewrite
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
-from ..graph import data_ends, lora_defaults, parse, without_weights
-from ..graph.description import tell_growing
+from ..graph import parse, without_weights
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
 from ..host.retrying import pause, retried
@@ -193,7 +194,7 @@ class PageHost:
 
         def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
             if chosen == "wasm":
-                return self._open_wasm(read_graph, config, reason, open_weights, progress)
+                return self._open_wasm(folder, read_graph, config, reason, open_weights, progress, keep_weights)
             return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights)
 
         with phase("adapter"):
@@ -247,20 +248,25 @@ class PageHost:
 
     async def _open_wasm(
         self,
+        folder: str,
         read_graph: ReadGraph,
         config: GenaiConfig,
         reason: str | None,
         open_weights: OpenWeights,
         progress: Progress,
+        keep_weights: bool,
     ) -> WasmModel:
-        parsed = parse(await read_graph(), config.decoder.filename)
-        defaults = await read_entries(lora_defaults(parsed, config.decoder), open_weights)
-        found = prepare(parsed, config, host.wide_bytes(), defaults)
-        tell_growing(found.about)
+        notes = Notes() if keep_weights else None
+        url = address_of(folder, config.decoder.folder)
+        exported = await read_graph()
+        with phase("graph"):
+            found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes)
         memory = wasm_memory(wasm_device(), found, config)
         memory.before_load(progress)
-        external = await in_memory(ExternalData("", data_ends(parsed), open_weights), progress)
-        session = await host.open_wasm(found.model, external, found.wide)
+        with phase("weights"):
+            external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
+        with phase("session"):
+            session = await host.open_wasm(found.model, external, found.wide)
         return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora)
 
     async def has_webgpu(self) -> bool:

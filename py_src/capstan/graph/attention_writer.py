@@ -158,7 +158,8 @@ class Writer:
 def tidy(model: ModelProto) -> None:
     """Sort the nodes that the outputs need topologically; other nodes and unread constants are deleted."""
     graph = model.graph
-    producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    # An output that is left out and an input that is left out have the same name, which is empty.
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     pending = [producer[value.name] for value in reversed(graph.output) if value.name in producer]
     done: set[int] = set()
     nodes: list[bytes] = []

@@ -5,6 +5,9 @@
 onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it brings the weights into floats in every run,
 which takes ten times as long as reading them as floats (benches/NOTES.md). V is made while a model loads
 (web/src/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
+
+Products in float16 get a Cast before and one behind: the provider's own kernel computes them in float32, too, and there
+is none of a product by float16.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .attention_writer import tidy
 from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
 from .weights import WeightEntry, entry_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
@@ -38,7 +42,7 @@ class WideWeight:
     packed: WeightEntry
     """uint8 [n, blocks, block * bits / 8], the lower bits first."""
     scales: WeightEntry
-    """float32 [n, blocks]."""
+    """float32 or float16 [n, blocks]."""
     zeros: WeightEntry | None
     """uint8 [n, blocks * bits / 8 rounded up], the lower bits first; None where all are half of the range."""
 
@@ -46,13 +50,18 @@ class WideWeight:
     def bytes(self) -> int:
         return 4 * self.n * self.k
 
+    @property
+    def halves(self) -> bool:
+        """Whether the scales, and what the product reads and writes, are float16."""
+        return self.scales.onnx_type == TensorProto.FLOAT16
+
     def told(self) -> dict[str, Any]:
         """All of it as web/src/wide_weights.ts reads it."""
 
         def place(entry: WeightEntry) -> tuple[str, int]:
             return entry.location, entry.offset
 
-        sizes = {"n": self.n, "k": self.k, "bits": self.bits, "block": self.block}
+        sizes = {"n": self.n, "k": self.k, "bits": self.bits, "block": self.block, "halves": self.halves}
         places = {"packed": place(self.packed), "scales": place(self.scales)}
         return {"location": self.location, **sizes, **places, "zeros": place(self.zeros) if self.zeros else None}
 
@@ -67,6 +76,8 @@ def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideW
     wiring = Wiring(graph)
     made: dict[tuple[str, ...], tuple[str, WideWeight]] = {}
     left = most
+    floats: dict[str, str] = {}
+    """The float32 tensors by the float16 ones that products read."""
     for node in [node for node in graph.node if node.op_type == "MatMulNBits"]:
         key = tuple(node.input[1:])
         if key not in made:
@@ -76,13 +87,29 @@ def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideW
             left -= wide.bytes
             made[key] = fresh_name(graph, f"{node.input[1]}_wide"), wide
             graph.initializer.append(external_floats(*made[key]))
-        name, _ = made[key]
+        name, wide = made[key]
         del node.input[1:], node.attribute[:]
         node.input.append(name)
         node.op_type = "FusedMatMul"
         node.attribute.add(name="transB", type=AttributeProto.INT, i=1)
-    prune(graph)
+        if wide.halves:
+            x, y = node.input[0], node.output[0]
+            if x not in floats:
+                floats[x] = fresh_name(graph, f"{x}_float")
+                graph.node.append(cast(x, floats[x], TensorProto.FLOAT))
+            node.input[0], node.output[0] = floats[x], fresh_name(graph, f"{y}_float")
+            graph.node.append(cast(node.output[0], y, TensorProto.FLOAT16))
+    if floats:
+        tidy(result)
+    else:
+        prune(graph)
     return result, tuple(wide for _, wide in made.values())
+
+
+def cast(x: str, y: str, to: int) -> NodeProto:
+    node = NodeProto(op_type="Cast", name=f"{y}_cast", input=[x], output=[y])
+    node.attribute.add(name="to", type=AttributeProto.INT, i=to)
+    return node
 
 
 def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:
@@ -95,11 +122,13 @@ def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | 
     if any(node.input[PLAIN_INPUTS:]) or len(external) != len(named) or bits not in WIDTHS or not block:
         return None
     kinds = [each.data_type for each in external]
-    if kinds[:2] != [TensorProto.UINT8, TensorProto.FLOAT] or kinds[2:] not in ([], [TensorProto.UINT8]):
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    if kinds[0] != TensorProto.UINT8 or kinds[1] not in floats or kinds[2:] not in ([], [TensorProto.UINT8]):
         return None
     packed, scales, *zeros = (entry_of(each) for each in external)
     blocks = -(-k // block)
-    sizes = [n * blocks * (block * bits // 8), 4 * n * blocks, n * -(-blocks * bits // 8)]
+    scale = 4 if kinds[1] == TensorProto.FLOAT else 2
+    sizes = [n * blocks * (block * bits // 8), scale * n * blocks, n * -(-blocks * bits // 8)]
     entries = [packed, scales, *zeros]
     if any(entry.parts or entry.length != size for entry, size in zip(entries, sizes, strict=False)):
         return None

@@ -106,4 +106,12 @@ GRAPHS = (
         "the minima are those of the file, though the middle of the quants became zero",
         unit("gguf_types::test_a_product_s_weights_are_the_values_but_for_one_rounding"),
     ),
+    Mutation(
+        "graphs.cpu_note",
+        "py_src/capstan/device/wasm/model_graph.py",
+        "config.vocab_size, wide_bytes]",
+        "config.vocab_size]",
+        "a noted graph for the CPU serves another amount of float32 weights",
+        unit("wasm_graph::test_what_else_it_depends_on_rewrites_it"),
+    ),
 )

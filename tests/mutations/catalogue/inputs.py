@@ -51,6 +51,14 @@ INPUTS = (
         unit("retrying::test_the_last_failure_is_told"),
     ),
     Mutation(
+        "tokenizer.shared",
+        "py_src/capstan/tokenizer.py",
+        "made[id(model)] = copy(self)",
+        "made[id(model)] = self",
+        "the options of a model's first tokenizer are those of its later ones",
+        unit("tokenizer::test_the_files_of_a_model_are_read_once_for_all_its_tokenizers"),
+    ),
+    Mutation(
         "tokenizer.padded_before",
         "py_src/capstan/tokenizer.py",
         "return [row + [pad_token_id] * (longest - len(row)) for row in rows]",

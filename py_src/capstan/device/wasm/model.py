@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from ... import graph
-from ...graph import Activations, GraphDescription, WeightEntry, WideWeight
-from ...graph.onnx_pb2 import ModelProto
-from ...graph.pipeline import Rewriting, rewritten
-from ...graph.weights import require_whole
+from ...graph import GraphDescription
 from ...model_files.config import GenaiConfig
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
@@ -20,12 +15,9 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, 
 from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from .device import WasmDevice
+from .model_graph import WasmGraph
 
-__all__ = ["WasmGraph", "WasmModel", "WasmSession", "prepare", "wasm_memory"]
-
-
-FIRST_LOGITS = "capstan_first_logits"
-"""The input that says from which position on logits are computed; web/src/wasm.ts feeds it."""
+__all__ = ["WasmModel", "WasmSession", "wasm_memory"]
 
 
 class WasmSequence(Protocol):
@@ -56,38 +48,6 @@ class WasmSession(Protocol):
         """`spec` as web/src/wasm.ts has it."""
 
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class WasmGraph:
-    """A model's graph for this device."""
-
-    model: bytes
-    about: GraphDescription
-    lora: LoraGraph
-    """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
-    weights: tuple[WeightEntry, ...]
-    wide: tuple[WideWeight, ...]
-    """The weights among them that are made while the model loads."""
-    activations: Activations
-
-
-def prepare(
-    parsed: ModelProto, config: GenaiConfig, wide_bytes: int, defaults: Mapping[str, bytes] | None = None
-) -> WasmGraph:
-    """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
-    float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
-    without an adapter need.
-
-    Raises ModelFileError, UncomputedError, UnsupportedModelError.
-    """
-    require_whole(parsed, "wasm")
-    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {})
-    with graph.contradictions():
-        made = rewritten(parsed, "wasm", facts)
-        weights = tuple(graph.external_entries(made))
-        data, lora = graph.serialize(made), LoraGraph(facts.lora, facts.others)
-        return WasmGraph(data, facts.about, lora, weights, facts.wide, graph.activations(parsed))
 
 
 def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> ModelMemory:

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
 
 from ... import graph
 from ...fallback import fall_back
@@ -22,12 +17,9 @@ from ...graph.description import tell_growing
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
-from ...weights.weight_file import WeightFile
+from ..noted_graphs import OpenWeights, as_text, read_entries, reader
 
-__all__ = ["Graphs", "model_graphs", "rewrite"]
-
-OpenWeights = Callable[[str], Awaitable[WeightFile]]
-"""Opens a data file by its location."""
+__all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -66,59 +58,13 @@ class Graphs:
 
     def serialize(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self), default=lambda data: b64encode(data).decode())
+        return as_text(self)
 
     @classmethod
     def parse(cls, text: str) -> Graphs:
         """The graphs from the text of `serialize`."""
         found: Graphs = GRAPHS(json.loads(text))
         return found
-
-
-Reader = Callable[[Any], Any]
-
-
-def as_it_is(value: Any) -> Any:
-    """JSON has this value itself."""
-    return value
-
-
-@cache
-def reader(kind: Any) -> Reader:
-    """The function that rebuilds a value of a type from its JSON: a frozen dataclass, or a field of one. There are
-    thousands of values of a few types."""
-    if kind is bytes:
-        return b64decode
-    if isinstance(kind, UnionType):
-        return union_reader([part for part in get_args(kind) if part is not NoneType])
-    if get_origin(kind) is tuple:
-        return tuple_reader(reader(get_args(kind)[0]))
-    return object_reader(kind) if is_dataclass(kind) else as_it_is
-
-
-def tuple_reader(read: Reader) -> Reader:
-    return tuple if read is as_it_is else lambda items: tuple(map(read, items))
-
-
-def object_reader(kind: Any) -> Reader:
-    """Reads a dataclass, whose fields are all there, in their order."""
-    types = get_type_hints(kind)
-    reads = [reader(types[field.name]) for field in fields(kind)]
-    return lambda tree: kind(*[read(value) for read, value in zip(reads, tree.values(), strict=True)])
-
-
-def union_reader(kinds: Sequence[Any]) -> Reader:
-    """Reads one of several types, or None; dataclasses are told apart by their fields."""
-    objects: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
-    by_names = {frozenset(field.name for field in fields(kind)): reader(kind) for kind in objects}
-    plain = reader(kinds[0]) if not by_names else as_it_is
-
-    def read(tree: Any) -> Any:
-        if tree is None:
-            return None
-        return (by_names[frozenset(tree)] if by_names else plain)(tree)
-
-    return read
 
 
 GRAPHS = reader(Graphs)
@@ -161,18 +107,6 @@ async def rewrite(
             facts.others,
             not facts.constants and not facts.defaults,
         )
-
-
-async def read_entries(entries: Sequence[graph.WeightEntry], open_weights: OpenWeights) -> dict[str, bytes]:
-    """The bytes of tensors in data files, by name."""
-    found = {}
-    for entry in entries:
-        file = await open_weights(entry.location)
-        try:
-            found[entry.name] = await file.read(entry.offset, entry.length)
-        finally:
-            file.close()
-    return found
 
 
 async def model_graphs(

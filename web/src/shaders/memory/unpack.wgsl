@@ -4,6 +4,7 @@
 // block is d * q, or d * q + m, as `scale`, `quant` and `minimum` say. d is exact in float32, and so is m: no more than
 // one rounding is left, which makes the order of operations one. `value` reads the element of a type without blocks.
 // A pipeline is of one type and one thing: software adapters run every case of a switch whose value they do not know.
+// Quants are read four at a time: one at a time they took a software adapter nine tenths of a load.
 // Dispatch: (x, y), an invocation for each word of the result, `invocations` of them in x.
 // Bindings: uniforms, source, unpacked. Limits: params.at is a multiple of 4. After half.wgsl.
 
@@ -59,8 +60,15 @@ fn signed_byte(at: u32) -> i32 {
   return extractBits(i32(byte(at)), 0u, 8u);
 }
 
+// The four bytes from any byte on.
+fn four_bytes(at: u32) -> u32 {
+  let shift = at % 4u * 8u;
+  return (source[at / 4u] >> shift) | ((source[at / 4u + 1u] << 1u) << (31u - shift));
+}
+
+// The float16 at an even byte.
 fn half_at(at: u32) -> f32 {
-  return bitcast<f32>(widen(byte(at) | (byte(at + 1u) << 8u)));
+  return bitcast<f32>(widen(extractBits(source[at / 4u], at % 4u * 8u, 16u)));
 }
 
 // Element e of groups of `width` bytes: in a group come the lowest `bits` of all bytes, then the next ones.
@@ -69,8 +77,38 @@ fn field(at: u32, width: u32, bits: u32, e: u32) -> u32 {
   return extractBits(byte(at + e / group * width + e % width), e % group / width * bits, bits);
 }
 
-fn bit(at: u32, index: u32) -> u32 {
-  return extractBits(byte(at + index / 8u), index % 8u, 1u);
+// The same of e to e + 3, one in a byte. e and the width are multiples of 4.
+fn fields(at: u32, width: u32, bits: u32, e: u32) -> u32 {
+  let group = width * (8u / bits);
+  let mask = 0x01010101u * ((1u << bits) - 1u);
+  return (four_bytes(at + e / group * width + e % width) >> (e % group / width * bits)) & mask;
+}
+
+// Bits e to e + 3, one in a byte. e is a multiple of 4.
+fn spread_bits(at: u32, e: u32) -> u32 {
+  return (extractBits(byte(at + e / 8u), e % 8u, 4u) * 0x00204081u) & 0x01010101u;
+}
+
+// The number of each byte, below 16, in a table, and 128 more.
+fn looked_up(numbers: u32) -> u32 {
+  var found = 0u;
+  for (var shift = 0u; shift < 32u; shift += 8u) {
+    let number = extractBits(numbers, shift, 8u);
+    var entry: i32;
+    if (KIND == MXFP4) {
+      entry = FP4[number];
+    } else {
+      entry = IQ4[number];
+    }
+    found |= u32(entry + 128) << shift;
+  }
+  return found;
+}
+
+// Four bytes below 16 as four halves of bytes.
+fn squeezed(bytes: u32) -> u32 {
+  let pairs = (bytes | (bytes >> 4u)) & 0x00ff00ffu;
+  return (pairs | (pairs >> 8u)) & 0xffffu;
 }
 
 // Scale or minimum j of the 8 of Q4_K and Q5_K, 6 bits each, in the 12 bytes from `at` on.
@@ -102,22 +140,39 @@ fn block_size() -> vec2<u32> {
   }
 }
 
-fn quant(at: u32, e: u32) -> i32 {
+// The stored numbers of elements e to e + 3, one in a byte; e is a multiple of 4. Signed numbers are 128 more.
+fn stored(at: u32, e: u32) -> u32 {
   switch (KIND) {
-    case Q4_0 { return i32(field(at + 2u, 16u, 4u, e)) - 8; }
-    case Q4_1 { return i32(field(at + 4u, 16u, 4u, e)); }
-    case Q5_0 { return i32(field(at + 6u, 16u, 4u, e) | (bit(at + 2u, e) << 4u)) - 16; }
-    case Q5_1 { return i32(field(at + 8u, 16u, 4u, e) | (bit(at + 4u, e) << 4u)); }
-    case Q8_0 { return signed_byte(at + 2u + e); }
-    case Q2_K { return i32(field(at + 16u, 32u, 2u, e)); }
-    case Q3_K { return i32(field(at + 32u, 32u, 2u, e) | (field(at, 32u, 1u, e) << 2u)) - 4; }
-    case Q4_K { return i32(field(at + 16u, 32u, 4u, e)); }
-    case Q5_K { return i32(field(at + 48u, 32u, 4u, e) | (field(at + 16u, 32u, 1u, e) << 4u)); }
-    case Q6_K { return i32(field(at, 64u, 4u, e) | (field(at + 128u, 32u, 2u, e) << 4u)) - 32; }
-    case IQ4_NL { return IQ4[field(at + 2u, 16u, 4u, e)]; }
-    case IQ4_XS { return IQ4[field(at + 8u, 16u, 4u, e)]; }
-    default { return FP4[field(at + 1u, 16u, 4u, e)]; }
+    case Q4_0 { return fields(at + 2u, 16u, 4u, e); }
+    case Q4_1 { return fields(at + 4u, 16u, 4u, e); }
+    case Q5_0 { return fields(at + 6u, 16u, 4u, e) | (spread_bits(at + 2u, e) << 4u); }
+    case Q5_1 { return fields(at + 8u, 16u, 4u, e) | (spread_bits(at + 4u, e) << 4u); }
+    case Q8_0 { return four_bytes(at + 2u + e) ^ 0x80808080u; }
+    case Q2_K { return fields(at + 16u, 32u, 2u, e); }
+    case Q3_K { return fields(at + 32u, 32u, 2u, e) | (fields(at, 32u, 1u, e) << 2u); }
+    case Q4_K { return fields(at + 16u, 32u, 4u, e); }
+    case Q5_K { return fields(at + 48u, 32u, 4u, e) | (fields(at + 16u, 32u, 1u, e) << 4u); }
+    case Q6_K { return fields(at, 64u, 4u, e) | (fields(at + 128u, 32u, 2u, e) << 4u); }
+    case IQ4_NL { return looked_up(fields(at + 2u, 16u, 4u, e)); }
+    case IQ4_XS { return looked_up(fields(at + 8u, 16u, 4u, e)); }
+    default { return looked_up(fields(at + 1u, 16u, 4u, e)); }
   }
+}
+
+// The stored number that stands for a q of 0.
+fn stored_zero() -> u32 {
+  switch (KIND) {
+    case Q4_0 { return 8u; }
+    case Q5_0 { return 16u; }
+    case Q3_K { return 4u; }
+    case Q6_K { return 32u; }
+    case Q4_1, Q5_1, Q2_K, Q4_K, Q5_K { return 0u; }
+    default { return 128u; }
+  }
+}
+
+fn quant(at: u32, e: u32) -> i32 {
+  return i32(extractBits(stored(at, e & ~3u), e % 4u * 8u, 8u)) - i32(stored_zero());
 }
 
 fn scale(at: u32, e: u32) -> f32 {
@@ -164,8 +219,8 @@ fn value(at: u32, e: u32) -> u32 {
   }
 }
 
-// The result's element of a row of the buffer, from column `column` of the tensor on: its bits.
-fn element(row: u32, column: u32) -> u32 {
+// The first byte of the block that has column `column` of a row of the buffer.
+fn block_at(row: u32, column: u32) -> u32 {
   var found = row;
   if (params.halves > 0u) {
     let inside = row % params.halves;
@@ -173,11 +228,28 @@ fn element(row: u32, column: u32) -> u32 {
     found = row - inside + inside % half * 2u + inside / half;
   }
   let size = block_size();
-  let at = (found * (params.columns / size.y) + column / size.y) * size.x;
-  let e = column % size.y;
+  return (found * (params.columns / size.y) + column / size.y) * size.x;
+}
+
+// A word of quants: those of a block, as blocks are whole words.
+fn quants(word: u32) -> u32 {
+  let first = word * (32u / BITS);
+  let column = first % params.columns;
+  let at = block_at(first / params.columns, column);
+  let e = column % block_size().y;
+  let more = 0x01010101u * ((1u << (BITS - 1u)) - params.shift - stored_zero());
+  if (BITS == 8u) {
+    return stored(at, e) + more;
+  }
+  return squeezed(stored(at, e) + more) | (squeezed(stored(at, e + 4u) + more) << 16u);
+}
+
+// The result's element of a row of the buffer, from column `column` of the tensor on: its bits.
+fn element(row: u32, column: u32) -> u32 {
+  let at = block_at(row, column);
+  let e = column % block_size().y;
   var bits: u32;
   switch (WHAT) {
-    case QUANTS { return u32(quant(at, e) + i32(1u << (BITS - 1u)) - i32(params.shift)); }
     case SCALES { bits = bitcast<u32>(scale(at, e)); }
     case MINIMA { bits = bitcast<u32>(scale(at, e) * f32(params.shift) + minimum(at, e)); }
     default { bits = value(at, e); }
@@ -192,6 +264,10 @@ fn element(row: u32, column: u32) -> u32 {
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let word = id.x + id.y * params.invocations;
   if (word >= params.words) {
+    return;
+  }
+  if (WHAT == QUANTS) {
+    unpacked[params.at / 4u + word] = quants(word);
     return;
   }
   let columns = params.columns / params.block;

@@ -1,0 +1,82 @@
+"""The parts that rewriting a graph for any device shares: bytes from data files, and graphs as texts for notes."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from ..graph import WeightEntry
+from ..weights.weight_file import WeightFile
+
+__all__ = ["OpenWeights", "as_text", "read_entries", "reader"]
+
+OpenWeights = Callable[[str], Awaitable[WeightFile]]
+"""Opens a data file by its location."""
+
+
+async def read_entries(entries: Sequence[WeightEntry], open_weights: OpenWeights) -> dict[str, bytes]:
+    """The bytes of tensors in data files, by name."""
+    found = {}
+    for entry in entries:
+        file = await open_weights(entry.location)
+        try:
+            found[entry.name] = await file.read(entry.offset, entry.length)
+        finally:
+            file.close()
+    return found
+
+
+def as_text(value: Any) -> str:
+    """A frozen dataclass as JSON, for `reader`."""
+    return json.dumps(asdict(value), default=lambda data: b64encode(data).decode())
+
+
+Reader = Callable[[Any], Any]
+
+
+def as_it_is(value: Any) -> Any:
+    """JSON has this value itself."""
+    return value
+
+
+@cache
+def reader(kind: Any) -> Reader:
+    """The function that rebuilds a value of a type from its JSON: a frozen dataclass, or a field of one. There are
+    thousands of values of a few types."""
+    if kind is bytes:
+        return b64decode
+    if isinstance(kind, UnionType):
+        return union_reader([part for part in get_args(kind) if part is not NoneType])
+    if get_origin(kind) is tuple:
+        return tuple_reader(reader(get_args(kind)[0]))
+    return object_reader(kind) if is_dataclass(kind) else as_it_is
+
+
+def tuple_reader(read: Reader) -> Reader:
+    return tuple if read is as_it_is else lambda items: tuple(map(read, items))
+
+
+def object_reader(kind: Any) -> Reader:
+    """Reads a dataclass, whose fields are all there, in their order."""
+    types = get_type_hints(kind)
+    reads = [reader(types[field.name]) for field in fields(kind)]
+    return lambda tree: kind(*[read(value) for read, value in zip(reads, tree.values(), strict=True)])
+
+
+def union_reader(kinds: Sequence[Any]) -> Reader:
+    """Reads one of several types, or None; dataclasses are told apart by their fields."""
+    objects: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    by_names = {frozenset(field.name for field in fields(kind)): reader(kind) for kind in objects}
+    plain = reader(kinds[0]) if not by_names else as_it_is
+
+    def read(tree: Any) -> Any:
+        if tree is None:
+            return None
+        return (by_names[frozenset(tree)] if by_names else plain)(tree)
+
+    return read

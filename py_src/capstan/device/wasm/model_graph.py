@@ -1,0 +1,85 @@
+"""Rewrites model.onnx into the graph for the CPU provider, and notes it for later page loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ... import graph
+from ...graph import Activations, GraphDescription, WeightEntry, WideWeight
+from ...graph.description import tell_growing
+from ...graph.onnx_pb2 import ModelProto
+from ...graph.pipeline import Rewriting, rewritten
+from ...graph.weights import require_whole
+from ...host.notes import Notes, build
+from ...model_files.config import GenaiConfig
+from ..lora import LoraGraph
+from ..noted_graphs import OpenWeights, as_text, read_entries, reader
+
+__all__ = ["WasmGraph", "prepare", "wasm_graph"]
+
+FIRST_LOGITS = "capstan_first_logits"
+"""The input that says from which position on logits are computed; web/src/wasm.ts feeds it."""
+
+
+@dataclass(frozen=True)
+class WasmGraph:
+    """A model's graph for this device."""
+
+    model: bytes
+    about: GraphDescription
+    lora: LoraGraph
+    """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
+    weights: tuple[WeightEntry, ...]
+    wide: tuple[WideWeight, ...]
+    """The weights among them that are made while the model loads."""
+    activations: Activations
+    data: tuple[tuple[str, int], ...]
+    """The data files by location, and how many bytes of each are needed."""
+
+
+READ = reader(WasmGraph)
+
+
+def prepare(
+    parsed: ModelProto, config: GenaiConfig, wide_bytes: int, defaults: Mapping[str, bytes] | None = None
+) -> WasmGraph:
+    """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
+    float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
+    without an adapter need.
+
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    """
+    require_whole(parsed, "wasm")
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {})
+    with graph.contradictions():
+        made = rewritten(parsed, "wasm", facts)
+        weights = tuple(graph.external_entries(made))
+        lora, ends = LoraGraph(facts.lora, facts.others), tuple(graph.data_ends(parsed).items())
+        serialized, activations = graph.serialize(made), graph.activations(parsed)
+        return WasmGraph(serialized, facts.about, lora, weights, facts.wide, activations, ends)
+
+
+async def wasm_graph(
+    data: bytes, config: GenaiConfig, wide_bytes: int, open_weights: OpenWeights, folder: str, notes: Notes | None
+) -> WasmGraph:
+    """The graph of a model folder: from the notes if model.onnx, the configuration, Capstan and `wide_bytes` are
+    unchanged, else rewritten. With `notes`, a new one is noted unless it holds constants from the data files.
+
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    """
+    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, wide_bytes]
+    key, name = json.dumps(told), f"graph on the CPU of {folder}"
+    text = await notes.read(name, key) if notes else None
+    if text is not None:
+        found: WasmGraph = READ(json.loads(text))
+    else:
+        parsed = graph.parse(data, config.decoder.filename)
+        defaults = await read_entries(graph.lora_defaults(parsed, config.decoder), open_weights)
+        found = prepare(parsed, config, wide_bytes, defaults)
+        if notes and not defaults:
+            await notes.write(name, key, as_text(found))
+    tell_growing(found.about)
+    return found

@@ -1,0 +1,92 @@
+"""The rewritten graph for the CPU provider, and the note of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capstan.device.wasm import model_graph
+from capstan.device.wasm.model_graph import WasmGraph, prepare, wasm_graph
+from capstan.graph import parse
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.model_files.config import GenaiConfig, parse_genai_config
+from tests.unit.shelf import Shelf
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
+WIDE = 1 << 30
+
+
+async def no_weights(location: str) -> Any:
+    raise AssertionError(f"{location} was opened")
+
+
+def config_of(model: str) -> GenaiConfig:
+    return parse_genai_config((FIXTURES / model / "genai_config.json").read_bytes(), model)
+
+
+def bytes_of(model: str) -> bytes:
+    return (FIXTURES / model / "model.onnx").read_bytes()
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[ModelProto]:
+    """The graphs that were rewritten."""
+    seen: list[ModelProto] = []
+
+    def counted(parsed: ModelProto, *rest: Any) -> WasmGraph:
+        seen.append(parsed)
+        return prepare(parsed, *rest)
+
+    monkeypatch.setattr(model_graph, "prepare", counted)
+    return seen
+
+
+def loaded(shelf: Shelf | None, model: str, wide_bytes: int = WIDE, data: bytes | None = None) -> WasmGraph:
+    notes = shelf.notes if shelf else None
+    given = bytes_of(model) if data is None else data
+    return asyncio.run(wasm_graph(given, config_of(model), wide_bytes, no_weights, "http://here/nano/", notes))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_noted_graph_is_the_one_that_was_rewritten(model: str, prepared: list[ModelProto]) -> None:
+    shelf = Shelf()
+    first, second = loaded(shelf, model), loaded(shelf, model)
+    assert first == second == prepare(parse(bytes_of(model), model), config_of(model), WIDE)
+    assert len(prepared) == 1
+
+
+def test_what_else_it_depends_on_rewrites_it(prepared: list[ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    assert loaded(shelf, "nano-llama").wide
+    assert not loaded(shelf, "nano-llama", wide_bytes=0).wide
+    loaded(shelf, "nano-llama", wide_bytes=0)
+    assert len(prepared) == 2
+    loaded(shelf, "nano-llama", 0, bytes_of("nano-llama") + b"\x1a\x00")  # an empty domain
+    assert len(prepared) == 3
+    monkeypatch.setattr(model_graph, "build", lambda: "another")
+    loaded(shelf, "nano-llama", wide_bytes=0)
+    assert len(prepared) == 4
+    assert len(shelf.texts) == 1, "a folder has one note"
+
+
+def test_without_notes_it_is_rewritten(prepared: list[ModelProto]) -> None:
+    assert loaded(None, "nano-llama") == loaded(None, "nano-llama")
+    assert len(prepared) == 2
+
+
+def test_a_graph_with_defaults_of_the_data_file_is_not_noted(
+    prepared: list[ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(*_: Any) -> dict[str, bytes]:
+        return {"lora": b""}
+
+    monkeypatch.setattr(model_graph, "read_entries", read)
+    shelf = Shelf()
+    for _ in range(2):
+        loaded(shelf, "nano-llama")
+    assert len(prepared) == 2
+    assert not shelf.texts
