@@ -1,16 +1,13 @@
-"""A start that is disturbed: a page closed at a stage of it, two tabs at once, storage that refuses or is full, a device
-that is lost while kernels compile, records of an earlier start that are damaged. Ids stay right, and so does the next
-start."""
+"""A start that is disturbed: its page is closed, another tab starts too, storage refuses or is full, the device is lost
+while kernels compile, what earlier starts stored is damaged. Ids stay right, and so does the next start."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 from buildtools.server import SiteServer
-from capstan.host.notes import seal
+from capstan.host.notes import file_name
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.conftest import BOOT_MS
@@ -70,7 +67,11 @@ REPLACE = """async (texts) => {
     await writable.close();
   }
 }"""
-LOCKS = """async () => (await navigator.locks.query()).held.map(({ name }) => name)"""
+FORGET = """async () => {
+  const root = await navigator.storage.getDirectory();
+  for await (const name of root.keys()) await root.removeEntry(name, { recursive: true });
+  for (const name of await caches.keys()) await caches.delete(name);
+}"""
 TOLD = """
 const told = (what) => new BroadcastChannel("stages").postMessage(what);
 const stopHere = (what) => {
@@ -108,13 +109,13 @@ class Profile:
         return page
 
     def end(self, page: Page) -> dict[str, Any]:
-        """What came of a tab, which is closed."""
+        """The outcome of a tab, which is closed."""
         found: dict[str, Any] = page.evaluate("() => window.started")
         page.close()
         return found
 
     def start(self, before: str = "", **options: Any) -> dict[str, Any]:
-        """What comes of a tab's load and generation."""
+        """The outcome of a tab that loads the model and generates."""
         return self.end(self.begin(before, **options))
 
     def right(self, **options: Any) -> None:
@@ -242,3 +243,261 @@ def test_a_page_closed_at_a_stage_leaves_nothing_that_the_next_one_trips_over(st
     profile.whole(**options)
     with profile.tab() as page:
         page.wait_for_function("async () => !(await navigator.locks.query()).held.length")
+
+
+@pytest.mark.extended
+def test_a_page_closed_at_any_moment_leaves_nothing_that_the_next_one_trips_over(profile: Profile) -> None:
+    numbers = random.Random(SEED)
+    begun = time.monotonic()
+    profile.right(**TAPE)
+    took = time.monotonic() - begun
+    for point in range(POINTS):
+        with profile.tab() as page:
+            page.evaluate(FORGET)
+        after = (point + numbers.random()) / POINTS * took
+        page = profile.begin(**TAPE)
+        page.wait_for_timeout(1000 * after)
+        page.close()
+        print(f"closed after {after:.1f} of {took:.1f} s")
+        profile.whole(**TAPE)
+
+
+# Two tabs at once.
+
+
+def test_two_tabs_that_start_at_once_answer_the_same(profile: Profile) -> None:
+    """Both at their first visit, then both at their second one."""
+    for _ in range(2):
+        pages = [profile.begin(**EAGER) for _ in range(2)]
+        profile.asked.clear()
+        found = [profile.end(page) for page in pages]
+        assert [one.get("ids") for one in found] == 2 * [IDS], found
+    assert [one["fallbacks"] for one in found] == [{}, {}]
+    assert profile.asked["GET"] == 0
+    profile.whole(**EAGER)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("visit", range(3))
+def test_two_tabs_that_record_at_once_answer_the_same(visit: int, profile: Profile) -> None:
+    for _ in range(2):
+        pages = []
+        for _ in range(2):
+            pages.append(profile.begin(**TAPE))
+            pages[0].wait_for_timeout(400 * visit)
+        found = [profile.end(page) for page in pages]
+        assert [one.get("ids") for one in found] == 2 * [IDS], found
+    assert [one["fallbacks"] for one in found] == [{}, {}]
+    profile.whole(**TAPE)
+
+
+# Storage that refuses, or is full.
+
+
+def fails(owner: str, name: str, error: str, call: str = "1") -> str:
+    """The `call`th call of a method, and each later one, fails."""
+    return f"""
+const plain = {owner}.prototype.{name};
+let calls = 0;
+{owner}.prototype.{name} = function (...args) {{
+  if (++calls < {call}) return plain.apply(this, args);
+  told("{name}");
+  const error = new DOMException("refused by the test", "{error}");
+  if ("{name}" === "write" && "{owner}".endsWith("SyncAccessHandle")) throw error;
+  return Promise.reject(error);
+}};
+"""
+
+
+FULL = "QuotaExceededError"
+REFUSALS: dict[str, tuple[str, str]] = {
+    "no private file system": (fails("StorageManager", "getDirectory", "SecurityError"), "private file system"),
+    "no synchronous access": (fails("FileSystemFileHandle", "createSyncAccessHandle", "UnknownError"), "weight store"),
+    "no room for data": (fails("FileSystemSyncAccessHandle", "write", FULL), "weight store"),
+    "no room for texts": (fails("FileSystemWritableFileStream", "close", FULL), "notes for the next page load"),
+    "no private file system from the third call on": (
+        fails("StorageManager", "getDirectory", "SecurityError", "3"),
+        "",
+    ),
+    "no new files": (fails("FileSystemDirectoryHandle", "getFileHandle", FULL), "notes for the next page load"),
+    "no texts are begun": (fails("FileSystemFileHandle", "createWritable", FULL), "notes for the next page load"),
+    "no room for the journal": (fails("FileSystemSyncAccessHandle", "write", FULL, "2"), "weight store"),
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("how", REFUSALS)
+def test_storage_that_refuses_is_told_and_the_model_answers(how: str, profile: Profile) -> None:
+    before, told = REFUSALS[how]
+    refused_start(profile, before, told)
+
+
+def refused_start(profile: Profile, before: str, told: str, at: str = "") -> None:
+    """A start at which storage fails is right and tells of it, and so is the next one, which trips over nothing."""
+    page = profile.begin(before, **EAGER)
+    found = profile.end(page)
+    assert found.get("ids") == IDS, f"{at}: {found}"
+    assert any(told in name for name in found["fallbacks"]), f"{at}: {found}"
+    left = profile.stored()
+    whole = {name.split(".")[0] for name in left if name.endswith((".weights.json", ".journal.jsonl"))}
+    assert whole or not any(name.endswith(".data") for name in left), f"{at}: {sorted(left)}"
+    profile.whole(**EAGER)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("owner", ["StorageManager.getDirectory", "FileSystemFileHandle.createWritable"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_storage_that_refuses_at_any_call_is_told(owner: str, stored: bool, profile: Profile) -> None:
+    numbers = random.Random(SEED)
+    kind, name = owner.split(".")
+    for _ in range(POINTS):
+        with profile.tab() as page:
+            page.evaluate(FORGET)
+        if stored:
+            profile.right(**EAGER)
+        call = numbers.randrange(1, 20)
+        page = profile.begin(fails(kind, name, FULL, str(call)), **EAGER)
+        stages: list[str] = []
+        page.evaluate("() => window.started")
+        stages = page.evaluate("() => window.stages")
+        found = profile.end(page)
+        assert found.get("ids") == IDS, f"{owner} {call}: {found}"
+        assert bool(found["fallbacks"]) == bool(stages), f"{owner} {call}: {found} {stages}"
+        profile.whole(**EAGER)
+
+
+# A device that is lost while kernels compile.
+
+
+def lost(call: int, how: str) -> str:
+    """The device is lost in the `call`th asynchronous compilation of the first one."""
+    return f"""
+const plain = GPUDevice.prototype.createComputePipelineAsync;
+let calls = 0;
+GPUDevice.prototype.createComputePipelineAsync = function (...args) {{
+  if (++calls !== {call}) return plain.apply(this, args);
+  told("here");
+  {how}
+}};
+"""
+
+
+LOSSES = {
+    "rejects first": """
+  setTimeout(() => this.destroy(), 50);
+  return Promise.reject(new DOMException("the device is gone", "OperationError"));
+""",
+    "never ends": "this.destroy(); return new Promise(() => {});",
+    "as it begins": "this.destroy(); return plain.apply(this, args);",
+    "on its way": "const made = plain.apply(this, args); this.destroy(); return made;",
+}
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_device_lost_while_a_kernel_compiles_is_recovered(call: int, how: str, profile: Profile) -> None:
+    """In the visit that records the step, and in the next one, which makes the stored tape again."""
+    for _ in range(2):
+        page = profile.begin(lost(call, LOSSES[how]), **TAPE)
+        page.wait_for_function("() => window.stages.length")
+        found = profile.end(page)
+        assert found.get("ids") == IDS, found
+        assert [name for name in found["fallbacks"] if name.startswith("the device: ")], found
+        assert len(found["fallbacks"]) == 1, found
+        assert found["capture"] == "tape"
+    profile.whole(**TAPE)
+
+
+# Records of an earlier start.
+
+
+NOTES = {
+    "capabilities": "capabilities of webgpu",
+    "graphs": "graphs of {model}",
+    "verdict": "decode step of {model} for 256 positions",
+    "tape": "tape of decode for 256 positions of {model}",
+    "tapes": "tapes of {model}",
+}
+RECORDS = {"weights": ".weights.json", "source": ".source.json", "upload": ".upload.json"}
+EAGER_KINDS = ("capabilities", "graphs", *RECORDS)
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "changed": lambda text: text[: len(text) // 2] + chr(ord(text[len(text) // 2]) ^ 1) + text[len(text) // 2 + 1 :],
+    "cut": lambda text: text[: len(text) // 2],
+    "of nothing": lambda text: "{}",
+    "foreign": lambda text: "[" * 20000,
+}
+
+
+def path_of(kind: str, stored: dict[str, str], url: str) -> str:
+    if kind in NOTES:
+        return "capstan-notes/" + file_name(NOTES[kind].format(model=f"{url}models/nano-llama/"))
+    [path] = [path for path in stored if path.endswith(RECORDS[kind])]
+    return path
+
+
+def damaged_start(profile: Profile, kinds: Sequence[str], damage: str, options: dict[str, str]) -> None:
+    """A start after whose predecessor these records were damaged tells of each and is right, and they are rewritten."""
+    before = profile.stored()
+    texts = {path_of(kind, before, profile.url): "" for kind in kinds}
+    for path in texts:
+        texts[path] = DAMAGES[damage](before[path])
+        assert texts[path] != before[path]
+    profile.replace(texts)
+    found = profile.start(**options)
+    assert found.get("ids") == IDS, (kinds, found)
+    assert all(name.endswith(": it is damaged") for name in found["fallbacks"]), (kinds, found)
+    assert list(found["fallbacks"].values()) == len(kinds) * [1], (kinds, found)
+    after = profile.stored()
+    assert not [path for path, text in texts.items() if after[path] == text], kinds
+    profile.right(**options)
+
+
+@pytest.mark.parametrize(
+    "damage", [pytest.param(damage, marks=[pytest.mark.extended] if damage != "changed" else []) for damage in DAMAGES]
+)
+def test_damaged_records_are_told_and_rewritten(damage: str, profile: Profile) -> None:
+    """All records that a start without a tape reads, at once; the weights' own is not read without that of their source."""
+    profile.right(**EAGER)
+    damaged_start(profile, [kind for kind in EAGER_KINDS if kind != "weights"], damage, EAGER)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damaged_record_is_told_and_rewritten(damage: str, profile: Profile) -> None:
+    profile.right(**TAPE)
+    for kind in (*NOTES, *RECORDS):
+        # A verdict is asked for where the tape is not there.
+        damaged_start(profile, ["verdict", "tape"] if kind == "verdict" else [kind], damage, TAPE)
+
+
+def other_wheel(context: BrowserContext) -> None:
+    """Another build of Capstan: a zip archive may begin with anything."""
+    context.route("**/capstan*.whl", lambda route: route.fulfill(body=b"another build" + route.fetch().body()))
+
+
+OTHERS = {
+    "browser": "Object.defineProperty(WorkerNavigator.prototype, 'userAgent', { value: 'another browser' });",
+    "adapter": "Object.defineProperty(GPUAdapterInfo.prototype, 'description', { value: 'another adapter' });",
+    "build": "",
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("other", OTHERS)
+def test_records_of_another_browser_adapter_or_build_are_left_alone_and_replaced(other: str, profile: Profile) -> None:
+    profile.right(**TAPE)
+    before = profile.stored()
+    options: dict[str, Any] = {**TAPE, "snapshot": other != "build"}
+    if other == "build":
+        other_wheel(profile.context)
+    found = profile.start(OTHERS[other], **options)
+    assert (found.get("ids"), found.get("fallbacks"), found.get("capture")) == (IDS, {}, "tape"), found
+    after = profile.stored()
+    for kind in NOTES:
+        path = path_of(kind, before, profile.url)
+        keys = [stored[path].partition(" ")[0] for stored in (before, after)]
+        stays = other != "build" and kind in ("graphs", "tapes")
+        assert (keys[0] == keys[1]) == stays, kind
+    profile.start(OTHERS[other], **options)
+    assert profile.stored() == after

@@ -1,7 +1,7 @@
 // Files in the origin's private file system. Readers share a file; a writer has it alone.
 
 import { EngineError } from "../errors";
-import { type Backing, type DataFile, storing } from "./backing";
+import { type Backing, type DataFile, reason, type Refused, storing } from "./backing";
 import { ByteReader, type Chunk, type ReadAt } from "./chunk";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
@@ -91,13 +91,16 @@ export class OpfsBacking implements Backing {
 
   private constructor(private readonly name: string) {}
 
-  /** Null where there is no private file system, or none with synchronous access. */
-  static async find(name: string): Promise<OpfsBacking | null> {
+  /** Null where there is no private file system, or none with synchronous access. `refused` hears why it is refused. */
+  static async find(name: string, refused: Refused): Promise<OpfsBacking | null> {
+    const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
+    if (!storage?.getDirectory || !("createSyncAccessHandle" in FileSystemFileHandle.prototype)) return null;
     try {
       const backing = new OpfsBacking(name);
       await backing.folder();
-      return "createSyncAccessHandle" in FileSystemFileHandle.prototype ? backing : null;
-    } catch {
+      return backing;
+    } catch (error) {
+      refused(reason(error));
       return null;
     }
   }
@@ -110,11 +113,12 @@ export class OpfsBacking implements Backing {
     });
   }
 
+  /** An empty one is none: a page that was closed while it wrote its first text leaves that. */
   readText(name: string): Promise<string | null> {
     return storing(name, async () => {
       for (let left = READS; ; left--) {
         try {
-          return await (await (await this.handle(name)).getFile()).text();
+          return (await (await (await this.handle(name)).getFile()).text()) || null;
         } catch (error) {
           if (!(error instanceof DOMException)) throw error;
           if (error.name === "NotFoundError") return null;
