@@ -33,6 +33,8 @@ POINTS = int(os.environ.get("CAPSTAN_CLOSES", "5"))
 START = """([prompt, maxTokens, options]) => {
   window.stages = [];
   new BroadcastChannel("stages").onmessage = ({ data }) => window.stages.push(data);
+  window.events = [];
+  options.onEvent = (event) => window.events.push(event);
   window.started = (async () => {
     const { Capstan } = await import("/capstan/capstan.js");
     try {
@@ -339,8 +341,9 @@ def refused_start(profile: Profile, before: str, told: str, at: str = "") -> Non
     assert found.get("ids") == IDS, f"{at}: {found}"
     assert any(told in name for name in found["fallbacks"]), f"{at}: {found}"
     left = profile.stored()
-    whole = {name.split(".")[0] for name in left if name.endswith((".weights.json", ".journal.jsonl"))}
-    assert whole or not any(name.endswith(".data") for name in left), f"{at}: {sorted(left)}"
+    whole = any(name.endswith((".weights.json", ".journal.jsonl")) for name in left)
+    empty = [name for name, text in left.items() if not text and not (whole and name.endswith(".data"))]
+    assert not empty, f"{at}: {sorted(left)}"
     profile.whole(**EAGER)
 
 

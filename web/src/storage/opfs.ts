@@ -130,8 +130,7 @@ export class OpfsBacking implements Backing {
 
   /** `createWritable` replaces the file as a whole, when it is closed. */
   writeText(name: string, text: string): Promise<void> {
-    return storing(name, async () => {
-      const handle = await this.handle(name, true);
+    return this.making(name, async (handle) => {
       if ("createWritable" in handle) {
         const writable = await handle.createWritable();
         await writable.write(text);
@@ -145,7 +144,7 @@ export class OpfsBacking implements Backing {
 
   /** Without the streams of `createWritable`, whose memory is given back late. */
   appendText(name: string, text: string): Promise<void> {
-    return storing(name, async () => this.rewrite(await this.handle(name, true), text, true));
+    return this.making(name, (handle) => this.rewrite(handle, text, true));
   }
 
   remove(name: string): Promise<void> {
@@ -160,14 +159,16 @@ export class OpfsBacking implements Backing {
   }
 
   open(name: string, size: number, _shardSize: number, write: boolean): Promise<DataFile> {
-    return storing(name, async () => {
-      const handle = await this.handle(name, write);
-      if (write) {
+    if (write) {
+      return this.making(name, async (handle) => {
         this.endReading(name);
         const access = await openSync(handle, "readwrite");
         if (access.getSize() > size) access.truncate(size);
         return new LockedFile(name, access);
-      }
+      });
+    }
+    return storing(name, async () => {
+      const handle = await this.handle(name);
       const { size: found } = await handle.getFile();
       if (found !== size) throw new EngineError("StorageError", `${name}: ${found} bytes are left of ${size}`);
       try {
@@ -187,6 +188,25 @@ export class OpfsBacking implements Backing {
   /** Looked up each time: the browser may evict an origin's files at any moment. */
   private async folder(): Promise<FileSystemDirectoryHandle> {
     return (await navigator.storage.getDirectory()).getDirectoryHandle(this.name, { create: true });
+  }
+
+  /** Do something with a file, which is made if it is not there. If that fails, no empty file is left. */
+  private making<T>(name: string, action: (handle: FileSystemFileHandle) => Promise<T>): Promise<T> {
+    return storing(name, async () => {
+      const handle = await this.handle(name, true);
+      try {
+        return await action(handle);
+      } catch (error) {
+        await this.dropEmpty(name, handle).catch(() => undefined);
+        throw error;
+      }
+    });
+  }
+
+  private async dropEmpty(name: string, handle: FileSystemFileHandle): Promise<void> {
+    const { size } = await handle.getFile();
+    // It cannot be removed while another tab writes it.
+    if (size === 0) await (await this.folder()).removeEntry(name);
   }
 
   /** A reader that reads a file ahead must release it. */
