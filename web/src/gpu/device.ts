@@ -123,7 +123,7 @@ export class WatchedDevice {
     write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
   };
   private fault: EngineError | null = null;
-  /** Those who wait for something that a lost device may never do. */
+  /** Each ends a wait for something that a lost device may never do. */
   private readonly waiting = new Set<() => void>();
   private nextId = 1;
   /** Aborted at the end. */
@@ -193,7 +193,7 @@ export class WatchedDevice {
     return error instanceof Error ? error : new Error(String(error));
   }
 
-  /** What a promise resolves to; rejects if the device is lost before, of which a browser may leave it pending. */
+  /** Await a promise; rejects once the device is lost, since a browser may leave the promise pending then. */
   private async unlessLost<T>(promise: Promise<T>): Promise<T> {
     let stop = (): void => {};
     const lost = new Promise<never>((_, reject) => {
