@@ -17,22 +17,27 @@ async function collected(reference) {
   return reference.deref() === undefined;
 }
 
-/** A call of a handle to which nothing else refers, how to answer it, and a weak reference to the handle. */
+/** A call of a handle that alone knows whom to answer, as a browser's: where the answer goes, and a weak reference to it. */
 function begun(call) {
-  let answer;
-  const handle = { call: () => new Promise((resolve) => (answer = resolve)) };
-  return { answered: call(handle), answer: (value) => answer(value), reference: new WeakRef(handle) };
+  const answers = [];
+  const handle = {
+    call() {
+      return new Promise((resolve) => (this.answer = resolve));
+    },
+  };
+  void call(handle).then((answer) => answers.push(answer));
+  return { answers, reference: new WeakRef(handle) };
 }
 
 test("a handle stays until its call has ended", async () => {
-  const { answered, answer, reference } = begun((handle) => using(handle, (one) => one.call()));
+  const { answers, reference } = begun((handle) => using(handle, (one) => one.call()));
   assert.equal(await collected(reference), false);
-  answer("read");
-  assert.equal(await answered, "read");
+  reference.deref().answer("read");
   assert.equal(await collected(reference), true);
+  assert.deepEqual(answers, ["read"]);
 });
 
 test("a handle to which nobody refers is collected while its call is under way", async () => {
-  const { reference } = begun((handle) => handle.call());
+  const { reference } = begun(async (handle) => await handle.call());
   assert.equal(await collected(reference), true);
 });
