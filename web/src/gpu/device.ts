@@ -123,7 +123,7 @@ export class WatchedDevice {
     write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
   };
   private fault: EngineError | null = null;
-  /** Each ends a wait for something that a lost device may never do. */
+  /** Functions that end the waits for a device that may be lost. */
   private readonly waiting = new Set<() => void>();
   private nextId = 1;
   /** Aborted at the end. */
