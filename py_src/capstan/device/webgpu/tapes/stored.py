@@ -46,8 +46,8 @@ class StoredTapes:
 
     `facts` is what they depend on besides their keys and the adapter. They are for buffers of the sizes that a sequence
     has: of larger ones, which kernels would see, those are told too. `spans` are the parts of buffers that kernels of a
-    tape bind, by name; the sampler's state alone, unless they are given. `told` is whether a note tells that there are
-    some; else the first one that is made again is told of.
+    tape bind, by name; the sampler's state alone, unless they are given. `told` is whether a note says that there are
+    some; else the first one that is made again writes it.
     """
 
     def __init__(
