@@ -141,7 +141,7 @@ class Profile:
         return self.clean()
 
     def clean(self) -> dict[str, str]:
-        """The texts that are stored; nothing else than one whole file with its records is."""
+        """The stored texts; only one whole file with its records may be there."""
         stored = self.stored()
         assert not [name for name in stored if name.endswith((".journal.jsonl", ".crswap"))], sorted(stored)
         assert sum(name.endswith(".data") for name in stored) == 1, sorted(stored)

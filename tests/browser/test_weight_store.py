@@ -590,8 +590,8 @@ def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
     found = origin.load()
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin.server.url[:-1]})
     assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
-    # Notes of the model's graphs, and of the device's capabilities unless the tab knows them already; their folder, too,
-    # unless it is there.
+    # Notes of the model's graphs, and of the device's capabilities unless the tab knows them already; and their
+    # folder, unless it is there.
     *notes, store = sorted(found["warnings"])
     assert notes
     kinds = ("notes for the next page load: ", "the browser's private file system: ")
