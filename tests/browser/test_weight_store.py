@@ -590,10 +590,12 @@ def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
     found = origin.load()
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin.server.url[:-1]})
     assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
-    # Notes of the model's graphs, and of the device's capabilities unless the tab knows them already.
+    # Notes of the model's graphs, and of the device's capabilities unless the tab knows them already; and their
+    # folder, unless it is there.
     *notes, store = sorted(found["warnings"])
     assert notes
-    assert all(warning.startswith("notes for the next page load: ") for warning in notes)
+    kinds = ("notes for the next page load: ", "the browser's private file system: ")
+    assert all(warning.startswith(kinds) for warning in notes), found["warnings"]
     assert store.startswith("the weight store: ")
     assert all("the browser's storage for this origin is full" in warning for warning in found["warnings"])
 

@@ -9,7 +9,7 @@ import { gzipSync } from "node:zlib";
 import { EngineError } from "../../web/src/errors.ts";
 import { fetchBytes, fetchOptional } from "../../web/src/storage/files.ts";
 import { openRepository } from "../../web/src/storage/hub.ts";
-import { entry, keep, kept } from "../../web/src/storage/kept.ts";
+import { entry, keep, kept, takeDamaged } from "../../web/src/storage/kept.ts";
 import { prefetch } from "../../web/src/storage/prefetch.ts";
 import { setStallTimeout } from "../../web/src/storage/whole.ts";
 
@@ -175,7 +175,9 @@ test("a kept file whose bytes changed is dropped, so that the next visit asks it
     await keep("files", "changed", GOOD);
     const { headers } = await entry("files", "changed");
     entries.set("changed", new Response("other", { headers }));
+    assert.deepEqual(JSON.parse(takeDamaged()), []);
     assert.equal(await kept("files", "changed"), null);
+    assert.deepEqual([takeDamaged(), takeDamaged()], ['["changed"]', "[]"], "it is told once");
     assert.equal(await entry("files", "changed"), null);
   } finally {
     delete globalThis.caches;

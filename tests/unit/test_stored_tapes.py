@@ -153,6 +153,15 @@ def test_a_model_with_stored_tapes_expects_them() -> None:
     assert not asyncio.run(expects_stored(None, "/m/"))
 
 
+def test_a_note_of_stored_tapes_that_was_lost_is_written_again() -> None:
+    shelf, engine = Shelf(), Engine()
+    keep(stored(engine, shelf), sequence())
+    [name] = [name for name, text in shelf.texts.items() if text.endswith("\ndecode")]
+    del shelf.texts[name]
+    assert restore(StoredTapes(cast(Any, engine), shelf.notes, "/m/", "facts", {"w": 2}, told=False), sequence())
+    assert asyncio.run(expects_stored(shelf.notes, "/m/"))
+
+
 def test_a_damaged_note_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
     shelf, engine = Shelf(), Engine()

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from capstan.host import retrying
 from capstan.host.storage import LoadPlan, Outcome
 from capstan.memory import BufferRequest
 from capstan.weights import manifest as manifests
-from capstan.weights import weight_file
+from capstan.weights import records, weight_file
 from capstan.weights.manifest import Manifest
 from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD
 from capstan.weights.store import WeightStore
@@ -555,6 +556,66 @@ def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not() -> No
         assert total > 20
 
 
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "a letter": lambda text: text[:12] + chr(ord(text[12]) ^ 1) + text[13:],
+    "a digit in a digest": lambda text: re.sub(r'([0-9a-f]{63})[0-9a-f]"', r'\1x"', text, count=1),
+    "cut": lambda text: text[: len(text) // 2],
+    "deep": lambda text: "[" * 20000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("ending", [SOURCE, RECORD, UPLOAD])
+def test_a_damaged_record_is_told_counted_and_rewritten(ending: str, damage: str) -> None:
+    page = Page()
+
+    async def noting() -> None:
+        file = await page.open()
+        await file.load(PaperSink(ALL), 950, lambda *_: None)
+        await file.note_upload("model 1", [BufferRequest("weight a", 950, "weights")], [(0, 0, 950)])
+
+    asyncio.run(noting())
+    files = page.backing.files
+    [name] = [name for name in files if name.endswith(ending)]
+    whole = files[name]
+    files[name] = bytearray(DAMAGES[damage](whole.decode()).encode())
+    assert files[name] != whole
+    [told] = warned(lambda: asyncio.run(noting()))
+    assert ": it is damaged; " in told
+    assert list(counted.values()) == [1]
+    assert files[name] == whole
+    assert page.traffic() == (0, [])
+
+
+@pytest.mark.filterwarnings("error")
+def test_records_of_an_older_capstan_are_read_and_its_upload_note_is_replaced_without_a_word() -> None:
+    page = Page()
+    page.load()
+    files = page.backing.files
+    for name in [name for name in files if not name.endswith(DATA)]:
+        tree = json.loads(files[name])
+        del tree[records.SEAL]
+        files[name] = bytearray(json.dumps(tree).encode())
+    assert page.traffic() == (0, [])
+    upload = page.server.identity().name_key + UPLOAD
+    files[upload] = bytearray(b'{"requests": []}')
+    asyncio.run(page.store.note_upload(page.server.identity(), "plan"))
+    assert json.loads(files[upload])["plan"] == "plan"
+
+
+def test_a_damaged_journal_is_told_and_the_download_begins_anew() -> None:
+    page = Page()
+    page.server.break_at = 500
+    with pytest.raises(ModelFileError):
+        page.load()
+    page.server.break_at = None
+    [name] = [name for name in page.backing.files if name.endswith(JOURNAL)]
+    del page.backing.files[name][:10]
+    [told] = warned(page.load)
+    assert "the journal of https://host/m/data: it is damaged; " in told
+    assert page.traffic() == (0, [])
+
+
 def test_any_fault_of_the_storage_is_a_step_down() -> None:
     for total in range(200):
         page = Page()
@@ -567,7 +628,9 @@ def test_any_fault_of_the_storage_is_a_step_down() -> None:
                 raise StorageError(f"{name}: it cannot be had")
 
         page.backing.before = fail
-        warned(page.load)
+        counted.clear()
+        told = warned(page.load)
+        assert bool(told) == bool(fired) == bool(counted), f"{total}: {fired} {told}"
         page.backing.before = page.before
         page.load()
         if not fired:
@@ -667,7 +730,7 @@ def test_how_a_stored_file_is_put_on_the_gpu_is_noted_and_goes_with_it(monkeypat
     asyncio.run(noting(page))
     [name] = [name for name in asyncio.run(page.backing.names()) if name.endswith(UPLOAD)]
     assert name == page.server.identity().name_key + UPLOAD
-    noted = json.loads(asyncio.run(page.backing.read_text(name)) or "")
+    noted = json.loads(json.loads(asyncio.run(page.backing.read_text(name)) or "")["plan"])
     assert noted.pop("data") in asyncio.run(page.backing.names())
     asked = []
 

@@ -12,6 +12,7 @@ import { openBacking } from "./storage/open_backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetFolders, keepFolder } from "./storage/folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
+import { takeDamaged } from "./storage/kept";
 import { type LoadPlan, WeightLoad } from "./storage/load";
 import { Memory } from "./storage/memory";
 import { adopt, listing } from "./storage/picked";
@@ -68,6 +69,7 @@ const storage = {
   forgetRepositories,
   keepFolder,
   forgetFolders,
+  takeDamaged,
   listing,
   absolute,
   openBacking,

@@ -202,6 +202,7 @@ class PageHost:
         opened = await on_device(device, chosen, reason, open_on)
         if keep_weights:
             await storage.keep_repository(folder)
+            storage.tell_damaged()
         return opened
 
     async def forget(self, addresses: Sequence[str] | None) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..fallback import fall_back
 from ..host.retrying import retried
 from ..host.storage import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 from ..model_files.hub import HubRepository
@@ -29,6 +30,7 @@ __all__ = [
     "open_repository",
     "open_source",
     "set_stall_timeout",
+    "tell_damaged",
 ]
 
 
@@ -53,6 +55,12 @@ async def open_repository(repository: HubRepository, keep: bool) -> str:
 async def keep_repository(folder: str) -> None:
     """Let the next load of a repository take this commit, without asking the hub; nothing for any other folder."""
     await capstan_host.storage.keepRepository(folder)
+
+
+def tell_damaged() -> None:
+    """Count a step down for each small file that was found damaged where it was kept since the last call."""
+    for address in json.loads(capstan_host.storage.takeDamaged()):
+        fall_back(f"what was kept of {address}", "it is damaged", "it was requested again")
 
 
 def keep_folder(folder: str) -> None:
@@ -84,9 +92,14 @@ def absolute(url: str) -> str:
 
 
 async def open_backing(folder: str) -> JsBacking | None:
-    """This browser's file storage, None if it has none; files of one folder do not see those of another."""
+    """This browser's file storage, None if it has none; files of one folder do not see those of another. A private file
+    system that the browser has and refuses is a step down."""
+    refusals: list[str] = []
     with storage_errors():
-        found = await capstan_host.storage.openBacking(folder)
+        found = await capstan_host.storage.openBacking(folder, refusals.append)
+    for reason in refusals:
+        instead = "the Cache API is used in its place" if found else "nothing is kept for the next page load"
+        fall_back("the browser's private file system", reason, instead)
     return JsBacking(found) if found else None
 
 

@@ -1,7 +1,11 @@
-"""The store's records about its data files. A torn or foreign record reads as None, as if it were absent."""
+"""The store's records about its data files. A damaged or foreign record reads as None, as if it were absent.
+
+Records hold a digest of themselves; those of Capstan 0.2.0 and before have none.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,13 +16,15 @@ from ..host.storage import SourceIdentity
 from ..model_files.json_text import NotJsonError, read_json
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
 
-__all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRecord", "StoredRecord"]
+__all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRecord", "StoredRecord", "UploadNote"]
 
 DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.jsonl", ".weights.json", ".source.json"
 UPLOAD = ".upload.json"
 """Endings of names. NAME.data holds bytes. During a download KEY.journal.jsonl lists its sound shards. After it
 CONTENT.weights.json gets the file's manifest, then, as the last write, SOURCE.source.json names the content.
 SOURCE.upload.json has the last plan by which a source's file was uploaded to the GPU."""
+SEAL = "seal"
+"""The field with the digest of the others."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,14 @@ class StoredRecord:
         return self.manifest.content + RECORD
 
     def serialize(self) -> str:
-        return json.dumps({**self.manifest.as_json(), "data": self.data, "suspect": sorted(self.suspect)})
+        return sealed({**self.manifest.as_json(), "data": self.data, "suspect": sorted(self.suspect)})
 
     def marked(self, suspect: frozenset[int]) -> StoredRecord:
         return replace(self, suspect=suspect)
 
     @classmethod
     def parse(cls, text: str | None) -> StoredRecord | None:
-        tree = tree_of(text)
+        tree = unsealed(text)
         try:
             manifest = manifest_of(tree, "record")
         except ModelFileError:
@@ -67,15 +73,32 @@ class SourceRecord:
         return self.identity.name_key + SOURCE
 
     def serialize(self) -> str:
-        return json.dumps({"source": self.identity.as_json(), "content": self.content})
+        return sealed({"source": self.identity.as_json(), "content": self.content})
 
     @classmethod
     def parse(cls, text: str | None) -> SourceRecord | None:
-        tree = tree_of(text)
+        tree = unsealed(text)
         identity = identity_of(tree)
         if tree is None or identity is None or not isinstance(tree.get("content"), str):
             return None
         return cls(identity, tree["content"])
+
+
+@dataclass(frozen=True)
+class UploadNote:
+    """A plan of an upload, as text, which the page reads before Python is there (web/src/storage/weights_ahead.ts)."""
+
+    plan: str
+
+    def serialize(self) -> str:
+        return json.dumps({"plan": self.plan, SEAL: digest(self.plan)})
+
+    @staticmethod
+    def is_damaged(text: str) -> bool:
+        """Whether it is no such note. Capstan 0.2.0 and before wrote the plan itself, which is not taken."""
+        tree = tree_of(text) or {}
+        plan = tree.get("plan")
+        return "requests" not in tree and not (isinstance(plan, str) and tree.get(SEAL) == digest(plan))
 
 
 @dataclass(frozen=True)
@@ -121,6 +144,22 @@ class Journal:
             if type(shard) is int and 0 <= shard < count and isinstance(digest, str) and DIGEST.fullmatch(digest):
                 digests[shard] = digest
         return cls(identity, shard_size, digests)
+
+
+def sealed(tree: Mapping[str, Any]) -> str:
+    """A record as text, with a digest of the rest."""
+    return json.dumps({**tree, SEAL: digest(json.dumps(tree))})
+
+
+def unsealed(text: str | None) -> dict[str, Any] | None:
+    """The record in a text; None if that is not what was sealed."""
+    tree = tree_of(text)
+    seal = tree.pop(SEAL, None) if tree else None
+    return tree if seal is None or seal == digest(json.dumps(tree)) else None
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tree_of(text: str | None) -> dict[str, Any] | None:

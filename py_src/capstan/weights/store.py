@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ..errors import StorageError
+from ..fallback import fall_back
 from ..host import current_host
 from ..host.notes import notes_of_files
 from ..host.storage import Backing, DataFile, SourceIdentity
 from ..model_files.gguf.shards import first_shard
 from .manifest import Manifest
-from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
+from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord, UploadNote
 
 __all__ = ["StoredWeights", "Verification", "WeightStore"]
 
@@ -170,10 +171,12 @@ class WeightStore:
         backing = await self.backing()
         if backing is None or identity.key is None:
             return None
-        source = SourceRecord.parse(await backing.read_text(identity.name_key + SOURCE))
-        if source is None or source.identity != identity:
+        text = await backing.read_text(identity.name_key + SOURCE)
+        source = SourceRecord.parse(text)
+        if source is None:
+            tell_damage(text, f"the record of {identity.name}")
             return None
-        return await self.find_content(source.content)
+        return await self.find_content(source.content) if source.identity == identity else None
 
     async def last_known(self, name: str) -> SourceIdentity | None:
         """The identity that a source had when its file was stored, for a source that cannot be reached now."""
@@ -193,8 +196,12 @@ class WeightStore:
         backing = await self.backing()
         if backing is None:
             return None
-        record = StoredRecord.parse(await backing.read_text(content + RECORD))
-        return record if record and record.manifest.content == content else None
+        text = await backing.read_text(content + RECORD)
+        record = StoredRecord.parse(text)
+        if record is not None and record.manifest.content == content:
+            return record
+        tell_damage(text, f"the record of the content {content}")
+        return None
 
     def journal_of(self, identity: SourceIdentity) -> str:
         """The name of the text that lists the shards of a download."""
@@ -205,10 +212,12 @@ class WeightStore:
         backing = await self.backing()
         if backing is None or identity.key is None:
             return {}
-        journal = Journal.parse(await backing.read_text(self.journal_of(identity)))
-        if journal is None or journal.identity != identity or journal.shard_size != shard_size:
+        text = await backing.read_text(self.journal_of(identity))
+        journal = Journal.parse(text)
+        if journal is None:
+            tell_damage(text, f"the journal of {identity.name}")
             return {}
-        return journal.digests
+        return journal.digests if journal.identity == identity and journal.shard_size == shard_size else {}
 
     async def begin(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
         """The data file of a download is about to be written, and holds these shards: no record may call it complete
@@ -254,9 +263,15 @@ class WeightStore:
         """Keep how a source's file is put on the GPU: the next page begins with that while Python starts
         (web/src/storage/weights_ahead.ts)."""
         backing = await self._present()
-        name = identity.name_key + UPLOAD
-        if await backing.read_text(name) != plan:
-            await backing.write_text(name, plan)
+        name, note = identity.name_key + UPLOAD, UploadNote(plan).serialize()
+        before = await backing.read_text(name)
+        if before == note:
+            return
+        if before is not None and UploadNote.is_damaged(before):
+            fall_back(
+                f"the note about the upload of {identity.name}", "it is damaged", "it began once Python was there"
+            )
+        await backing.write_text(name, note)
 
     async def forget_partial(self, identity: SourceIdentity) -> None:
         """Remove an interrupted download."""
@@ -299,6 +314,12 @@ class WeightStore:
                 if source is None or source.content == content:
                     await backing.remove(name)
                     await backing.remove(name.removesuffix(SOURCE) + UPLOAD)
+
+
+def tell_damage(text: str | None, what: str) -> None:
+    """Count a step down if there is a text, which is `what` and could not be read."""
+    if text is not None:
+        fall_back(what, "it is damaged", "the weights are looked for as if there were none, and it is rewritten")
 
 
 async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:

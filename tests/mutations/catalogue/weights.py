@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, unit
+from ..mutation import Mutation, browser, unit
 
 __all__ = ["WEIGHTS"]
 
@@ -47,10 +47,66 @@ WEIGHTS = (
     Mutation(
         "store.other_version",
         "py_src/capstan/weights/store.py",
-        "if source is None or source.identity != identity:",
-        "if source is None or source.identity.name != identity.name:",
+        "if source.identity == identity else None",
+        "if source.identity.name == identity.name else None",
         "stored weights are used although the source has changed since",
         unit("weight_file::test_a_changed_source_is_loaded_anew_told_and_takes_the_place_of_the_old"),
+    ),
+    Mutation(
+        "records.unsealed",
+        "py_src/capstan/weights/records.py",
+        "return tree if seal is None or seal == digest(json.dumps(tree)) else None",
+        "return tree",
+        "a record that was changed in storage is taken",
+        unit("weight_file::test_a_damaged_record_is_told_counted_and_rewritten"),
+    ),
+    Mutation(
+        "records.untold",
+        "py_src/capstan/weights/store.py",
+        "if before is not None and UploadNote.is_damaged(before):",
+        "if before is None:",
+        "a damaged note about an upload is not told",
+        unit("weight_file::test_a_damaged_record_is_told_counted_and_rewritten"),
+    ),
+    Mutation(
+        "opfs.empty",
+        "web/src/storage/opfs.ts",
+        ".text()) || null;",
+        ".text());",
+        "an empty file that a closed page left is a damaged note",
+        browser("start_faults::test_a_page_closed_at_a_stage_leaves_nothing_that_the_next_one_trips_over"),
+    ),
+    Mutation(
+        "opfs.collected",
+        "web/src/storage/in_use.ts",
+        "const held = { handle };",
+        "const held = { handle: {} };",
+        "a file handle is collected while a call of it is under way",
+        unit("web_api::test_suite_in_node"),
+    ),
+    Mutation(
+        "opfs.left_empty",
+        "web/src/storage/opfs.ts",
+        "if (size === 0) await using",
+        "if (size < 0) await using",
+        "a file that could not be begun is left empty",
+        browser("start_faults::test_storage_that_refuses_is_told_and_the_model_answers"),
+    ),
+    Mutation(
+        "opfs.refused_untold",
+        "web/src/storage/opfs.ts",
+        "      refused(reason(error));\n",
+        "",
+        "a private file system that the browser refuses is not told",
+        browser("start_faults::test_storage_that_refuses_is_told_and_the_model_answers"),
+    ),
+    Mutation(
+        "device.waits_for_ever",
+        "web/src/gpu/device.ts",
+        "      this.stopWaiting();\n    };",
+        "    };",
+        "a compilation that a lost device leaves pending is waited for",
+        browser("start_faults::test_a_device_lost_while_a_kernel_compiles_is_told_or_recovered"),
     ),
     Mutation(
         "manifest.last_shard",

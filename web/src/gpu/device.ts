@@ -123,6 +123,8 @@ export class WatchedDevice {
     write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
   };
   private fault: EngineError | null = null;
+  /** Functions that end the waits for a device that may be lost. */
+  private readonly waiting = new Set<() => void>();
   private nextId = 1;
   /** Aborted at the end. */
   private readonly listening = new AbortController();
@@ -191,6 +193,25 @@ export class WatchedDevice {
     return error instanceof Error ? error : new Error(String(error));
   }
 
+  /** Await a promise; rejects once the device is lost, since a browser may leave the promise pending then. */
+  private async unlessLost<T>(promise: Promise<T>): Promise<T> {
+    let stop = (): void => {};
+    const lost = new Promise<never>((_, reject) => {
+      stop = () => reject(this.wrong() ?? new Error("the device was lost"));
+      if (this.opened.lost || this.closed) stop();
+      else this.waiting.add(stop);
+    });
+    try {
+      return await Promise.race([promise, lost]);
+    } finally {
+      this.waiting.delete(stop);
+    }
+  }
+
+  private stopWaiting(): void {
+    for (const stop of this.waiting) stop();
+  }
+
   /** Resolves some time after the GPU process has handled all commands sent so far. */
   private async answered(): Promise<void> {
     await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
@@ -205,6 +226,7 @@ export class WatchedDevice {
    */
   close(): void {
     this.listening.abort("closed");
+    this.stopWaiting();
     this.held.drop();
     this.opened.onLost = null;
     for (const name of WRAPPED) Reflect.deleteProperty(this.device, name);
@@ -302,6 +324,7 @@ export class WatchedDevice {
       this.live.clear();
       // A loss outranks the validation errors that follow from it.
       this.fault = new EngineError("DeviceLostError", message);
+      this.stopWaiting();
     };
     if (this.opened.lost) this.opened.onLost(this.opened.lost);
   }
@@ -338,8 +361,13 @@ export class WatchedDevice {
     const createComputePipeline = device.createComputePipeline.bind(device);
     device.createComputePipeline = (descriptor) => notePipeline(createComputePipeline(descriptor), descriptor);
     const createComputePipelineAsync = device.createComputePipelineAsync.bind(device);
-    device.createComputePipelineAsync = async (descriptor) =>
-      notePipeline(await createComputePipelineAsync(descriptor), descriptor);
+    device.createComputePipelineAsync = async (descriptor) => {
+      try {
+        return notePipeline(await this.unlessLost(createComputePipelineAsync(descriptor)), descriptor);
+      } catch (error) {
+        throw await this.explain(error);
+      }
+    };
 
     const createBuffer = device.createBuffer.bind(device);
     device.createBuffer = (descriptor) => {

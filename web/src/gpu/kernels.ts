@@ -77,6 +77,8 @@ export class FusedPipelines {
       const pipeline = await this.device.createComputePipelineAsync({ label, layout: pipelineLayout, compute });
       return { pipeline, layout, names: declared.map(({ name }) => name) };
     } catch (error) {
+      // The device's own fault is none of the kernel's.
+      if (error instanceof EngineError) throw error;
       const { messages } = await module.getCompilationInfo();
       const said = messages.map(({ lineNum, message }) => `line ${lineNum}: ${message}`).join("; ");
       const why = said || (await refused)?.message || String(error);

@@ -214,6 +214,8 @@ export class RecordedPipelines {
     try {
       return { pipeline: await this.device.createComputePipelineAsync({ label, layout, compute }), layouts };
     } catch (error) {
+      // The device's own fault is none of the kernel's.
+      if (error instanceof EngineError) throw error;
       const why = (await refused)?.message ?? String(error);
       throw new EngineError("TapeError", `the stored kernel ${label} does not compile on this adapter: ${why}`);
     }

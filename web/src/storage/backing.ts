@@ -54,7 +54,10 @@ export async function storing<T>(name: string, action: () => T | Promise<T>): Pr
   }
 }
 
-function reason(error: unknown): string {
+/** Called with the reason when the browser refuses its private file system. */
+export type Refused = (reason: string) => void;
+
+export function reason(error: unknown): string {
   if (error instanceof DOMException) {
     if (error.name === "QuotaExceededError") return "the browser's storage for this origin is full";
     if (error.name === "NoModificationAllowedError") return "another tab has it open";

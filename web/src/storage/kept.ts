@@ -45,6 +45,15 @@ export async function kept(cache: string, address: string): Promise<Response | n
   const body = new Body(found.body ?? new Blob().stream());
   const content = await readWhole(address, body, { most: LARGEST_KEPT, sha256: headers.get(DIGEST) }).catch(() => null);
   if (content) return new Response(content, { status, headers });
+  damaged.push(address);
   await (await caches.open(cache)).delete(address, { ignoreVary: true }).catch(() => false);
   return null;
+}
+
+/** Addresses of dropped entries that nobody was told of yet. */
+const damaged: string[] = [];
+
+/** The addresses of the entries that were dropped since the last call, as JSON. */
+export function takeDamaged(): string {
+  return JSON.stringify(damaged.splice(0));
 }

@@ -1,8 +1,9 @@
 // Files in the origin's private file system. Readers share a file; a writer has it alone.
 
 import { EngineError } from "../errors";
-import { type Backing, type DataFile, storing } from "./backing";
+import { type Backing, type DataFile, reason, type Refused, storing } from "./backing";
 import { ByteReader, type Chunk, type ReadAt } from "./chunk";
+import { using } from "./in_use";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
 interface SyncAccess {
@@ -20,7 +21,13 @@ type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAc
 const READS = 10;
 
 function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite"): Promise<SyncAccess> {
-  return (handle as unknown as { createSyncAccessHandle: SyncOpen }).createSyncAccessHandle({ mode });
+  return using(handle as unknown as FileSystemFileHandle & { createSyncAccessHandle: SyncOpen }, (file) =>
+    file.createSyncAccessHandle({ mode }),
+  );
+}
+
+function fileOf(handle: FileSystemFileHandle): Promise<File> {
+  return using(handle, (file) => file.getFile());
 }
 
 /** Write and flush; a disk without room takes less than it is given. */
@@ -70,8 +77,8 @@ const readAhead = new Map<string, { shared: SharedAccess; first: ReadAccess }>()
 /** Open a stored file of this size for reading ahead; null where there is none, or somebody writes it. */
 export async function openAhead(folder: string, name: string, size: number): Promise<DataFile | null> {
   try {
-    const place = await (await navigator.storage.getDirectory()).getDirectoryHandle(folder);
-    const access = await openSync(await place.getFileHandle(name), "read-only");
+    const place = await using(await navigator.storage.getDirectory(), (root) => root.getDirectoryHandle(folder));
+    const access = await openSync(await using(place, (folder) => folder.getFileHandle(name)), "read-only");
     const path = `${folder}/${name}`;
     const shared = new SharedAccess(access, () => readAhead.delete(path));
     const first = shared.reader();
@@ -91,13 +98,16 @@ export class OpfsBacking implements Backing {
 
   private constructor(private readonly name: string) {}
 
-  /** Null where there is no private file system, or none with synchronous access. */
-  static async find(name: string): Promise<OpfsBacking | null> {
+  /** Null where there is no private file system, or none with synchronous access. `refused` hears why it is refused. */
+  static async find(name: string, refused: Refused): Promise<OpfsBacking | null> {
+    const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
+    if (!storage?.getDirectory || !("createSyncAccessHandle" in FileSystemFileHandle.prototype)) return null;
     try {
       const backing = new OpfsBacking(name);
       await backing.folder();
-      return "createSyncAccessHandle" in FileSystemFileHandle.prototype ? backing : null;
-    } catch {
+      return backing;
+    } catch (error) {
+      refused(reason(error));
       return null;
     }
   }
@@ -105,16 +115,19 @@ export class OpfsBacking implements Backing {
   names(): Promise<string> {
     return storing(this.name, async () => {
       const names: string[] = [];
-      for await (const name of (await this.folder()).keys()) names.push(name);
+      await using(await this.folder(), async (folder) => {
+        for await (const name of folder.keys()) names.push(name);
+      });
       return JSON.stringify(names);
     });
   }
 
+  /** An empty one is none: a page that was closed while it wrote its first text leaves that. */
   readText(name: string): Promise<string | null> {
     return storing(name, async () => {
       for (let left = READS; ; left--) {
         try {
-          return await (await (await this.handle(name)).getFile()).text();
+          return (await (await fileOf(await this.handle(name))).text()) || null;
         } catch (error) {
           if (!(error instanceof DOMException)) throw error;
           if (error.name === "NotFoundError") return null;
@@ -126,12 +139,11 @@ export class OpfsBacking implements Backing {
 
   /** `createWritable` replaces the file as a whole, when it is closed. */
   writeText(name: string, text: string): Promise<void> {
-    return storing(name, async () => {
-      const handle = await this.handle(name, true);
+    return this.making(name, async (handle) => {
       if ("createWritable" in handle) {
-        const writable = await handle.createWritable();
-        await writable.write(text);
-        await writable.close();
+        const writable = await using(handle, (file) => file.createWritable());
+        await using(writable, (stream) => stream.write(text));
+        await using(writable, (stream) => stream.close());
         return;
       }
       // A record that is torn here reads as none: it holds its own hash.
@@ -141,14 +153,14 @@ export class OpfsBacking implements Backing {
 
   /** Without the streams of `createWritable`, whose memory is given back late. */
   appendText(name: string, text: string): Promise<void> {
-    return storing(name, async () => this.rewrite(await this.handle(name, true), text, true));
+    return this.making(name, (handle) => this.rewrite(handle, text, true));
   }
 
   remove(name: string): Promise<void> {
     return storing(name, async () => {
       this.endReading(name);
       try {
-        await (await this.folder()).removeEntry(name);
+        await using(await this.folder(), (folder) => folder.removeEntry(name));
       } catch (error) {
         if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
       }
@@ -156,15 +168,17 @@ export class OpfsBacking implements Backing {
   }
 
   open(name: string, size: number, _shardSize: number, write: boolean): Promise<DataFile> {
-    return storing(name, async () => {
-      const handle = await this.handle(name, write);
-      if (write) {
+    if (write) {
+      return this.making(name, async (handle) => {
         this.endReading(name);
         const access = await openSync(handle, "readwrite");
         if (access.getSize() > size) access.truncate(size);
         return new LockedFile(name, access);
-      }
-      const { size: found } = await handle.getFile();
+      });
+    }
+    return storing(name, async () => {
+      const handle = await this.handle(name);
+      const { size: found } = await fileOf(handle);
       if (found !== size) throw new EngineError("StorageError", `${name}: ${found} bytes are left of ${size}`);
       try {
         const ahead = readAhead.get(`${this.name}/${name}`);
@@ -173,7 +187,7 @@ export class OpfsBacking implements Backing {
       } catch (error) {
         // Another tab is repairing it, or this browser knows exclusive handles only.
         if (error instanceof DOMException && error.name === "NoModificationAllowedError") {
-          return new SharedFile(name, await handle.getFile());
+          return new SharedFile(name, await fileOf(handle));
         }
         throw error;
       }
@@ -182,7 +196,28 @@ export class OpfsBacking implements Backing {
 
   /** Looked up each time: the browser may evict an origin's files at any moment. */
   private async folder(): Promise<FileSystemDirectoryHandle> {
-    return (await navigator.storage.getDirectory()).getDirectoryHandle(this.name, { create: true });
+    return using(await navigator.storage.getDirectory(), (root) =>
+      root.getDirectoryHandle(this.name, { create: true }),
+    );
+  }
+
+  /** Do something with a file, which is made if it is not there. If that fails, no empty file is left. */
+  private making<T>(name: string, action: (handle: FileSystemFileHandle) => Promise<T>): Promise<T> {
+    return storing(name, async () => {
+      const handle = await this.handle(name, true);
+      try {
+        return await action(handle);
+      } catch (error) {
+        await this.dropEmpty(name, handle).catch(() => undefined);
+        throw error;
+      }
+    });
+  }
+
+  private async dropEmpty(name: string, handle: FileSystemFileHandle): Promise<void> {
+    const { size } = await fileOf(handle);
+    // It cannot be removed while another tab writes it.
+    if (size === 0) await using(await this.folder(), (folder) => folder.removeEntry(name));
   }
 
   /** A reader that reads a file ahead must release it. */
@@ -201,7 +236,7 @@ export class OpfsBacking implements Backing {
   }
 
   private async handle(name: string, create = false): Promise<FileSystemFileHandle> {
-    return (await this.folder()).getFileHandle(name, { create });
+    return using(await this.folder(), (folder) => folder.getFileHandle(name, { create }));
   }
 }
 

@@ -4,6 +4,7 @@ import { EngineError } from "../errors";
 import type { HubRepository, ModelFolder } from "../protocol";
 import { isGguf } from "./gguf";
 import { repositoryListing } from "./hub";
+import { using } from "./in_use";
 import { hex, sha256 } from "./sha256";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
@@ -48,8 +49,9 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   try {
     const parts = path.split("/");
     let place = folder;
-    for (const part of parts.slice(0, -1)) place = await place.getDirectoryHandle(part);
-    return await (await place.getFileHandle(parts[parts.length - 1]!)).getFile();
+    for (const part of parts.slice(0, -1)) place = await using(place, (from) => from.getDirectoryHandle(part));
+    const found = await using(place, (from) => from.getFileHandle(parts[parts.length - 1]!));
+    return await using(found, (handle) => handle.getFile());
   } catch {
     return null;
   }
@@ -73,7 +75,7 @@ async function filesBelow(folder: FileSystemDirectoryHandle, path: string): Prom
   const found: [string, number | null][] = [];
   for await (const [name, entry] of folder) {
     if (entry instanceof FileSystemDirectoryHandle) found.push(...(await filesBelow(entry, `${path}${name}/`)));
-    else found.push([path + name, isGguf(name) ? (await entry.getFile()).size : null]);
+    else found.push([path + name, isGguf(name) ? (await using(entry, (file) => file.getFile())).size : null]);
   }
   return found;
 }

@@ -43,11 +43,11 @@ async function key(text: string): Promise<string> {
   return hex(await sha256(new TextEncoder().encode(text))).slice(0, 32);
 }
 
-/** A plan that was torn is none. */
-function parsed(text: string): UploadPlan | null {
+/** The plan in an UploadNote of capstan.weights.records; null if it is damaged, which Python tells. */
+async function parsed(text: string): Promise<UploadPlan | null> {
   try {
-    const found = JSON.parse(text) as Partial<UploadPlan> | null;
-    return Array.isArray(found?.requests) && found.load ? (found as UploadPlan) : null;
+    const { plan, seal } = JSON.parse(text) as { plan: string; seal: string };
+    return hex(await sha256(new TextEncoder().encode(plan))) === seal ? (JSON.parse(plan) as UploadPlan) : null;
   } catch {
     return null;
   }

@@ -204,7 +204,7 @@ async def load(
         raise
     # A later load cannot identify weights whose source has no identity.
     kept = notes if None not in contents else None
-    stored, verdicts = remembered(interface, graphs, contents, kept, url, weights)
+    stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
         *(interface, memory, graphs, leases, weights, session, ahead, stored, verdicts),
@@ -225,10 +225,11 @@ def remembered(
     notes: Notes | None,
     name: str,
     weights: dict[str, int],
+    told: bool = True,
 ) -> tuple[StoredTapes, Verdicts]:
-    """The tapes and verdicts that earlier loads stored for these graphs."""
+    """The tapes and verdicts that earlier loads stored for these graphs; `told` is whether a note tells of tapes."""
     facts = facts_of(interface, graphs, contents)
-    return StoredTapes(interface.engine, notes, name, facts, weights), Verdicts(notes, name, facts)
+    return StoredTapes(interface.engine, notes, name, facts, weights, told), Verdicts(notes, name, facts)
 
 
 async def load_adapted(base: Loaded, rank: int) -> Loaded:

@@ -46,11 +46,18 @@ class StoredTapes:
 
     `facts` is what they depend on besides their keys and the adapter. They are for buffers of the sizes that a sequence
     has: of larger ones, which kernels would see, those are told too. `spans` are the parts of buffers that kernels of a
-    tape bind, by name; the sampler's state alone, unless they are given.
+    tape bind, by name; the sampler's state alone, unless they are given. `told` is whether a note says that there are
+    some; else the first one that is made again writes it.
     """
 
     def __init__(
-        self, engine: GpuEngine, notes: Notes | None, model: str, facts: str, weights: Mapping[str, int]
+        self,
+        engine: GpuEngine,
+        notes: Notes | None,
+        model: str,
+        facts: str,
+        weights: Mapping[str, int],
+        told: bool = True,
     ) -> None:
         self._engine = engine
         self._notes = notes
@@ -60,6 +67,7 @@ class StoredTapes:
         """Buffers by name."""
         self._at_hand: dict[str, str] = {}
         """Stored tapes by the names of their notes."""
+        self._told = told
 
     async def restore(
         self, what: str, key: TapeKey, buffers: SequenceBuffers, spans: Mapping[str, Span] | None = None
@@ -87,6 +95,8 @@ class StoredTapes:
             fall_back("a stored tape", str(error), "the step is recorded and checked again")
             return None
         self._at_hand[name] = text
+        if not self._told:
+            await self._tell(what)
         return Restored(tape, stored["passes"])
 
     async def keep(
@@ -111,6 +121,12 @@ class StoredTapes:
         self._at_hand[name] = text
         if self._notes is not None:
             await self._notes.write(name, self._key(key), text)
+            await self._tell(what)
+
+    async def _tell(self, what: str) -> None:
+        """Note for later loads that there are stored tapes."""
+        self._told = True
+        if self._notes is not None:
             await self._notes.write(f"tapes of {self._model}", build(), what)
 
     def _there(self, buffers: SequenceBuffers) -> dict[str, int]:
