@@ -69,6 +69,8 @@ SHARD = 16384
 SIZE = (LLAMA / DATA).stat().st_size
 SHARDS = -(-SIZE // SHARD)
 WHOLE = [SIZE, SIZE, True, []]
+BEHIND = SIZE - 6 * SHARD
+"""Bytes that are asked for again behind a spoilt shard 5: the one after it came while it was checked."""
 WAIT_S = 120
 """For what takes a second or two on an idle machine."""
 

@@ -65,6 +65,7 @@ export class WeightUpload implements Target {
   async put(start: number, length: number, read: ReadAt): Promise<boolean> {
     const writers = this.within(start, length);
     if (writers.length === 0) return true;
+    this.first = this.writers.indexOf(writers[0]!);
     try {
       await this.makeRoom(writers);
       const window = this.window(length);
@@ -93,10 +94,11 @@ export class WeightUpload implements Target {
   /** The weights that have bytes there, in ascending order. */
   private within(start: number, length: number): PieceWriter[] {
     const { writers } = this;
-    while (this.first < writers.length && writers[this.first]!.end <= start) this.first++;
-    let last = this.first;
+    let { first } = this;
+    while (first < writers.length && writers[first]!.end <= start) first++;
+    let last = first;
     while (last < writers.length && writers[last]!.piece.offset < start + length) last++;
-    return writers.slice(this.first, last);
+    return writers.slice(first, last);
   }
 
   /** The window whose turn it is, made anew if it is too small. */

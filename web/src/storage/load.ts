@@ -39,7 +39,10 @@ export interface Ahead {
   stop(): Promise<void>;
 }
 
-/** Takes the bytes of a file in ascending order; what it does not want may be left out. */
+/**
+ * Takes the bytes of a file in ascending order; what it does not want may be left out. It may be asked whether it wants
+ * bytes while those before are on their way.
+ */
 export interface Target {
   /** Whether it was given up: nothing is fetched or stored any more. */
   readonly closed: boolean;
@@ -92,9 +95,9 @@ export class WeightLoad {
         if (outcome.problem) break;
         const length = plan.size === null ? plan.shard : Math.min(plan.shard, plan.size - at);
         const shard = await this.come(at, length, before);
-        // The target takes shards in order, and none behind a problem.
+        // The target takes shards in order, and none behind a problem but that of the disk.
         await before;
-        if (shard === null || outcome.problem) break;
+        if (shard === null || (outcome.problem && outcome.problem !== "write")) break;
         before = this.finish(at, shard);
         // Until it is awaited nobody else hears of a failure.
         before.catch(() => undefined);
@@ -194,7 +197,7 @@ export class WeightLoad {
       Object.assign(outcome, { problem: "digest", message: digest });
       return false;
     }
-    if (!plan.writes) return true;
+    if (!plan.writes || outcome.problem) return true;
     try {
       await this.file!.write(chunk, at, length);
       this.unsecured += JSON.stringify([shard, digest]) + "\n";
