@@ -10,11 +10,12 @@ WEIGHTS = (
     Mutation(
         "load.journal_first",
         "web/src/storage/load.ts",
-        """await this.file!.write(this.chunk, outcome.at, length);
-      if (plan.journal) await this.backing!.appendText(plan.journal, JSON.stringify([shard, digest]) + "\\n");
+        """await this.file!.write(chunk, at, length);
+      this.unnoted += JSON.stringify([shard, digest]) + "\\n";
 """,
-        """if (plan.journal) await this.backing!.appendText(plan.journal, JSON.stringify([shard, digest]) + "\\n");
-      await this.file!.write(this.chunk, outcome.at, length);
+        """this.unnoted += JSON.stringify([shard, digest]) + "\\n";
+      await this.note();
+      await this.file!.write(chunk, at, length);
 """,
         "the journal names a shard before its bytes are written",
         unit("weight_file::test_records_are_written_after_the_data_and_the_source_last"),
@@ -22,8 +23,8 @@ WEIGHTS = (
     Mutation(
         "load.unchecked",
         "web/src/storage/load.ts",
-        "if (expected && digest !== expected) Object",
-        "if (expected && digest !== expected && plan.alone) Object",
+        "if (expected && digest !== expected) {",
+        "if (expected && digest !== expected && plan.alone) {",
         "a shard that was spoilt on the way is taken from the stream",
         unit("weight_file::test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone"),
     ),

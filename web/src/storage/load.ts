@@ -56,15 +56,15 @@ export interface Target {
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt">;
 
 /** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
-const SECURE_MS = 500;
+const JOURNAL_MS = 500;
 
 export class WeightLoad {
   /** One takes the shard that comes in, the other has the one before, which is checked, stored and uploaded. */
   private readonly chunks: [Chunk, Chunk];
   private readonly outcome: Outcome;
-  /** The journal's lines of shards that were written since the disk was last made to hold them. */
-  private unsecured = "";
-  private secured = performance.now();
+  /** Lines that the journal does not have yet. */
+  private unnoted = "";
+  private noted = performance.now();
 
   /** `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. */
   constructor(
@@ -108,6 +108,7 @@ export class WeightLoad {
       // The shard before is finished whatever happens.
       await before;
       await this.secure();
+      await this.note();
     }
     return outcome;
   }
@@ -197,29 +198,37 @@ export class WeightLoad {
       Object.assign(outcome, { problem: "digest", message: digest });
       return false;
     }
-    if (!plan.writes || outcome.problem) return true;
+    if (!plan.writes || outcome.problem === "write") return true;
     try {
       await this.file!.write(chunk, at, length);
-      this.unsecured += JSON.stringify([shard, digest]) + "\n";
+      this.unnoted += JSON.stringify([shard, digest]) + "\n";
       outcome.kept.push([shard, digest]);
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    if (performance.now() - this.secured > SECURE_MS) await this.secure();
+    if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
   }
 
-  /** Have the disk hold what was stored, and then the journal tell of it. */
-  private async secure(): Promise<void> {
-    const { unsecured, plan } = this;
-    this.unsecured = "";
+  /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
+  private async note(): Promise<void> {
+    const { unnoted, plan } = this;
+    this.unnoted = "";
     try {
-      if (unsecured) await this.file!.flush();
-      if (unsecured && plan.journal !== null) await this.backing!.appendText(plan.journal, unsecured);
+      if (unnoted && plan.journal !== null) await this.backing!.appendText(plan.journal, unnoted);
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    this.secured = performance.now();
+    this.noted = performance.now();
+  }
+
+  /** Have the disk hold what was stored before a record vouches for it. */
+  private async secure(): Promise<void> {
+    try {
+      if (this.outcome.kept.length) await this.file!.flush();
+    } catch (error) {
+      this.stop("write", "StorageError", error);
+    }
   }
 
   /** Stop for an error with this code; throws any other. */
