@@ -219,7 +219,8 @@ class PaperDecoder:
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
         assert past + len(ids) <= self.capacity
         assert self.unread == 0, "a prefill while bursts are under way"
-        await self.rest()
+        if self.recording is not None:
+            await asyncio.wait([self.recording])
         self.prefills.append((list(ids), past))
         if self.gate is not None:
             await self.gate.wait()
