@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,9 +73,15 @@ async def no_weights(location: str) -> Any:
     raise AssertionError(location)
 
 
-@pytest.fixture(scope="module")
-def graphs() -> Graphs:
+@cache
+def rewritten() -> Graphs:
     return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, no_weights, 10))
+
+
+@pytest.fixture
+def graphs(no_running_loop: None) -> Graphs:
+    """Made in a test's own time, when no browser's loop runs."""
+    return rewritten()
 
 
 async def recorded_step(recorder: StepRecorder) -> DecodeStep:
