@@ -353,7 +353,7 @@ class Generator:
             [row] = loop.rows
             if row.ended:
                 raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")
-            loop.counts.add(loop.decoder)
+            loop.counts.end(loop.decoder)
             try:
                 return await action(loop.decoder)
             finally:

@@ -206,7 +206,7 @@ class RowLoop(DecodeLoop):
         if self.decoder is None or self._opening == self._model.recoveries:
             return
         await self.flight.drain()
-        self.counts.add(self.decoder)
+        self.counts.end(self.decoder)
         self.decoder = self.run_ahead = None
         for row in self.rows:
             row.unsettle(0)
@@ -224,7 +224,7 @@ class RowLoop(DecodeLoop):
         """Have the decode step recorded. That overwrites the caches: what was computed is computed again."""
         decoder = self.open_decoder()
         await self.flight.drain()
-        self.counts.add(decoder)
+        self.counts.end(decoder)
         computed, picked = any(row.valid for row in self.rows), not (self.stale or self.sample_first)
         for row in self.rows:
             row.unsettle(0)
@@ -232,7 +232,6 @@ class RowLoop(DecodeLoop):
         self._repeats = True
         await decoder.record()
         self.require_open()
-        self.counts.begin(decoder)
         self._use(decoder)
         if computed:
             reused = self.reused
@@ -291,7 +290,7 @@ class RowLoop(DecodeLoop):
     async def prefill(self) -> None:
         """Run the model on the tokens it has not seen."""
         await self.flight.drain()
-        self.counts.add(self.decoder)
+        self.counts.end(self.decoder)
         decoder = await self.ready_decoder()
         self.require_open()
         assert self.run_ahead is not None
@@ -385,7 +384,7 @@ class RowLoop(DecodeLoop):
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""
         await self.flight.drain()
-        self.counts.add(self.decoder)
+        self.counts.end(self.decoder)
         # A decoder on a device that was lost went with it.
         there = self._opening == self._model.recoveries
         if there and self.decoder is not None and self.run_ahead is not None:

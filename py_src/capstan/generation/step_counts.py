@@ -8,8 +8,8 @@ __all__ = ["StepCounts"]
 
 
 class StepCounts:
-    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. Work between `add` and the next
-    `begin` is left out: prefills, and measurements.
+    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. Work between `end` and the next
+    `begin` is left out: prefills, recordings and measurements.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,11 @@ class StepCounts:
         for name in COUNTER_NAMES:
             self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
         self._start = now
+
+    def end(self, decoder: RowDecoder | None) -> None:
+        """Add the device's work since the decode steps began; nothing more is counted until the next `begin`."""
+        self.add(decoder)
+        self._start = None
 
     def step(self) -> None:
         """A decode step was run outside of what is counted."""

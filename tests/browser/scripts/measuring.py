@@ -23,6 +23,7 @@ async def amid(
     found: dict[str, Any] = {}
     for name in ("alone", "measured"):
         async with Generator(opened, parameters(opened, **options)) as generator:
+            await generator.prepare_async()
             generator.append_tokens(prompt)
             ids = await take(generator, before)
             if name == "measured":
