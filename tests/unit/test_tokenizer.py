@@ -331,6 +331,7 @@ def test_the_files_of_a_model_are_read_once_for_all_its_tokenizers() -> None:
 
 
 def test_the_tokenizer_of_a_model_goes_with_it() -> None:
+    gc.collect()  # Models of other tests.
     before = len(tokenizer_module.made)
     model = Source(ONE_OF_EACH[0])
     tokenizer = Tokenizer(model)
