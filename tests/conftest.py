@@ -14,6 +14,7 @@ from buildtools.browser import find_browser, flags
 from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
+from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
 from tests.harness import Harness, watch
 from tests.other_browsers import harness_in
@@ -122,8 +123,11 @@ def blank_page(browser: Browser, site: SiteServer, page_errors: list[str]) -> It
 
 @pytest.fixture(scope="session")
 def shared_harness(browser: Browser, site: SiteServer) -> Harness:
-    """The page of all test modules that have none of their own: Python boots once, and each kernel compiles once."""
-    return booted(browser, site)
+    """The page of all test modules that have none of their own: Python boots once, and each kernel compiles once.
+    The probe wraps WebGPU before any module's model opens a device that the next module goes on with."""
+    harness = booted(browser, site)
+    PageScripts.install(harness)
+    return harness
 
 
 @pytest.fixture(scope="module")
