@@ -124,7 +124,7 @@ def blank_page(browser: Browser, site: SiteServer, page_errors: list[str]) -> It
 @pytest.fixture(scope="session")
 def shared_harness(browser: Browser, site: SiteServer) -> Harness:
     """The page of all test modules that have none of their own: Python boots once, and each kernel compiles once.
-    The probe wraps WebGPU before any module's model opens a device that the next module goes on with."""
+    The probe wraps WebGPU first: a model of one module may leave its open device to the next module."""
     harness = booted(browser, site)
     PageScripts.install(harness)
     return harness
