@@ -59,3 +59,21 @@ def test_the_model_stays_as_it_is(made: Made) -> None:
     found = rewritten(model, made, facts)
     assert graph.serialize(model) == before
     assert (graph.serialize(found) != before) is (made in CHANGED)
+
+
+@pytest.mark.parametrize("name", ["nano-llama", "nano-gemma2", "nano-lora", "nano-qdq"])
+def test_a_model_that_is_changed_becomes_the_same_graphs(name: str) -> None:
+    folder = FIXTURES / name
+    config = parse_genai_config((folder / "genai_config.json").read_bytes())
+    order: tuple[Made, ...] = ("webgpu", "decode", "captured prefill", "prefill")
+    model = graph.parse((folder / "model.onnx").read_bytes())
+    apart, made, facts = [], model, Rewriting(config)
+    for each in order:
+        made = rewritten(made, each, facts)
+        apart.append(graph.serialize(made))
+    facts = Rewriting(config)
+    with graph.changing(model):
+        for each, expected in zip(order, apart, strict=True):
+            made = rewritten(model, each, facts)
+            assert made is model
+            assert graph.serialize(model) == expected

@@ -38,7 +38,7 @@
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
-A pass returns a new model and leaves its argument alone, except within `wiring.changed_in_place`. `pipeline.PASSES`
+A pass returns a new model and leaves its argument alone, except within `changing`. `pipeline.PASSES`
 has their order and the graphs that need each; `pipeline.rewritten` makes a graph.
 """
 
@@ -73,6 +73,7 @@ from .uncomputed import one_row_only, require_computed
 from .weights import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
+from .wiring import changing
 
 __all__ = [
     "Activations",
@@ -99,6 +100,7 @@ __all__ = [
     "cache_pairs",
     "caches_in_place",
     "change_of",
+    "changing",
     "constants_to_inline",
     "contradictions",
     "data_ends",

@@ -37,7 +37,7 @@ from .uncomputed import require_computed
 from .weights import WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
-from .wiring import changed_in_place
+from .wiring import changed_in_place, changing, copy_of
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig, GenaiConfig
@@ -127,12 +127,12 @@ class GraphPass(NamedTuple):
 
 
 def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
-    """The graph that the passes for `made` make of a model, which is left unchanged.
+    """The graph that the passes for `made` make of a model, which is left unchanged except within `wiring.changing`.
 
     Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
     graphs that Capstan cannot feed.
     """
-    with changed_in_place(model) as model:
+    with changing(copy_of(model)) as model:
         for each in PASSES:
             if made in each.graphs:
                 model = each.apply(model, facts)

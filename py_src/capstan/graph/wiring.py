@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +15,7 @@ __all__ = [
     "Wiring",
     "attribute",
     "changed_in_place",
+    "changing",
     "copy_of",
     "delete",
     "fresh_name",
@@ -108,19 +109,23 @@ _changed: ContextVar[ModelProto | None] = ContextVar("changed", default=None)
 
 
 @contextmanager
-def changed_in_place(model: ModelProto) -> Iterator[ModelProto]:
-    """A copy of a model, which every `copy_of` it in here gives back: passes in a row that drop the graph before change
-    one copy, since copying a graph takes longer than most of them."""
-    twin = copied(model)
-    before = _changed.set(twin)
+def changing(model: ModelProto) -> Iterator[ModelProto]:
+    """Every `copy_of` the model in here gives the model itself: passes in a row change it, since copying a graph takes
+    longer than most of them."""
+    before = _changed.set(model)
     try:
-        yield twin
+        yield model
     finally:
         _changed.reset(before)
 
 
+def changed_in_place(model: ModelProto) -> AbstractContextManager[ModelProto]:
+    """`changing` a copy of a model that is needed afterwards."""
+    return changing(copied(model))
+
+
 def copy_of(model: ModelProto) -> ModelProto:
-    """A copy for a pass to change; the model itself within `changed_in_place`."""
+    """A copy for a pass to change; the model itself within `changing`."""
     return model if model is _changed.get() else copied(model)
 
 

@@ -55,11 +55,10 @@ def prepare(
     require_whole(parsed, "wasm")
     facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {})
     with graph.contradictions():
+        ends, activations = tuple(graph.data_ends(parsed).items()), graph.activations(parsed)
         made = rewritten(parsed, "wasm", facts)
-        weights = tuple(graph.external_entries(made))
-        lora, ends = LoraGraph(facts.lora, facts.others), tuple(graph.data_ends(parsed).items())
-        serialized, activations = graph.serialize(made), graph.activations(parsed)
-        return WasmGraph(serialized, facts.about, lora, weights, facts.wide, activations, ends)
+        weights, lora = tuple(graph.external_entries(made)), LoraGraph(facts.lora, facts.others)
+        return WasmGraph(graph.serialize(made), facts.about, lora, weights, facts.wide, activations, ends)
 
 
 async def wasm_graph(
@@ -78,7 +77,8 @@ async def wasm_graph(
     else:
         parsed = graph.parse(data, config.decoder.filename)
         defaults = await read_entries(graph.lora_defaults(parsed, config.decoder), open_weights)
-        found = prepare(parsed, config, wide_bytes, defaults)
+        with graph.changing(parsed):
+            found = prepare(parsed, config, wide_bytes, defaults)
         if notes and not defaults:
             await notes.write(name, key, as_text(found))
     tell_growing(found.about)

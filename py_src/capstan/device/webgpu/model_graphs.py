@@ -83,25 +83,29 @@ async def rewrite(
     """
     facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
     with graph.contradictions():
-        exported = graph.parse(data, config.decoder.filename)
-        facts.defaults = await read_entries(graph.lora_defaults(exported, config.decoder), open_weights)
-        parsed = rewritten(exported, "webgpu", facts)
-        facts.constants = await read_entries(graph.constants_to_inline(parsed), open_weights)
-        decode = rewritten(parsed, "decode", facts)
-        captured = rewritten(decode, "captured prefill", facts)
-        prefill = rewritten(captured, "prefill", facts)
+        model = graph.parse(data, config.decoder.filename)
+        facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
+        # Each graph is made of the one before, which is serialized by then.
+        with graph.changing(model):
+            model = rewritten(model, "webgpu", facts)
+            facts.constants = await read_entries(graph.constants_to_inline(model), open_weights)
+            model = rewritten(model, "decode", facts)
+            decode, products, one_row = graph.serialize(model), graph.nbits_products(model), graph.one_row_only(model)
+            model = rewritten(model, "captured prefill", facts)
+            captured = graph.serialize(model)
+            model = rewritten(model, "prefill", facts)
         return Graphs(
-            graph.serialize(prefill),
-            graph.serialize(decode),
-            graph.serialize(captured),
+            graph.serialize(model),
+            decode,
+            captured,
             facts.about,
             facts.weights,
-            graph.activations(prefill),
-            graph.nbits_products(decode),
+            graph.activations(model),
+            products,
             facts.lengths,
             "" if facts.lengths else facts.unfed,
             facts.unpacked,
-            graph.one_row_only(decode),
+            one_row,
             facts.projection,
             facts.lora,
             facts.others,

@@ -41,8 +41,8 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
     """Turn the external initializers of a model into inputs, and load those that are not on the device yet. The others
     are read into the graph. Nothing stays allocated on failure."""
     facts = Rewriting()
-    with graph.contradictions(external.folder):
-        parsed = rewritten(graph.parse(model), "session", facts)
+    with graph.contradictions(external.folder), graph.changing(graph.parse(model)) as parsed:
+        parsed = rewritten(parsed, "session", facts)
         kept = list(graph.kept_tensors(parsed))
     tell_kept(external.folder, [(entry.name or "a tensor of a node", why) for _, entry, why in kept if why])
     names = {entry.name for _, entry, _ in kept}
@@ -68,7 +68,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
                         graph.make_inline(tensor, await file.read(entry.offset, entry.length))
             finally:
                 file.close()
-        with graph.contradictions(external.folder):
+        with graph.contradictions(external.folder), graph.changing(parsed):
             fed = rewritten(parsed, "session on buffers", facts)
         tensors = tuple(BoundTensor(each.name, buffers[each.name], each.dtype, each.dims) for each in facts.weights)
         return SessionWeights(graph.serialize(fed), tensors, leases)
