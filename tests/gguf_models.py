@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import sqrt
@@ -91,9 +91,10 @@ class Made:
         small = {ROPE_FACTORS: self.read(factors.offset, factors.length)} if factors else {}
         return write_graph(self.file, gguf_decoder(self.file, "model.gguf"), element, small)
 
-    def session(self) -> Any:
-        """onnxruntime's session over the graph, its weights made by the definition."""
-        model = self.graph()
+    def session(self, rewrite: Callable[[ModelProto], ModelProto] | None = None) -> Any:
+        """onnxruntime's session over the graph, or over what `rewrite` makes of it, its weights made by the
+        definition."""
+        model = rewrite(self.graph()) if rewrite else self.graph()
         entries = {entry.name: entry for entry in external_entries(model)}
         for tensor in model.graph.initializer:
             if tensor.name in entries:

@@ -25,9 +25,9 @@ PROMPT = 6
 TOKENS = 24
 
 
-def compared(made: Made) -> None:
+def compared(made: Made, rewrite: Callable[[ModelProto], ModelProto] | None = None) -> None:
     """A prompt and then steps over the caches, in onnxruntime, give the definition's logits and picks."""
-    session = made.session()
+    session = made.session(rewrite)
     caches = [value for value in session.get_inputs() if value.name.startswith("past")]
     fed = {value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32) for value in caches}
     names = [value.name for value in session.get_outputs()]
@@ -47,6 +47,25 @@ def compared(made: Made) -> None:
 @pytest.mark.parametrize("kind", list(GgmlType), ids=lambda kind: kind.name)
 def test_a_model_of_each_type_computes_what_its_weights_say(kind: GgmlType) -> None:
     compared(make("llama", {"": kind}, {"block_count": 1}, tied=kind % 2 == 0))
+
+
+def test_sums_of_blocks_may_be_products() -> None:
+    made = make("llama", {"": GgmlType.Q4_K, "attn": GgmlType.Q4_1}, {"block_count": 1})
+    before = [node.op_type for node in made.graph().graph.node]
+    after = [node.op_type for node in graph.sums_by_products(made.graph()).graph.node]
+    # The sums of q, k and v are the same ones; those of a mask stay.
+    assert (before.count("ReduceSum"), after.count("ReduceSum")) == (6, 1)
+    assert len(after) == len(before)
+    compared(made, graph.sums_by_products)
+
+
+def test_other_sums_stay() -> None:
+    for change, left in ((None, 1), (change_axis, 2), (unknown_block, 2)):
+        model = make("llama", {"": GgmlType.Q4_1}, {"block_count": 1}, tied=False).graph()
+        if change:
+            change(model)
+        found = [node.op_type for node in graph.sums_by_products(model).graph.node]
+        assert found.count("ReduceSum") == left
 
 
 @pytest.mark.parametrize("family", list(FURTHER))
@@ -153,6 +172,10 @@ def change_axis(model: ModelProto) -> None:
 
 def change_input(model: ModelProto) -> None:
     next(node for node in model.graph.node if "blocks_32" in node.name).input[0] = "/model/embed_tokens/Gather/output_0"
+
+
+def unknown_block(model: ModelProto) -> None:
+    next(node for node in model.graph.node if "blocks_32" in node.name).input[1] = "input_ids"
 
 
 def read_besides(model: ModelProto) -> None:

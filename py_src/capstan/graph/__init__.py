@@ -35,6 +35,7 @@
     left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
     caches_in_place(model)            inputs and outputs that attention takes in one buffer, if they are bound to one
     nbits_products(model)             the MatMulNBits nodes by their weights
+    sums_by_products(model)           sums of blocks by products with ones (for the prefill session)
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
@@ -56,7 +57,7 @@ from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
 from .lora import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
-from .nbits_products import NBitsProduct, nbits_products
+from .nbits_products import NBitsProduct, nbits_products, sums_by_products
 from .norms_apart import norms_apart
 from .parts import Beside, Change, Narrow, Part, Turn, Unpack, change_of, fields_of
 from .plain_attention import group_query_attention
@@ -134,6 +135,7 @@ __all__ = [
     "simplified_norms",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",
+    "sums_by_products",
     "text_positions",
     "total_length_on_gpu",
     "turned_weights",

@@ -22,6 +22,7 @@ from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
 from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
+from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
@@ -282,5 +283,6 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("logits_cut", frozenset(["captured prefill"]), cut_logits),
     GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),
     GraphPass("soft_caps_apart", frozenset(["prefill"]), caps_apart),
+    GraphPass("sums_by_products", frozenset(["prefill"]), lambda model, _: sums_by_products(model)),
 )
 """Every pass, in the order in which they run."""
