@@ -370,6 +370,21 @@ def test_a_large_file_is_asked_for_in_parts(ranges: bool, origin: Origin) -> Non
     assert (origin.sent, origin.ranges) == (SIZE, [*parts, last] if ranges else parts[:1])
 
 
+def test_the_next_part_is_asked_for_before_the_one_before_ends(origin: Origin) -> None:
+    origin.faults.hold_at = 4 * SHARD - 1
+    origin.server.forget()
+    origin.tab().begin("weights", "load", origin.model, model=origin.model, request_bytes=4 * SHARD)
+    parts = [f"bytes={at}-{at + 4 * SHARD - 1}" for at in (0, 4 * SHARD)]
+    # The last piece of the first part is held back by the server.
+    origin.wait(lambda: len(origin.ranges) > 1, "the second part is asked for")
+    assert origin.ranges == parts
+    assert origin.faults.held.is_set()
+    origin.faults.hold_at = None
+    origin.faults.released.set()
+    assert origin.tab().end()["stored"] == [WHOLE]
+    assert origin.sent == SIZE
+
+
 def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origin) -> None:
     origin.faults.no_ranges = True
     origin.interrupt(6 * SHARD)

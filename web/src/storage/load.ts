@@ -53,7 +53,7 @@ export interface Target {
   takeAhead?(): Ahead | null;
 }
 
-type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt">;
+type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt" | "expect">;
 
 /** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
 const JOURNAL_MS = 500;
@@ -166,6 +166,7 @@ export class WeightLoad {
       else {
         if (source!.position !== at || source!.end === at) await source!.seek(at, this.endOfRequest(shard));
         found = await source!.read(chunk, length);
+        this.expectNext();
       }
       if (found < length && plan.size !== null) {
         throw new EngineError("BrokenDownloadError", `the server sent ${found} of ${length} bytes`);
@@ -174,6 +175,15 @@ export class WeightLoad {
       this.stop("source", "BrokenDownloadError", error);
     }
     return found;
+  }
+
+  /** Send the next request once half of this one has come: the answer is then there at its end. */
+  private expectNext(): void {
+    const { plan, source } = this;
+    const { end, position } = source!;
+    if (end === null || position === null || 2 * (end - position) > plan.request) return;
+    const next = end / plan.shard;
+    if (end < plan.end && !plan.stored.includes(next)) source!.expect(end, this.endOfRequest(next));
   }
 
   /** The end of one request: that of the run of shards that are missing. Null is the end of the file. */

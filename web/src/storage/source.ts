@@ -170,6 +170,7 @@ export class HttpSource {
 
   /** Begin with the stream that `seek` will open. */
   expect(start: number, end: number | null): void {
+    if (this.ahead) return;
     const opened = this.open(start, end, this.keep ? "no-store" : "default");
     // Whoever seeks hears of a failure.
     opened.catch(() => undefined);
@@ -325,6 +326,9 @@ export class BlobSource {
     this.position! += found;
     return found;
   }
+
+  /** A file answers at once. */
+  expect(): void {}
 
   readAt(chunk: Chunk, start: number, length: number): Promise<number> {
     return this.fill(new ByteReader(this.file.slice(start, start + length).stream()), chunk, length);
