@@ -66,6 +66,8 @@ def test_other_sums_stay() -> None:
             change(model)
         found = [node.op_type for node in graph.sums_by_products(model).graph.node]
         assert found.count("ReduceSum") == left
+    half = graph.sums_by_products(make("llama", {"": GgmlType.Q4_1}, {"block_count": 1}, tied=False).graph("float16"))
+    assert [node.op_type for node in half.graph.node].count("ReduceSum") == 6
 
 
 @pytest.mark.parametrize("family", list(FURTHER))
