@@ -51,18 +51,21 @@ class SlowLink:
     sent: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """From when to when there was nothing to send, on the monotonic clock, after the first byte."""
-    _free: float = 0.0
+    free: float = 0.0
+    """When the last byte is out."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, count: int) -> None:
         """Wait until so many bytes have gone out."""
         with self._lock:
             now = time.monotonic()
-            if self._free and now - self._free > GAP:
-                self.gaps.append((self._free, now))
-            self._free = max(self._free, now) + count / self.bytes_a_second
+            if now - self.free > GAP:
+                if self.sent:
+                    self.gaps.append((self.free, now))
+                self.free = now
+            self.free += count / self.bytes_a_second
             self.sent += count
-            until = self._free
+            until = self.free
         time.sleep(max(0.0, until - time.monotonic()))
 
 
@@ -116,7 +119,7 @@ def first_visit(browser: BrowserContext, folder: Path, mbit: float, device: str)
         seconds = time.monotonic() - begun
         page.close()
     gaps = tuple((start - begun, end - begun) for start, end in link.gaps)
-    return Visit(seconds, link.sent, gaps, link._free - begun)
+    return Visit(seconds, link.sent, gaps, link.free - begun)
 
 
 def main() -> int:

@@ -28,6 +28,7 @@ async function perform(run, { plan, source, file, spans, hashes }) {
       await call("seek", start, end);
       Object.assign(remoteSource, { position: start, end });
     },
+    expect: () => {},
     read: async (chunk, length) => {
       const found = await fill((count) => chunk.view(count), "stream", length);
       remoteSource.position += found;

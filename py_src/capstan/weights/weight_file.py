@@ -21,7 +21,7 @@ from .store import WeightStore
 
 __all__ = ["WeightFile"]
 
-REQUEST_BYTES = 24 << 20
+REQUEST_BYTES = 48 << 20
 """The largest request. If a response is read more slowly than it arrives, a browser may buffer all of it, up to 64 MiB
 in Chromium; its developer tools, while open, keep every response of less than 20 MB."""
 STORE = "the weight store"

@@ -45,6 +45,10 @@ export class ByteReader {
   private readonly byob: ReadableStreamBYOBReader | null = null;
   private readonly plain: ReadableStreamDefaultReader<Uint8Array> | null = null;
   private rest: Uint8Array = new Uint8Array();
+  /** Bytes that were read ahead, until somebody takes them. */
+  private readonly held: Uint8Array[] = [];
+  private reading: Promise<void> | null = null;
+  private asked = false;
 
   constructor(stream: ReadableStream<Uint8Array>) {
     try {
@@ -65,13 +69,44 @@ export class ByteReader {
     return filled;
   }
 
+  /** Have up to `most` bytes come into memory, until somebody asks for some. */
+  readAhead(most: number): void {
+    const reading = async (): Promise<void> => {
+      for (let left = most; left > 0 && !this.asked;) {
+        const piece = await this.piece();
+        if (!piece) break;
+        this.held.push(piece);
+        left -= piece.length;
+      }
+    };
+    this.reading = reading();
+    // Whoever reads hears of a failure.
+    this.reading.catch(() => undefined);
+  }
+
   /** Some bytes into the chunk from `filled` on, up to `length`; 0 at the stream's end. */
-  read(chunk: Chunk, filled: number, length: number): Promise<number> {
+  async read(chunk: Chunk, filled: number, length: number): Promise<number> {
+    this.asked = true;
+    await this.reading;
+    const [first] = this.held;
+    if (first) {
+      const part = first.subarray(0, length - filled);
+      chunk.view(part.length, filled).set(part);
+      if (part.length < first.length) this.held[0] = first.subarray(part.length);
+      else this.held.shift();
+      return part.length;
+    }
     return this.byob ? this.direct(chunk, filled, length) : this.copied(chunk, filled, length);
   }
 
   /** The next bytes, as many as come at once; null at the stream's end. */
   async next(): Promise<Uint8Array | null> {
+    this.asked = true;
+    await this.reading;
+    return this.held.shift() ?? this.piece();
+  }
+
+  private async piece(): Promise<Uint8Array | null> {
     const read = this.byob ? await this.byob.read(new Uint8Array(PIECE)) : await this.plain!.read();
     return read.done || !read.value ? null : read.value;
   }

@@ -168,13 +168,16 @@ export class HttpSource {
     return JSON.stringify(this.about);
   }
 
-  /** Begin with the stream that `seek` will open. */
-  expect(start: number, end: number | null): void {
+  /** Begin with the stream that `seek` will open, and have up to `most` of its bytes come into memory. */
+  expect(start: number, end: number | null, most = 0): void {
     if (this.ahead) return;
     const opened = this.open(start, end, this.keep ? "no-store" : "default");
-    // Whoever seeks hears of a failure.
-    opened.catch(() => undefined);
     this.ahead = { start, end, opened };
+    opened.then(
+      ({ reader }) => reader.readAhead(most),
+      // Whoever seeks hears of a failure.
+      () => undefined,
+    );
   }
 
   /** An `end` that Python leaves out is undefined here. */

@@ -11,7 +11,7 @@ import { expectSource, isExpected, type SourceIdentity } from "./source";
 export const FOLDER = "capstan-weights";
 const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.json"];
 /** The bytes of one request, like capstan.weights.weight_file.REQUEST_BYTES. */
-const REQUEST_BYTES = 24 << 20;
+const REQUEST_BYTES = 48 << 20;
 
 /**
  * Ask for a data file's identity, and for its first bytes unless some are stored. Returns how it was uploaded the last
@@ -34,7 +34,8 @@ export async function expectWeights(url: string): Promise<UploadPlan | null> {
   )
     return null;
   // The header of a GGUF file is read first, by a request of its own.
-  if (isExpected(url) && !isGguf(url)) source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES);
+  if (isExpected(url) && !isGguf(url))
+    source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES, REQUEST_BYTES);
   return null;
 }
 
