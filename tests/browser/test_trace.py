@@ -74,6 +74,13 @@ def test_a_trace_has_the_start_the_load_and_the_recording(whole: dict[str, Any])
     [answer] = of(slices, "Python", "answer: generate")
     [recording] = of(slices, "Python", "record and check the decode step")
     assert end(worker) <= end(python) <= answer["ts"] <= load["ts"] < end(load) <= recording["ts"]
+    [weights], [file] = of(slices, "load", "weights"), of(slices, "load", "a file of weights")
+    assert weights["ts"] <= file["ts"] < end(file) <= end(weights)
+    waited = {name: ms for name, ms in file["args"].items() if name.endswith("_ms")}
+    assert file["args"]["bytes"] == (FIXTURES / "nano-llama/model.onnx.data").stat().st_size
+    assert set(waited) == {"source_ms", "digest_ms", "store_ms", "target_ms"}
+    # One shard is finished while the next one comes.
+    assert max(waited.values()) <= file["dur"] / 1000 + 1
     assert end(recording) <= end(answer)
     about = whole["otherData"]
     assert "swiftshader" in about["adapter"]

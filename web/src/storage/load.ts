@@ -2,6 +2,7 @@
 // stored on the way. Python plans it, and decides what becomes of a problem (capstan.weights.weight_file).
 
 import { EngineError, type EngineErrorCode } from "../errors";
+import { tracer } from "../trace";
 import type { Backing, DataFile } from "./backing";
 import { Chunk, type ReadAt } from "./chunk";
 import type { BlobSource, HttpSource } from "./source";
@@ -65,6 +66,8 @@ export class WeightLoad {
   /** Lines that the journal does not have yet. */
   private unnoted = "";
   private noted = performance.now();
+  /** Milliseconds waited for each; a shard comes in while the one before is finished. */
+  private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
 
   /** `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. */
   constructor(
@@ -84,6 +87,7 @@ export class WeightLoad {
   /** Load the part of the plan. Throws errors for which Python has no policy. */
   async run(): Promise<Outcome> {
     const { plan, target, file, outcome } = this;
+    const begun = performance.now();
     if (await target.takeAhead?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
     let before = Promise.resolve();
     try {
@@ -109,6 +113,11 @@ export class WeightLoad {
       await before;
       await this.secure();
       await this.note();
+      const waited = Object.entries(this.waited).map(([what, ms]) => [`${what}_ms`, Math.round(ms)] as const);
+      tracer.add("load", "a file of weights", begun, performance.now(), {
+        bytes: outcome.at - plan.start,
+        ...Object.fromEntries(waited),
+      });
     }
     return outcome;
   }
@@ -123,7 +132,8 @@ export class WeightLoad {
     if (wanted && here && direct) {
       await before;
       if (outcome.problem) return null;
-      if (await target.put(at, length, direct)) return { found: length, chunk: null, number, wanted, fresh: false };
+      if (await this.wait("target", () => target.put(at, length, direct)))
+        return { found: length, chunk: null, number, wanted, fresh: false };
     }
     if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, fresh: false };
     this.chunks.reverse();
@@ -138,7 +148,8 @@ export class WeightLoad {
     if (chunk) {
       if (fresh && !(await this.keep(chunk, at, number, found))) return;
       this.hash?.(at, chunk.view(found));
-      if (wanted && found > 0) await this.target.put(at, found, (into, from) => chunk.copy(into, from - at));
+      const read: ReadAt = (into, from) => chunk.copy(into, from - at);
+      if (wanted && found > 0) await this.wait("target", () => this.target.put(at, found, read));
     }
     this.told((this.outcome.at = at + found));
   }
@@ -147,7 +158,7 @@ export class WeightLoad {
   private async isSound(chunk: Chunk, at: number, shard: number, length: number): Promise<boolean> {
     const { plan, outcome } = this;
     try {
-      const found = await this.file!.read(chunk, at, length);
+      const found = await this.wait("store", () => this.file!.read(chunk, at, length));
       if (found === length && (!plan.verifies || (await chunk.sha256(length)) === plan.digests[shard])) return true;
     } catch (error) {
       this.stop("read", "StorageError", error);
@@ -162,12 +173,12 @@ export class WeightLoad {
     const { plan, source } = this;
     let found = 0;
     try {
-      if (plan.alone) found = await source!.readAt(chunk, at, length);
-      else {
+      found = await this.wait("source", async () => {
+        if (plan.alone) return source!.readAt(chunk, at, length);
         if (source!.position !== at || source!.end === at) await source!.seek(at, this.endOfRequest(shard));
-        found = await source!.read(chunk, length);
-        this.expectNext();
-      }
+        return source!.read(chunk, length);
+      });
+      if (!plan.alone) this.expectNext();
       if (found < length && plan.size !== null) {
         throw new EngineError("BrokenDownloadError", `the server sent ${found} of ${length} bytes`);
       }
@@ -203,14 +214,14 @@ export class WeightLoad {
     const { plan, outcome } = this;
     const expected = plan.vouched ? plan.digests[shard] : null;
     if (!expected && !plan.writes) return true;
-    const digest = await chunk.sha256(length);
+    const digest = await this.wait("digest", () => chunk.sha256(length));
     if (expected && digest !== expected) {
       Object.assign(outcome, { problem: "digest", message: digest });
       return false;
     }
     if (!plan.writes || outcome.problem === "write") return true;
     try {
-      await this.file!.write(chunk, at, length);
+      await this.wait("store", () => this.file!.write(chunk, at, length));
       this.unnoted += JSON.stringify([shard, digest]) + "\n";
       outcome.kept.push([shard, digest]);
     } catch (error) {
@@ -235,9 +246,19 @@ export class WeightLoad {
   /** Have the disk hold what was stored before a record vouches for it. */
   private async secure(): Promise<void> {
     try {
-      if (this.outcome.kept.length) await this.file!.flush();
+      if (this.outcome.kept.length) await this.wait("store", () => this.file!.flush());
     } catch (error) {
       this.stop("write", "StorageError", error);
+    }
+  }
+
+  /** Do some work and count the time. */
+  private async wait<T>(what: keyof WeightLoad["waited"], work: () => T | Promise<T>): Promise<T> {
+    const begun = performance.now();
+    try {
+      return await work();
+    } finally {
+      this.waited[what] += performance.now() - begun;
     }
   }
 
