@@ -61,14 +61,16 @@ export async function findModels(): Promise<void> {
     option.dataset["name"] = model.name;
     return option;
   });
-  select.replaceChildren(...options, knownGroup());
+  select.replaceChildren(...options, knownGroup(new Set(found.map(({ name }) => name))));
   void tellLacks();
 }
 
-function knownGroup(): HTMLOptGroupElement {
+/** The known models but for those that the site has by these names. */
+function knownGroup(served: Set<string>): HTMLOptGroupElement {
   const group = document.createElement("optgroup");
   group.label = "Downloaded from the Hugging Face hub when it runs";
   for (const model of known.values()) {
+    if (served.has(nameOf(model.id).replace(/\.gguf$/i, ""))) continue;
     const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
     const option = new Option(`${nameOf(model.id)}${size}`, model.id);
     option.dataset["name"] = model.id;

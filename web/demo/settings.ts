@@ -19,7 +19,7 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
   capture: NonNullable<GenerateRequest["capture"]>;
 };
 
-const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
+const SAMPLED = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
 const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
 /** A link must give away no secret and bring no code along. */
 const LEFT_OUT = ["token", "processor"];
@@ -67,9 +67,9 @@ function number(name: string): number | null {
 }
 
 export function readSettings(): Settings {
-  const drawn = text("search") === "sample";
-  const search: GenerateRequest["search"] = { do_sample: drawn };
-  for (const name of [...(drawn ? DRAWN : []), ...REPEATED]) {
+  const sampled = text("search") === "sample";
+  const search: GenerateRequest["search"] = { do_sample: sampled };
+  for (const name of [...(sampled ? SAMPLED : []), ...REPEATED]) {
     const value = number(name);
     if (value !== null) search[name] = value;
   }
@@ -172,9 +172,11 @@ export function readProcessor(): { source: string; name: string } | null {
 
 /** Keep the address in step with the form, and do what a field changes at once. */
 export function watchSettings(onChange: () => void): void {
-  const sampling = element("sampling", HTMLElement);
+  const show = (): void => {
+    for (const part of form.querySelectorAll<HTMLElement>(".sampling")) part.hidden = text("search") !== "sample";
+  };
   const changed = (): void => {
-    sampling.hidden = text("search") !== "sample";
+    show();
     history.replaceState(null, "", addressOfSettings(null));
     onChange();
   };
@@ -188,5 +190,5 @@ export function watchSettings(onChange: () => void): void {
     field("processor").dispatchEvent(new Event("input", { bubbles: true }));
     changed();
   });
-  sampling.hidden = text("search") !== "sample";
+  show();
 }

@@ -200,7 +200,7 @@ function search(run: RunOptions): Record<string, unknown> {
     const value = run[name as keyof typeof SEARCH];
     if (value !== undefined) given[theirs] = value;
   }
-  // Whoever sets how tokens are drawn wants them drawn, whatever the model's own configuration says.
+  // Whoever sets how tokens are sampled wants them sampled, whatever the model's own configuration says.
   if (DRAWING.some((name) => run[name] !== undefined)) given["do_sample"] = true;
   if (run.temperature === 0) given["do_sample"] = false;
   else if (run.temperature !== undefined) Object.assign(given, { do_sample: true, temperature: run.temperature });

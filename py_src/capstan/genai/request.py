@@ -70,7 +70,7 @@ class TurnOptions:
         self._guidance: tuple[str, str] | None = None
 
     def set_do_sample(self, value: bool, /) -> None:
-        """Whether tokens are drawn (True) or the largest logit is taken (False)."""
+        """Whether tokens are sampled (True) or the largest logit is taken (False)."""
         self._search["do_sample"] = bool(value)
 
     def set_temperature(self, value: float, /) -> None:
@@ -82,7 +82,7 @@ class TurnOptions:
         self._search["top_k"] = value
 
     def set_top_p(self, value: float, /) -> None:
-        """The share of the weight from which a token is drawn, from 0 to 1; either end turns it off."""
+        """The share of the weight from which a token is sampled, from 0 to 1; either end turns it off."""
         self._search["top_p"] = float(value)
 
     def set_seed(self, value: int, /) -> None:

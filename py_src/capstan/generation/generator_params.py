@@ -76,12 +76,12 @@ class GeneratorParams:
         if search.num_return_sequences > most:
             raise OptionError(
                 f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: so many sequences are "
-                "found by num_beams beams; more than one without beams are drawn, with do_sample=True"
+                "found by num_beams beams; more than one without beams are sampled, with do_sample=True"
             )
         if search.num_beams > 1 and search.do_sample:
             raise OptionError(
-                f"do_sample is True and num_beams is {search.num_beams}: beams are not drawn; set do_sample=False, or "
-                "num_beams=1"
+                f"do_sample is True and num_beams is {search.num_beams}: beams are not sampled; set do_sample=False, "
+                "or num_beams=1"
             )
         self.processors.check(self._vocab, self.run_ahead, search.num_beams)
         return search.batch_size * max(search.num_beams, search.num_return_sequences)

@@ -60,7 +60,7 @@ class RowPool(DecodeLoop):
     that was left is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
 
     Each sequence gets what it would get alone. Options are of one sequence without beams, processors, stop strings or
-    `max_time`; where tokens are drawn, seeds are not the caller's, and change when a sequence joins.
+    `max_time`; where tokens are sampled, seeds are not the caller's, and change when a sequence joins.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
@@ -297,8 +297,8 @@ class PooledSequence:
 
 
 def poolable(params: GeneratorParams) -> bool:
-    """Whether a sequence of these options may be one of a pool: the same tokens come, or tokens drawn by no seed of the
-    caller's."""
+    """Whether a sequence of these options may be one of a pool: the same tokens come, or tokens sampled by no seed of
+    the caller's."""
     search = params.search
     alone = (
         search.stop_strings

@@ -35,7 +35,7 @@ class Option:
     repeated: bool = False
     """Whether the command line takes it several times, as a list."""
     drawing: bool = False
-    """Whether it only says how tokens are drawn, so that greedy search has no use for it."""
+    """Whether it only says how tokens are sampled, so that greedy search has no use for it."""
 
     @classmethod
     def integer(cls, name: str, low: int, high: int = INTEGER_LIMIT, **others: Any) -> Option:

@@ -5,8 +5,8 @@ every adapter (its float operations are inexact, may be fused and may flush what
 
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
-2. Greedy takes the first token in that order. If nothing is above -inf the result is NO_TOKEN, greedy or drawn; but of
-tokens that the host allows, the first one is taken all the same.
+2. Greedy takes the first token in that order. If nothing is above -inf the result is NO_TOKEN, greedy or sampled; but
+   among tokens that the host allows, the first one is taken all the same.
 3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself

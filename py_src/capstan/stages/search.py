@@ -57,7 +57,7 @@ class SearchOptions(
 
     - `max_length` (tokens, >= 1; 0 means `context_length`).
     - `batch_size` prompts are continued together. `num_beams` (1: no beam search) are followed of each, and
-      `num_return_sequences` are returned: of beams the best ones, else so many that are drawn.
+      `num_return_sequences` are returned: of beams the best ones, else so many that are sampled.
     - A beam search scores a sequence of n tokens by the sum of its log-probabilities over n ** `length_penalty`; with
       `early_stopping` it ends when `num_beams` sequences have ended, else when no better one can follow.
     - `diversity_penalty` is for beams in groups, which there are not, in onnxruntime-genai neither: any value is taken,
