@@ -357,6 +357,18 @@ def test_known_models_are_offered_with_their_sizes_and_come_from_the_hub(demo: D
     choose(page)
 
 
+def test_a_known_model_that_the_site_has_is_listed_once(browser: Browser, site: SiteServer) -> None:
+    first = next(iter(capstan.models)).id
+    name = first.split(":")[1].removesuffix(".gguf")
+    page = browser.new_page()
+    page.route("**/models/index.json", lambda route: route.fulfill(json=[{"name": name, "url": "models/bundled/"}]))
+    page.goto(site.url)
+    expect(page.locator("#model > option")).to_have_text(name)
+    values = page.locator("#model optgroup option").evaluate_all("all => all.map(({ value }) => value)")
+    assert values == [model.id for model in capstan.models][1:]
+    page.close()
+
+
 def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:
     choose(demo.page, "nano-gemma3")
     demo.page.click("#fit")
