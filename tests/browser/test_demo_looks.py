@@ -123,6 +123,8 @@ def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
             slow = re.compile("^Ready: Python started in .*; no GPU, so slow$")
             expect(page.locator("#status")).to_have_text(slow, timeout=BOOT_MS)
             expect(page.locator("#notice")).to_contain_text("a chat model's first answer takes minutes")
+        expect(page.locator("#folder")).to_be_hidden()
+        page.get_by_text("Another model").click()
         page.fill("#folder", "models/other.gguf")
         page.press("#folder", "Tab")
         expect(page.locator("#chosen")).to_have_text("other.gguf")
