@@ -45,6 +45,40 @@ async function collected(stream) {
   return chunks;
 }
 
+test("parameters of other servers are the worker's options", async () => {
+  const { completions, asked } = over(["Hi"]);
+  await completions.create({ messages: MESSAGES, top_k: 4, min_p: 0.1, repetition_penalty: 1.2 });
+  const { signal, ...options } = asked[0].options;
+  assert.deepEqual(options, { topK: 4, minP: 0.1, repetitionPenalty: 1.2 });
+});
+
+test("what OpenAI's servers alone use is taken, and told once", async (context) => {
+  const warn = context.mock.method(console, "warn", () => undefined);
+  const { completions, asked } = over(["Hi"]);
+  const idle = { user: "me", store: false, metadata: { a: "b" }, service_tier: "auto" };
+  const keys = { safety_identifier: "x", prompt_cache_key: "y", logprobs: false, parallel_tool_calls: true };
+  await completions.create({ messages: MESSAGES, user: null });
+  assert.equal(warn.mock.callCount(), 0);
+  for (let i = 0; i < 2; i++) await completions.create({ messages: MESSAGES, ...idle, ...keys });
+  for (const { options } of asked) assert.deepEqual(Object.keys(options), ["signal"]);
+  const told = warn.mock.calls.map((call) => call.arguments[0]);
+  const names = "user, store, metadata, service_tier, safety_identifier, prompt_cache_key";
+  assert.deepEqual(told, [`chat.completions: ${names} tell OpenAI's servers something and change nothing here`]);
+});
+
+test("without parallel calls the first one counts, each time the stream is read", async () => {
+  const params = { messages: MESSAGES, tools: [TOOL], parallel_tool_calls: false };
+  const { message } = (await over([CALL, " and ", CALL]).completions.create(params)).choices[0];
+  assert.equal(message.tool_calls.length, 1);
+  assert.equal(message.content, " and " + CALL);
+  const stream = await over([CALL + CALL]).completions.create({ ...params, stream: true });
+  for (let i = 0; i < 2; i++) {
+    const deltas = (await collected(stream)).map(({ choices }) => choices[0].delta);
+    assert.equal(deltas.flatMap((delta) => delta.tool_calls ?? []).length, 1);
+    assert.equal(deltas.map(({ content = "" }) => content).join(""), CALL);
+  }
+});
+
 test("a completion has OpenAI's form", async () => {
   const { completions, asked } = over(["Hi", " there"]);
   const found = await completions.create({ messages: MESSAGES, model: "any" });
@@ -224,7 +258,8 @@ test("a run's error is the completion's, of a stream at its loop", async () => {
 });
 
 for (const [given, message] of [
-  [{ logprobs: true }, /^logprobs: no such option; there are messages, /],
+  [{ logprobs: true }, "logprobs is true; probabilities are not told: leave it out"],
+  [{ top_logprobs: 2 }, /^top_logprobs: no such option; there are messages, /],
   [{ n: 2 }, "n is 2; a run gives one answer: leave it out"],
   [{ tool_choice: "required" }, 'tool_choice is "required", but there are no tools'],
   [

@@ -32,8 +32,10 @@ export interface CompletionParams {
   stream_options?: { include_usage?: boolean } | null;
   temperature?: number | null;
   top_p?: number | null;
-  /** Not OpenAI's, as other servers of its API have it. */
+  /** Not OpenAI's, as other servers of its API have them. */
   top_k?: number | null;
+  min_p?: number | null;
+  repetition_penalty?: number | null;
   seed?: number | null;
   stop?: string | string[] | null;
   max_tokens?: number | null;
@@ -44,6 +46,17 @@ export interface CompletionParams {
   logit_bias?: Record<string, number> | null;
   /** 1: a run gives one answer. */
   n?: 1 | null;
+  /** Without a token's probability. */
+  logprobs?: false | null;
+  /** With false the first call of an answer counts; others stay in its text. */
+  parallel_tool_calls?: boolean;
+  /** These tell OpenAI's servers who asks and what to keep. They change nothing here, which a warning says once. */
+  user?: string | null;
+  store?: boolean | null;
+  metadata?: Record<string, string> | null;
+  service_tier?: string | null;
+  safety_identifier?: string | null;
+  prompt_cache_key?: string | null;
   tools?: readonly CompletionTool[];
   tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } };
   response_format?:
@@ -110,12 +123,18 @@ const PARAMETER_TYPES: OptionTypes = {
   },
   ...{ top_k: "any", seed: "any", stop: "any", max_tokens: "any", max_completion_tokens: "any" },
   ...{ frequency_penalty: "any", presence_penalty: "any", logit_bias: "object", n: "any", tools: "any" },
-  ...{ tool_choice: "any", response_format: "object" },
+  ...{ tool_choice: "any", response_format: "object", min_p: "any", repetition_penalty: "any", logprobs: "boolean" },
+  ...{ parallel_tool_calls: "boolean", user: "string", store: "boolean", metadata: "object", service_tier: "string" },
+  ...{ safety_identifier: "string", prompt_cache_key: "string" },
 };
+/** Parameters that change nothing here. */
+const OF_SERVERS = ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"] as const;
 
 type Chat = (messages: readonly Message[], options: ChatOptions) => Run;
 
 export class Completions {
+  private warned = false;
+
   constructor(private readonly chat: Chat) {}
 
   create(params: CompletionParams & { stream: true }, options?: CompletionOptions): Promise<CompletionStream>;
@@ -138,14 +157,23 @@ export class Completions {
         usage: params.stream_options?.include_usage === true,
       };
     });
+    this.warn(params);
     const run = this.chat(messages, options);
+    const calls = (): ToolCalls => new ToolCalls(source, params.parallel_tool_calls === false ? 1 : Infinity);
     const head = {
       id: `chatcmpl-${crypto.randomUUID()}`,
       created: Math.floor(Date.now() / 1000),
       model: params.model ?? "",
     };
-    if (!params.stream) return completion(head, await run.result, source);
-    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, source, usage) };
+    if (!params.stream) return completion(head, await run.result, calls());
+    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls(), usage) };
+  }
+
+  private warn(params: CompletionParams): void {
+    const idle = OF_SERVERS.filter((name) => params[name] != null);
+    if (!idle.length || this.warned) return;
+    this.warned = true;
+    console.warn(`chat.completions: ${idle.join(", ")} tell OpenAI's servers something and change nothing here`);
   }
 }
 
@@ -188,11 +216,14 @@ function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionPara
 
 function chatOptions(params: CompletionParams, source: ToolSource, signal: AbortSignal): ChatOptions {
   const { tools = [], tool_choice: choice, response_format: format } = params;
+  if (params.logprobs) throw refused("logprobs is true; probabilities are not told: leave it out");
   if ((params.n ?? 1) !== 1) throw refused(`n is ${String(params.n)}; a run gives one answer: leave it out`);
   const options: ChatOptions = { signal };
   if (params.temperature != null) options.temperature = params.temperature;
   if (params.top_p != null) options.topP = params.top_p;
   if (params.top_k != null) options.topK = params.top_k;
+  if (params.min_p != null) options.minP = params.min_p;
+  if (params.repetition_penalty != null) options.repetitionPenalty = params.repetition_penalty;
   if (params.seed != null) options.seed = params.seed;
   if (params.stop != null) options.stop = params.stop;
   const most = params.max_completion_tokens ?? params.max_tokens;
@@ -226,8 +257,7 @@ function usageOf({ promptTokens, tokenIds, keptTokens }: RunResult): CompletionU
 
 type Head = Pick<Completion, "id" | "created" | "model">;
 
-function completion(head: Head, result: RunResult, source: ToolSource): Completion {
-  const found = new ToolCalls(source);
+function completion(head: Head, result: RunResult, found: ToolCalls): Completion {
   const content = found.push(result.text) + found.end();
   const { calls } = found;
   const answer = {
@@ -240,8 +270,7 @@ function completion(head: Head, result: RunResult, source: ToolSource): Completi
   return { ...head, object: "chat.completion", choices: [choice], usage: usageOf(result) };
 }
 
-async function* chunks(head: Head, run: Run, source: ToolSource, usage: boolean): AsyncGenerator<CompletionChunk> {
-  const found = new ToolCalls(source);
+async function* chunks(head: Head, run: Run, found: ToolCalls, usage: boolean): AsyncGenerator<CompletionChunk> {
   type Choice = CompletionChunk["choices"][number];
   const chunk = (delta: Choice["delta"], finish_reason: FinishReason | null = null): CompletionChunk => ({
     ...{ ...head, object: "chat.completion.chunk", choices: [{ index: 0, delta, finish_reason }] },

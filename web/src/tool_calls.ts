@@ -25,7 +25,11 @@ export class ToolCalls {
   private held = "";
   private inside = false;
 
-  constructor(private readonly source: ToolSource) {}
+  /** From the call after `most` on they stay in the text. */
+  constructor(
+    private readonly source: ToolSource,
+    private readonly most = Infinity,
+  ) {}
 
   /** The text in `part` and before that is certainly no call; what may become one is held back. */
   push(part: string): string {
@@ -59,6 +63,7 @@ export class ToolCalls {
 
   /** Note a call; whether it was one. */
   private take(text: string): boolean {
+    if (this.calls.length >= this.most) return false;
     let told: unknown;
     try {
       told = JSON.parse(text);
