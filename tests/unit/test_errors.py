@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 import capstan
 from capstan import errors
+
+ROOT = Path(__file__).parents[2]
 
 
 def drawn() -> dict[str, str]:
@@ -62,3 +65,10 @@ def test_wrong_types_are_type_errors() -> None:
 
 def test_what_catches_the_native_packages_errors_catches_these() -> None:
     assert issubclass(errors.CapstanError, RuntimeError)
+
+
+def test_a_page_knows_the_name_of_each_error() -> None:
+    source = (ROOT / "web/src/errors.ts").read_text()
+    unions = re.findall(r"export type \w+ErrorCode =(.*?);\n", source, re.DOTALL)
+    named = {name for union in unions for name in re.findall(r'"(\w+)"', union)}
+    assert set(errors.__all__) <= named

@@ -23,7 +23,7 @@ import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
 
 export * from "./client";
-export { CapstanError } from "./errors";
+export { CapstanError, type CapstanErrorCode } from "./errors";
 export type {
   Completion,
   CompletionChunk,
@@ -38,7 +38,7 @@ export type {
 } from "./completions";
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { ToolCall } from "./tool_calls";
-export { Run, type RunResult } from "./run";
+export { Run, type RunEnd, type RunResult } from "./run";
 export { Session } from "./session";
 export type { KnownModel } from "./known_models";
 

@@ -35,9 +35,26 @@ export type EngineErrorCode =
   /** An error of capstan.host.storage: a download that may be tried again. */
   | "BrokenDownloadError";
 
-/** An error in the worker, as the page receives it. `code` is the name of the class in Python, as in capstan.errors. */
+/** The classes of capstan.errors by their names, and any other exception's name. */
+export type CapstanErrorCode =
+  | EngineErrorCode
+  | "ArgumentTypeError"
+  | "AsyncRequiredError"
+  | "BufferMismatchError"
+  | "CapstanError"
+  | "ConfigError"
+  | "DeviceError"
+  | "LogitsError"
+  | "PromptError"
+  | "TapeKeyError"
+  | "UncomputedError"
+  /** Python or the worker did not start. */
+  | "StartError"
+  | (string & {});
+
+/** An error in the worker, as the page receives it. `code` is the name of the class in Python. */
 export class CapstanError extends Error {
-  readonly code: string;
+  readonly code: CapstanErrorCode;
   /** The traceback in Python; empty if the error came from elsewhere. */
   readonly traceback: string;
   /** The request that failed, 0 for the start; null if nothing was sent. */

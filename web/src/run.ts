@@ -4,15 +4,17 @@ import type { Client } from "./client";
 import { asCapstanError, CapstanError } from "./errors";
 import type { CapstanEvent, ChatRequest, GenerateRequest, Reply } from "./protocol";
 
+/**
+ * Why a run ended: "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached),
+ * "max_new_tokens" (maxTokens was reached), "time" (the search option max_time), "abort" (the signal or `break`).
+ */
+export type RunEnd = "eos" | "stop" | "length" | "max_new_tokens" | "time" | "abort";
+
 /** How a run ended. */
 export interface RunResult {
   text: string;
   tokenIds: number[];
-  /**
-   * "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached), "max_new_tokens" (maxTokens
-   * was reached), "abort" (the signal or `break` ended it); others are those of capstan.Generator.finish_reason.
-   */
-  finishReason: string;
+  finishReason: RunEnd;
   /** Tokens of the prompt, and how many of them an earlier run had computed already; null if the run was aborted early. */
   promptTokens: number | null;
   keptTokens: number | null;
@@ -29,7 +31,7 @@ export interface RunResult {
 interface Answer {
   text: string;
   token_ids: number[];
-  finish_reason: string;
+  finish_reason: Exclude<RunEnd, "abort"> | "cancel";
   prompt_tokens?: number;
   prompt_ids?: number[];
   kept_tokens?: number;
