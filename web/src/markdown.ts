@@ -19,6 +19,7 @@ const SANITIZER: Config & { RETURN_DOM_FRAGMENT: true } = {
   ALLOWED_ATTR: ["align", "href", "start"],
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,
+  ADD_URI_SAFE_ATTR: ["align", "start"],
   ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i,
 };
 
@@ -104,9 +105,9 @@ export function rendered(text: string, growing = false): DocumentFragment {
 function blocks(text: string, growing: boolean): Token[] {
   const found = lexed(text);
   if (!growing || found.at(-1)?.type === "code") return found;
-  const shown = text.replace(MARKS, "");
+  const shown = text.replace(MARKS, "").trimEnd();
   const unfinished = unclosed(shown.slice(shown.lastIndexOf("\n\n") + 1));
-  return unfinished || shown !== text ? lexed(shown.trimEnd() + unfinished) : found;
+  return unfinished || shown !== text ? lexed(shown + unfinished) : found;
 }
 
 function lexed(text: string): Token[] {
