@@ -234,9 +234,16 @@ def test_links_open_elsewhere_and_others_are_words(page: Page) -> None:
 def test_an_answer_without_end_is_shown(page: Page, text: str) -> None:
     show(page, text)
     check(page)
-    assert page.evaluate("() => slot().childNodes.length") > 0
+    assert page.evaluate("() => slot().children.length") > 0
     page.evaluate(PARTS, [text[:-9], text[-9:]])
     check(page)
+
+
+def test_deep_nesting_and_long_paragraphs_stay_as_they_are_written(page: Page) -> None:
+    assert show(page, "> " * 20 + "x").count("<blockquote>") < 20
+    assert "&gt; x" in show(page, "> " * 20 + "x")
+    assert "<strong>" in show(page, "**x** " * 100)
+    assert "<strong>" not in show(page, "**x** " * 2000)
 
 
 @pytest.mark.parametrize("step", [3, 40])
