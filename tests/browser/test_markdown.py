@@ -46,16 +46,16 @@ PARTS = """async (parts) => {
   const seen = [];
   window.answer = async (turn) => {
     for (const part of parts) {
+      const drawn = new Promise((resolve) => new MutationObserver(resolve).observe(slot(), { childList: true }));
       turn.append(part);
-      await frame();
-      await frame();
+      await Promise.race([drawn, new Promise((resolve) => setTimeout(resolve, 5000))]);
       seen.push(slot().innerHTML);
     }
   };
   await chat.send('ask');
   return [...seen, slot().innerHTML];
 }"""
-"""Answer in parts, and give the elements after each of them and at the end."""
+"""Answer in parts, and give the elements after each of them, once they are drawn, and at the end."""
 ELEMENTS = """() => [...slot().querySelectorAll('*')].map((element) => [
   element.localName,
   Object.fromEntries([...element.attributes].map(({ name, value }) => [name, value])),
@@ -271,6 +271,8 @@ def test_what_is_half_written_looks_whole(page: Page) -> None:
     ]
     assert seen[4].endswith(f"</ul>{code}")
     assert seen[5].endswith(f"{code}<p>| a |</p>")
+    [listed, _] = page.evaluate(PARTS, ["- x\n\n  ```js\n  let **a"])
+    assert code in listed
     assert seen[6].endswith(f"{code}<p>| a |<br>|</p>"), "at its end an answer is what it says"
 
 

@@ -104,10 +104,16 @@ export function rendered(text: string, growing = false): DocumentFragment {
 
 function blocks(text: string, growing: boolean): Token[] {
   const found = lexed(text);
-  if (!growing || found.at(-1)?.type === "code") return found;
+  if (!growing || lastBlock(found)?.type === "code") return found;
   const shown = text.replace(MARKS, "").trimEnd();
   const unfinished = unclosed(shown.slice(shown.lastIndexOf("\n\n") + 1));
   return unfinished || shown !== text ? lexed(shown + unfinished) : found;
+}
+
+function lastBlock(tokens: Token[]): Token | undefined {
+  const last = tokens.at(-1) as Tokens.Generic | undefined;
+  const inside: Token[] | undefined = last?.type === "paragraph" ? [] : (last?.items ?? last?.tokens);
+  return inside?.length ? lastBlock(inside) : last;
 }
 
 function lexed(text: string): Token[] {
