@@ -13,8 +13,8 @@ const MARKS = /(?:^|\n)[ \t]*(?:[-=*_+#>`~|:]+|\d{1,9}[.)]?)[ \t]*$/;
 const SANITIZER: Config & { RETURN_DOM_FRAGMENT: true } = {
   RETURN_DOM_FRAGMENT: true,
   ALLOWED_TAGS: [
-    ...["a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "strong"],
-    ...["table", "tbody", "td", "th", "thead", "tr", "ul"],
+    ...["a", "blockquote", "br", "code", "del", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre"],
+    ...["strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
   ],
   ALLOWED_ATTR: ["align", "href", "start"],
   ALLOW_ARIA_ATTR: false,
@@ -69,9 +69,9 @@ class ShortLexer extends Lexer {
 }
 
 class AnswerRenderer extends Renderer {
-  /** Above these are the headings of the page. */
+  /** The first level is the page's own. */
   override heading(token: Tokens.Heading): string {
-    return super.heading({ ...token, depth: Math.min(token.depth + 2, 6) });
+    return super.heading({ ...token, depth: Math.min(token.depth + 1, 6) });
   }
 
   override image({ raw, text, href }: Tokens.Image): string {
