@@ -54,6 +54,16 @@ def notices() -> str:
             )
             for name in ("@huggingface/tokenizers", "@noble/hashes")
         ),
+        *(
+            section(
+                f"{name} {npm(name)['version']}",
+                npm(name)["license"],
+                "bundled into demo.js of the demo page and chat.js of the npm package",
+                "",
+                (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
+            )
+            for name in ("dompurify", "marked")
+        ),
         section(
             f"uPlot {npm('uplot')['version']}",
             npm("uplot")["license"],

@@ -223,6 +223,20 @@ def test_the_ai_sdk_streams_stops_and_is_held_to_a_choice(browser: Browser, tarb
         assert answer.inner_text() in ("yes", "no")
 
 
+MARKDOWN = f"""# Title
+
+[A link](https://a.test) and `code` are in **this**.
+
+> quoted
+
+```
+{"x = 1; " * 40}
+```
+
+|{" head |" * 12}
+|{" --- |" * 12}
+|{" cell |" * 12}
+"""
 AXE = "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations.map(({ help }) => help)"
 
 
@@ -245,13 +259,17 @@ def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
         expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=ANSWER_MS)
         asked, answered = page.evaluate("() => document.querySelector('capstan-chat').messages.slice(1)")
         assert asked == {"role": "user", "content": "hello\nyou"}
+        page.evaluate("() => document.querySelector('capstan-chat').setAttribute('plain', '')")
         assert log.locator(".text").last.text_content() == answered["content"]
+        page.evaluate("() => document.querySelector('capstan-chat').removeAttribute('plain')")
         page.evaluate("() => document.querySelector('capstan-chat').setAttribute('run-options', '{}')")
         field.fill("on and on")
         field.press("Enter")
         expect(page.locator(".turn[aria-busy=true] .text")).to_have_text(re.compile(r"\S"), timeout=ANSWER_MS)
         field.press("Escape")
         expect(page.get_by_role("status")).to_have_text("Stopped.", timeout=ANSWER_MS)
+        page.evaluate("text => { document.querySelector('capstan-chat').turns[0].answer = text; }", MARKDOWN)
+        expect(log.get_by_role("group", name="Table")).to_be_visible()
         problems["answered"] = page.evaluate(AXE)
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 320, "height": 700})

@@ -11,7 +11,7 @@ export { ChatTurn, type TurnPlace } from "./chat_turn";
 /** So that the module can be imported where there is no page, as by a server that renders pages. */
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
-const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label"] as const;
+const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label", "plain"] as const;
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
 
@@ -285,6 +285,7 @@ export class CapstanChat extends Element {
 
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
     if (name === "placeholder" || name === "label") this.name();
+    else if (name === "plain") for (const turn of this.shown) turn.chooseForm();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
 
@@ -391,8 +392,8 @@ export class CapstanChat extends Element {
     stop.disabled = !this.busy;
     clear.disabled = this.busy || this.shown.length === 0;
     if (!this.busy) progress.hidden = true;
-    log.setAttribute("aria-busy", String(this.busy));
     for (const turn of this.shown) turn.setBusy(this.busy, turn === this.work?.turn);
+    log.setAttribute("aria-busy", String(this.busy));
     // A button that is disabled loses the focus.
     if ((focused === send || focused === stop) && hasMouse()) prompt.focus({ preventScroll: true });
   }

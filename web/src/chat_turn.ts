@@ -1,5 +1,6 @@
 // A turn of <capstan-chat>: what was asked, its answer, and the buttons for both.
 
+import { AnswerText } from "./chat_answer";
 import { made } from "./chat_parts";
 
 /** The places of a turn for elements of the page: instead of the answer's text, below it, among the buttons. */
@@ -22,7 +23,8 @@ export class ChatTurn {
   readonly element = made("article", { part: "turn", className: "turn" });
   private readonly number = ++count;
   private readonly brought = new Set<HTMLElement>();
-  private readonly text = made("slot", { name: `answer-${this.number}` });
+  private readonly text = made("span", { part: "message assistant", className: "text" });
+  private readonly words: AnswerText;
   private readonly about = made("p", { part: "note", className: "about" });
   private disabled = false;
   private continuing = false;
@@ -30,20 +32,19 @@ export class ChatTurn {
   constructor(
     readonly asked: string,
     private readonly host: HTMLElement,
-    private readonly actions: TurnActions,
+    actions: TurnActions,
   ) {
     const said = made("div", { className: "said" });
-    const answer = made("span", { part: "message assistant", className: "text" });
-    answer.append(this.text);
+    const place = made("slot", { name: `answer-${this.number}` });
+    this.words = new AnswerText(place, (add) => actions.grow(add));
+    this.text.append(place);
     // The page's own element has no mark at its end.
-    this.text.addEventListener("slotchange", () =>
-      answer.classList.toggle("brought", this.text.assignedNodes().length > 0),
-    );
+    place.addEventListener("slotchange", () => this.text.classList.toggle("brought", place.assignedNodes().length > 0));
     said.append(
       made("span", { className: "who", textContent: "You: " }),
       made("span", { part: "message user", className: "echo", textContent: this.asked }),
       made("span", { className: "who", textContent: "Model: " }),
-      answer,
+      this.text,
     );
     const row = made("div", { className: "turn-actions" });
     const copy = button("Copy", () => void this.copy(copy));
@@ -60,15 +61,15 @@ export class ChatTurn {
 
   /** The model's text so far. */
   get answer(): string {
-    return this.text.textContent ?? "";
+    return this.words.text;
   }
 
   set answer(text: string) {
-    this.text.textContent = text;
+    this.words.text = text;
   }
 
   append(part: string): void {
-    this.actions.grow(() => this.text.append(part));
+    this.words.append(part);
   }
 
   /** A line below the answer, about it. */
@@ -91,6 +92,13 @@ export class ChatTurn {
     this.element.classList.toggle("chat", !on);
     this.element.setAttribute("aria-label", on ? "Text and completion" : "Message and answer");
     for (const who of this.element.querySelectorAll<HTMLElement>(".who")) who.hidden = on;
+    this.chooseForm();
+  }
+
+  /** For the element: show Markdown as such, unless the answer continues a text or the element is `plain`. */
+  chooseForm(): void {
+    this.words.plain = this.continuing || this.host.hasAttribute("plain");
+    this.text.classList.toggle("markdown", !this.words.plain);
   }
 
   /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */
@@ -104,6 +112,7 @@ export class ChatTurn {
   /** For the element: while anything is under way no button of a turn works; `own` is an answer of this turn. */
   setBusy(on: boolean, own: boolean): void {
     this.disabled = on;
+    if (!own) this.words.finish();
     this.element.setAttribute("aria-busy", String(own));
     for (const root of [this.element, ...this.brought]) disable(root, on);
   }

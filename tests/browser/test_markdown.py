@@ -1,0 +1,375 @@
+"""Answers of <capstan-chat> as Markdown: what is shown, what cannot come in, how it grows; under a strict policy."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from buildtools import ROOT
+from buildtools.server import SiteServer
+from tests.harness import watch
+from tests.looped import looped
+
+STRICT = "default-src *; script-src 'self'; style-src 'self'; require-trusted-types-for 'script'; trusted-types "
+OPEN = """() => {
+  document.querySelector('capstan-chat')?.remove();
+  window.chat = document.createElement('capstan-chat');
+  chat.answer = (turn, signal) => answer(turn, signal);
+  window.slot = () => chat.shadowRoot.querySelector('.turn:last-child slot[name^="answer"]');
+  window.frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+  document.body.append(chat);
+}"""
+SHOW = """async (text) => {
+  window.answer = async (turn) => { turn.answer = text; };
+  await chat.send('**ask**');
+  return slot().innerHTML;
+}"""
+"""Answer with a text at once, and give its elements."""
+GROW = """async ([text, step]) => {
+  window.answer = async (turn) => {
+    for (let at = 0; at < text.length; at++) {
+      turn.append(text[at]);
+      if (at % step === 0) await frame();
+    }
+  };
+  let atEnd;
+  chat.addEventListener('capstan-busy', ({ detail }) => detail || (atEnd = slot().innerHTML), { capture: true });
+  await chat.send('ask');
+  return atEnd;
+}"""
+"""Answer character by character, and give the elements that are there when the answer ends."""
+PARTS = """async (parts) => {
+  const seen = [];
+  window.answer = async (turn) => {
+    for (const part of parts) {
+      const drawn = new Promise((resolve) => new MutationObserver(resolve).observe(slot(), { childList: true }));
+      turn.append(part);
+      await Promise.race([drawn, new Promise((resolve) => setTimeout(resolve, 5000))]);
+      seen.push(slot().innerHTML);
+    }
+  };
+  await chat.send('ask');
+  return [...seen, slot().innerHTML];
+}"""
+"""Answer in parts, and give the elements after each of them, once they are drawn, and at the end."""
+ELEMENTS = """() => [...slot().querySelectorAll('*')].map((element) => [
+  element.localName,
+  Object.fromEntries([...element.attributes].map(({ name, value }) => [name, value])),
+])"""
+TAGS = {
+    *("a", "blockquote", "br", "code", "del", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre"),
+    *("strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
+ATTRIBUTES = {"align", "aria-label", "class", "href", "rel", "role", "start", "tabindex", "target"}
+LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+ATTACKS = [
+    "<script>window.hit = 1</script>",
+    "a <img src=x onerror='window.hit = 1'> b",
+    "<svg onload=window.hit=1><a xlink:href='javascript:window.hit=1'>x</a></svg>",
+    "<style>* { display: none }</style>",
+    "<iframe srcdoc='<script>parent.hit = 1</script>'></iframe>",
+    "<form action='/steal'><input name=a autofocus onfocus=window.hit=1><button>go</button></form>",
+    "<a href='/x' id=chat class=turn style='color: red' onclick='window.hit = 1'>raw</a>",
+    "<math><mtext><table><mglyph><style><!--</style><img title='--><img src=1 onerror=window.hit=1>'>",
+    "<!-- --><details open ontoggle=window.hit=1>",
+    "- <b onmouseover=window.hit=1>x</b>\n\n> <object data=x></object>\n\n| <u>x</u> |\n| --- |\n| <video src=x> |",
+    "# <base href='https://elsewhere.test'>",
+    "[a](javascript:window.hit=1) [b](JaVaScRiPt:window.hit=1) [c](java\nscript:window.hit=1)",
+    "[a](data:text/html,<script>parent.hit=1</script>) [b](vbscript:x) [c](blob:x) [d](file:///etc/passwd)",
+    "[a]\n\n[a]: javascript:window.hit=1\n\n<javascript:window.hit=1> [b](&#106;avascript:window.hit=1)",
+    "[a](//elsewhere.test) [b](/here) [c](#turns) [d](https:x) [e](\x01javascript:window.hit=1)",
+    '![x](https://elsewhere.test/a.png) [![y](/b.png)](/c) ![" onerror=window.hit=1](x" onerror=window.hit=1)',
+    '```x" onmouseover="window.hit=1\n<script>window.hit = 1</script>\n```',
+    '[x](https://a.test/"onclick="window.hit=1 \'title" onclick=window.hit=1\')',
+    "`<img src=x onerror=window.hit=1>` &lt;img src=x onerror=window.hit=1&gt;",
+]
+LONG = [
+    ">" * 5000 + " x",
+    "- " * 5000 + "x",
+    "1. " * 5000 + "x",
+    "[" * 5000 + "x" + "](https://a.test)" * 5000,
+    "**a *b " * 5000 + "* **" * 5000,
+    "\n".join("  " * depth + "- x" for depth in range(500)),
+    "_a" * 20_000,
+    "a" + " " * 50_000 + "b",
+    "x" * 500_000,
+    "```\n" * 5000,
+    "`" * 20_000,
+    "|" + "a|" * 200 + "\n|" + "-|" * 200 + "\n" + ("|" + "x|" * 200 + "\n") * 20,
+]
+MIXED = """# Title
+
+Some **bold**, *slanted*, ~~gone~~ and `code` with a [link](https://a.test/x) and 2 ** 3 * 4.
+A second line.
+
+3. one
+4. two
+   - inner **strong
+     text**
+
+> quoted
+> more
+
+| a | b |
+| :- | -: |
+| 1 | 2 |
+
+````text
+```js
+nested
+```
+````
+
+- [x] done
+
+https://b.test/ and [late]
+
+[late]: https://c.test
+
+---
+
+```python
+print("**not bold**")
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The element, bundled."""
+    target = tmp_path_factory.mktemp("markdown") / "chat.js"
+    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--format=esm"]
+    options = ["--loader:.css=text", "--log-level=error", "--charset=utf8", f"--outfile={target}"]
+    subprocess.run([*esbuild, *options, str(ROOT / "web/src/chat.ts")], check=True)
+    return target.read_bytes()
+
+
+def opened(browser: Browser, site: SiteServer, script: bytes, policy: str) -> Page:
+    """A page with the element, under a policy."""
+    page = browser.new_page(viewport={"width": 360, "height": 640})
+
+    def answer(route: Route) -> None:
+        if route.request.url.endswith("/chat.js"):
+            route.fulfill(body=script, content_type="text/javascript")
+        else:
+            body = "<!doctype html><meta name=viewport content='width=device-width'>"
+            body += "<script type=module src=chat.js></script>"
+            route.fulfill(body=body, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+    page.route("**/markdown/*", answer)
+    page.goto(site.url + "markdown/page.html")
+    page.evaluate("() => customElements.whenDefined('capstan-chat').then(() => undefined)")
+    page.evaluate(OPEN)
+    return page
+
+
+@pytest.fixture(scope="module")
+def strict_page(browser: Browser, site: SiteServer, script: bytes) -> Iterator[tuple[Page, list[str], list[str]]]:
+    page = opened(browser, site, script, STRICT + "dompurify")
+    errors, addresses = watch(page, []), list[str]()
+    page.on("request", lambda request: addresses.append(request.url))
+    yield page, errors, addresses
+    page.close()
+
+
+@pytest.fixture
+def page(strict_page: tuple[Page, list[str], list[str]]) -> Iterator[Page]:
+    """The page with a new element; an error, a refusal of the policy or a request fails the test."""
+    page, errors, addresses = strict_page
+    page.evaluate(OPEN)
+    yield page
+    assert (errors, addresses) == ([], [])
+
+
+def show(page: Page, text: str) -> str:
+    return str(page.evaluate(SHOW, text))
+
+
+def elements(page: Page) -> list[tuple[str, dict[str, str]]]:
+    return [(name, attributes) for name, attributes in page.evaluate(ELEMENTS)]
+
+
+def check(page: Page) -> None:
+    """Nothing but known elements with known attributes, and links to web pages."""
+    for name, attributes in elements(page):
+        assert name in TAGS
+        assert set(attributes) <= ATTRIBUTES
+        assert attributes.get("class", "table") == "table"
+        if name == "a":
+            assert attributes["href"].startswith(("https://", "http://", "mailto:"))
+            assert LINK.items() <= attributes.items()
+    assert page.evaluate("() => window.hit") is None
+
+
+@looped("attack", ATTACKS)
+def test_nothing_of_an_answer_becomes_more_than_known_elements(page: Page, attack: str) -> None:
+    show(page, attack)
+    check(page)
+    page.evaluate(GROW, [attack, 3])
+    check(page)
+
+
+@looped("attack", ATTACKS[:9])
+def test_html_of_an_answer_is_shown_as_text(page: Page, attack: str) -> None:
+    show(page, attack)
+    text = page.evaluate("() => slot().textContent.trimEnd()")
+    assert text == attack
+
+
+def test_an_image_is_its_text_and_its_address(page: Page) -> None:
+    assert show(page, "![a cat](https://a.test/cat.png) ![](b.png)") == "<p>a cat (https://a.test/cat.png) b.png</p>"
+
+
+def test_links_open_elsewhere_and_others_are_words(page: Page) -> None:
+    show(page, "[a](http://a.test) [b](mailto:b@c.test) https://d.test e@f.test [g](ftp://g.test)")
+    addresses = ["http://a.test", "mailto:b@c.test", "https://d.test", "mailto:e@f.test"]
+    assert elements(page) == [("p", {}), *(("a", {"href": address, **LINK}) for address in addresses)]
+    assert page.evaluate("() => slot().textContent") == "a b https://d.test e@f.test g"
+
+
+@pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
+def test_an_answer_without_end_is_shown(page: Page, text: str) -> None:
+    show(page, text)
+    check(page)
+    assert page.evaluate("() => slot().children.length") > 0
+    page.evaluate(PARTS, [f"{text}\n\nEnd", "."])
+    check(page)
+
+
+def test_deep_nesting_and_long_paragraphs_stay_as_they_are_written(page: Page) -> None:
+    assert show(page, "> " * 20 + "x").count("<blockquote>") < 20
+    assert "&gt; x" in show(page, "> " * 20 + "x")
+    assert "<strong>" in show(page, "**x** " * 100)
+    assert "<strong>" not in show(page, "**x** " * 2000)
+
+
+@pytest.mark.parametrize("step", [3, 40])
+def test_an_answer_that_came_in_characters_is_what_it_is_at_once(page: Page, step: int) -> None:
+    whole = show(page, MIXED)
+    for tag in TAGS - {"h3", "h4", "h5", "h6", "div"}:
+        assert f"<{tag}" in whole
+    assert '<ol start="3">' in whole
+    assert '<th align="right">' in whole
+    assert page.evaluate(GROW, [MIXED, step]) == whole
+    check(page)
+    assert page.evaluate("() => chat.turns.at(-1).answer") == MIXED
+
+
+def test_what_is_half_written_looks_whole(page: Page) -> None:
+    parts = ["**bo", "ld*", "* 2 ** `co", "de`.\n-", " **x\n\n```js\nlet **a", "\n```\n\n| a |\n|"]
+    seen = page.evaluate(PARTS, parts)
+    bold = "<p><strong>bold</strong>"
+    code = '<pre tabindex="0"><code>let **a\n</code></pre>'
+    assert seen[:4] == [
+        "<p><strong>bo</strong></p>",
+        f"{bold}</p>",
+        f"{bold} 2 ** <code>co</code></p>",
+        f"{bold} 2 ** <code>code</code>.</p>",
+    ]
+    assert seen[4].endswith(f"</ul>{code}")
+    assert seen[5].endswith(f"{code}<p>| a |</p>")
+    [listed, _] = page.evaluate(PARTS, ["- x\n\n  ```js\n  let **a"])
+    assert code in listed
+    assert seen[6].endswith(f"{code}<p>| a |<br>|</p>"), "at its end an answer is what it says"
+
+
+def test_an_answer_is_drawn_once_a_frame_and_unchanged_parts_stay(page: Page) -> None:
+    found = page.evaluate("""async () => {
+      const found = {};
+      window.answer = async (turn) => {
+        turn.append('One.\\n\\n');
+        for (const letter of 'Two') turn.append(letter);
+        found.before = slot().childNodes.length;
+        found.busy = chat.shadowRoot.getElementById('conversation').ariaBusy;
+        await frame();
+        await frame();
+        found.after = slot().childNodes.length;
+        const [first] = slot().children;
+        getSelection().selectAllChildren(first);
+        for (const letter of ', three.\\n\\nFour.') {
+          turn.append(letter);
+          await frame();
+        }
+        found.same = slot().children[0] === first;
+      };
+      chat.addEventListener('capstan-answer', () => {
+        found.last = slot().textContent;
+        found.done = chat.shadowRoot.getElementById('conversation').ariaBusy;
+      });
+      await chat.send('ask');
+      return found;
+    }""")
+    during = {"before": 0, "busy": "true", "after": 2, "same": True}
+    assert found == {**during, "last": "One.Two, three.Four.", "done": "false"}
+
+
+def test_the_end_of_an_answer_stays_in_sight(page: Page) -> None:
+    page.evaluate(GROW, ["Line.\n\n" * 60, 20])
+    left = page.evaluate("""() => {
+      const { scrollHeight, scrollTop, clientHeight } = chat.shadowRoot.getElementById('conversation');
+      return scrollHeight - scrollTop - clientHeight;
+    }""")
+    assert left < 2
+
+
+def test_copy_gives_the_source_and_what_the_user_said_stays_as_it_is(page: Page) -> None:
+    show(page, "**x**\n\n* y\n")
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("() => copied") == "**x**\n\n* y\n"
+    assert page.evaluate("() => chat.messages.map(({ content }) => content)") == ["**ask**", "**x**\n\n* y\n"]
+    assert page.locator(".echo").inner_html() == "**ask**"
+
+
+def test_a_completion_is_plain(page: Page) -> None:
+    text = "# no title\n\n**x** <b>y</b>\n    indented"
+    found: list[Any] = page.evaluate(
+        """async (text) => {
+      window.answer = async (turn) => {
+        turn.continues = true;
+        for (const letter of text) turn.append(letter);
+      };
+      await chat.send('def f():');
+      return [slot().children.length, slot().textContent];
+    }""",
+        text,
+    )
+    assert found == [0, text]
+    assert page.evaluate("() => { chat.turns[0].continues = false; return slot().children.length; }") > 0
+
+
+def test_the_attribute_plain_shows_the_source(page: Page) -> None:
+    whole = show(page, "**x**\n\ny")
+    shown = "(on) => { chat.toggleAttribute('plain', on); return slot().innerHTML; }"
+    assert page.evaluate(shown, True) == "**x**\n\ny"
+    assert page.evaluate(GROW, ["*z*", 1]) == "*z*"
+    assert show(page, "**x**\n\ny") == "**x**\n\ny"
+    assert page.evaluate(shown, False) == whole == "<p><strong>x</strong></p><p>y</p>"
+
+
+def test_wide_code_and_tables_scroll_in_themselves(page: Page) -> None:
+    wide = "```\n" + "x = 1; " * 40 + "\n```\n\n|" + " header |" * 12 + "\n|" + "---|" * 12 + "\n|" + " value |" * 12
+    show(page, f"{wide}\n\n- `{'y' * 200}`\n- {'z' * 200}\n\n> {wide.splitlines()[1]}")
+    widths = page.evaluate("""() => {
+      const log = chat.shadowRoot.getElementById('conversation');
+      const wider = (element) => element.scrollWidth > element.clientWidth;
+      const boxes = [...slot().querySelectorAll('pre, .table')];
+      return [document.documentElement, chat, log, ...boxes].map(wider);
+    }""")
+    assert widths == [False, False, False, True, True]
+    assert [attributes["tabindex"] for name, attributes in elements(page) if name in ("pre", "div")] == ["0", "0"]
+
+
+def test_under_a_policy_that_refuses_the_parser_an_answer_is_its_source(
+    browser: Browser, site: SiteServer, script: bytes
+) -> None:
+    page = opened(browser, site, script, STRICT + "'none'")
+    warnings: list[str] = []
+    page.on("console", lambda told: warnings.append(told.text))
+    assert show(page, "**x**") == "**x**"
+    assert any("without its Markdown" in warning for warning in warnings)
+    page.close()
