@@ -90,7 +90,7 @@ export function rendered(text: string, growing = false): DocumentFragment {
   for (const link of fragment.querySelectorAll("a"))
     if (link.hasAttribute("href")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
     else link.replaceWith(...link.childNodes);
-  // What scrolls has to be in reach of the keyboard.
+  // The keyboard reaches boxes that scroll.
   for (const code of fragment.querySelectorAll("pre")) code.tabIndex = 0;
   for (const table of fragment.querySelectorAll("table")) {
     const box = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
@@ -120,7 +120,7 @@ function lexed(text: string): Token[] {
   return new ShortLexer({ ...getDefaults(), breaks: true, tokenizer: new Shallow() }).lex(text);
 }
 
-/** What closes the code or the strong emphasis that a paragraph leaves open. */
+/** The marks that close the code or the strong emphasis that a paragraph leaves open. */
 function unclosed(paragraph: string): string {
   const outside = paragraph.replace(/`[^`]*`/g, "");
   if (outside.includes("`")) return "`";
