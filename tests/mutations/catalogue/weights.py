@@ -10,12 +10,12 @@ WEIGHTS = (
     Mutation(
         "load.journal_first",
         "web/src/storage/load.ts",
-        """await this.file!.write(chunk, at, length);
+        """await this.wait("store", () => this.file!.write(chunk, at, length));
       this.unnoted += JSON.stringify([shard, digest]) + "\\n";
 """,
         """this.unnoted += JSON.stringify([shard, digest]) + "\\n";
       await this.note();
-      await this.file!.write(chunk, at, length);
+      await this.wait("store", () => this.file!.write(chunk, at, length));
 """,
         "the journal names a shard before its bytes are written",
         unit("weight_file::test_records_are_written_after_the_data_and_the_source_last"),
