@@ -128,7 +128,7 @@ def test_a_prompt_of_several_sequences_is_run_once_and_copied() -> None:
     [
         ({"num_return_sequences": 2}, r"num_return_sequences \(2\) must be in \[1, 1\]"),
         ({"num_return_sequences": 4, "num_beams": 3}, r"num_return_sequences \(4\) must be in \[1, 3\]"),
-        ({"num_beams": 3, "do_sample": True}, "do_sample is True and num_beams is 3: beams are not drawn"),
+        ({"num_beams": 3, "do_sample": True}, "do_sample is True and num_beams is 3: beams are not sampled"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], what: str) -> None:
