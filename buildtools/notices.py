@@ -48,21 +48,15 @@ def notices() -> str:
             section(
                 f"{name} {npm(name)['version']}",
                 npm(name)["license"],
-                "bundled into capstan/worker.js",
+                f"bundled into {place}",
                 "",
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
-            for name in ("@huggingface/tokenizers", "@noble/hashes")
-        ),
-        *(
-            section(
-                f"{name} {npm(name)['version']}",
-                npm(name)["license"],
-                "bundled into demo.js of the demo page and chat.js of the npm package",
-                "",
-                (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
+            for place, names in (
+                ("capstan/worker.js", ("@huggingface/tokenizers", "@noble/hashes")),
+                ("demo.js of the demo page and chat.js of the npm package", ("dompurify", "marked")),
             )
-            for name in ("dompurify", "marked")
+            for name in names
         ),
         section(
             f"uPlot {npm('uplot')['version']}",
