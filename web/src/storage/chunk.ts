@@ -44,8 +44,7 @@ export class Chunk {
 export class ByteReader {
   private readonly byob: ReadableStreamBYOBReader | null = null;
   private readonly plain: ReadableStreamDefaultReader<Uint8Array> | null = null;
-  private rest: Uint8Array = new Uint8Array();
-  /** Bytes that were read ahead, until somebody takes them. */
+  /** Bytes that came and nobody has taken yet. */
   private readonly held: Uint8Array[] = [];
   private reading: Promise<void> | null = null;
   private asked = false;
@@ -88,15 +87,7 @@ export class ByteReader {
   async read(chunk: Chunk, filled: number, length: number): Promise<number> {
     this.asked = true;
     await this.reading;
-    const [first] = this.held;
-    if (first) {
-      const part = first.subarray(0, length - filled);
-      chunk.view(part.length, filled).set(part);
-      if (part.length < first.length) this.held[0] = first.subarray(part.length);
-      else this.held.shift();
-      return part.length;
-    }
-    return this.byob ? this.direct(chunk, filled, length) : this.copied(chunk, filled, length);
+    return this.byob && !this.held.length ? this.direct(chunk, filled, length) : this.copied(chunk, filled, length);
   }
 
   /** The next bytes, as many as come at once; null at the stream's end. */
@@ -122,14 +113,17 @@ export class ByteReader {
   }
 
   private async copied(chunk: Chunk, filled: number, length: number): Promise<number> {
-    while (this.rest.length === 0) {
-      const { done, value } = await this.plain!.read();
-      if (done) return 0;
-      this.rest = value;
+    while (!this.held[0]?.length) {
+      this.held.shift();
+      const piece = await this.piece();
+      if (!piece) return 0;
+      this.held.push(piece);
     }
-    const part = this.rest.subarray(0, length - filled);
+    const [first] = this.held;
+    const part = first.subarray(0, length - filled);
     chunk.view(part.length, filled).set(part);
-    this.rest = this.rest.subarray(part.length);
+    if (part.length < first.length) this.held[0] = first.subarray(part.length);
+    else this.held.shift();
     return part.length;
   }
 }
