@@ -1,10 +1,12 @@
 // The one loop by which a data file reaches its target: shard by shard from the store, or from its source, checked and
 // stored on the way. Python plans it, and decides what becomes of a problem (capstan.weights.weight_file).
 
+import type { Assets } from "../assets";
 import { EngineError, type EngineErrorCode } from "../errors";
 import { tracer } from "../trace";
 import type { Backing, DataFile } from "./backing";
 import { Chunk, type ReadAt } from "./chunk";
+import { Hashing } from "./hashing";
 import type { BlobSource, HttpSource } from "./source";
 
 /** See capstan.host.storage.LoadPlan. */
@@ -56,6 +58,8 @@ export interface Target {
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt" | "expect">;
 
+/** From so many bytes to fetch on, a worker of its own hashes them. */
+const HASHED_BESIDE = 64 << 20;
 /** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
 const JOURNAL_MS = 500;
 
@@ -66,12 +70,17 @@ export class WeightLoad {
   /** Lines that the journal does not have yet. */
   private unnoted = "";
   private noted = performance.now();
+  private hashing: Hashing | null = null;
   /** Milliseconds waited for each; a shard comes in while the one before is finished. */
   private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
 
-  /** `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. */
+  /**
+   * `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. `assets` has the
+   * script of the worker that hashes; null where all shards are stored.
+   */
   constructor(
     private readonly plan: LoadPlan,
+    private readonly assets: Assets | null,
     private readonly target: Target,
     private readonly file: DataFile | null | undefined,
     private readonly told: (done: number) => void,
@@ -90,6 +99,9 @@ export class WeightLoad {
     const begun = performance.now();
     if (await target.takeAhead?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
     let before = Promise.resolve();
+    const fetched = plan.end - outcome.at - plan.stored.length * plan.shard;
+    if (this.assets && (plan.vouched || plan.writes) && fetched >= HASHED_BESIDE)
+      this.hashing = new Hashing(this.assets);
     try {
       let { at } = outcome;
       while (at < plan.end && !outcome.problem) {
@@ -110,12 +122,13 @@ export class WeightLoad {
       }
     } finally {
       // The shard before is finished whatever happens.
-      await before;
+      await before.finally(() => this.hashing?.close());
       await this.secure();
       await this.note();
       const waited = Object.entries(this.waited).map(([what, ms]) => [`${what}_ms`, Math.round(ms)] as const);
       tracer.add("load", "a file of weights", begun, performance.now(), {
         bytes: outcome.at - plan.start,
+        hashed_beside: this.hashing?.beside ?? 0,
         ...Object.fromEntries(waited),
       });
     }
@@ -141,8 +154,7 @@ export class WeightLoad {
     const fresh = !here || !(await this.isSound(chunk, at, number, length));
     const found = fresh ? await this.fetch(chunk, at, number, length) : length;
     if (outcome.problem && outcome.problem !== "write") return null;
-    // Another thread of the browser hashes it while the shard before is written and the next one comes.
-    const digest = fresh && (this.expected(number) || plan.writes) ? chunk.sha256(found) : null;
+    const digest = fresh && (this.expected(number) || plan.writes) ? this.sha256(chunk, found) : null;
     // Until it is awaited nobody else hears of a failure.
     digest?.catch(() => undefined);
     return { found, chunk, number, wanted, digest };
@@ -239,6 +251,11 @@ export class WeightLoad {
     }
     if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
+  }
+
+  /** Begun as soon as a shard is there: the one before is stored and uploaded meanwhile. */
+  private sha256(chunk: Chunk, length: number): Promise<string> {
+    return this.hashing ? this.hashing.sha256(chunk, length) : chunk.sha256(length);
   }
 
   /** The digest that the file came with; null if nobody vouches for it. */
