@@ -60,7 +60,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
   };
 }
 
-type AfterPlan = ConstructorParameters<typeof WeightLoad> extends [LoadPlan, Assets | null, ...infer Rest] ? Rest : never;
+type AfterPlan =
+  ConstructorParameters<typeof WeightLoad> extends [LoadPlan, Assets | null, ...infer Rest] ? Rest : never;
 
 async function loadWeights(assets: Assets, plan: string, ...given: AfterPlan): Promise<string> {
   return JSON.stringify(await new WeightLoad(JSON.parse(plan) as LoadPlan, assets, ...given).run());
