@@ -8,6 +8,7 @@ Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -24,6 +25,8 @@ from .text.stream import TextStream
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
 Message = Mapping[str, Any]
+THINKING = ("enable_thinking", "thinking")
+"""Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -184,12 +187,14 @@ class Tokenizer:
         tools: str | Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         template_str: str | None = None,
+        thinking: bool | None = None,
     ) -> str:
         """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; `tools`
-        likewise, None or "" for none.
+        likewise, None or "" for none. `thinking` says whether the model reasons before it answers; None leaves that to
+        the template.
 
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
-        for messages of another form.
+        for messages of another form, and for `thinking` with a template that does not know it.
         """
         template = template_str or self._template
         if not template:
@@ -200,6 +205,13 @@ class Tokenizer:
         variables["add_generation_prompt"] = add_generation_prompt
         variables["tools"] = None if tools is None or tools == "" else conversation("tools", tools)
         variables["documents"] = None
+        if thinking is not None:
+            if not any(re.search(rf"\b{name}\b", template) for name in THINKING):
+                raise OptionError(
+                    f"thinking is {thinking}, but the chat template has none of the variables {', '.join(THINKING)}: "
+                    "leave thinking out"
+                )
+            variables |= dict.fromkeys(THINKING, thinking)
         try:
             from .text.chat_template import render
         except ImportError as error:

@@ -79,6 +79,23 @@ export interface Alternative {
   ends: boolean;
 }
 
+/** The result of a TokenizerRequest. */
+export interface TokenizerResult {
+  text: string;
+  ids?: number[];
+}
+
+/** A token of an answer, the logarithm of its probability by the logits of the model as they are, and the most probable tokens. */
+export interface LogProbability extends TokenLogProbability {
+  top: TokenLogProbability[];
+}
+
+export interface TokenLogProbability {
+  token_id: number;
+  text: string;
+  log_probability: number;
+}
+
 /** The result of a ModelsRequest. */
 export interface ModelsResult {
   /** The kind of storage for weights; with `memory` they are kept only while a model is open. */
@@ -146,7 +163,7 @@ export type CapstanEvent =
    * the next request that names a model loads it anew.
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
-  | { kind: "text"; text: string; token_id: number }
+  | { kind: "text"; text: string; token_id: number; log_probability?: LogProbability }
   /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }

@@ -20,7 +20,11 @@ class ChatTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        thinking: bool | None = None,
     ) -> str: ...
 
 
@@ -65,13 +69,19 @@ class Conversation:
     def history(self) -> History:
         return History(self._text, tuple(self._marks), self._given or tuple(self.generator.get_sequence()))
 
-    def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> int:
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+    ) -> int:
         """Make the rendered messages the sequence, with the tools that the model may call; how many tokens of the last
-        one were kept.
+        one were kept. `thinking` as in Tokenizer.apply_chat_template.
 
-        Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small.
+        Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small,
+        OptionError for `thinking` that the template does not know.
         """
-        text = self._tokenizer.apply_chat_template(messages, tools)
+        text = self._tokenizer.apply_chat_template(messages, tools, thinking=thinking)
         # The ids of an answer stay, also where its text would be split into other ones.
         at, place = next(
             (place, mark)

@@ -308,6 +308,28 @@ class Generator:
         async with self._turn:
             return await self._loop.surviving(partial(self._log_probabilities, count, also))
 
+    def watch_log_probabilities(self, count: int | None) -> None:
+        """From the next token on have `get_log_probabilities` tell those of the `count` (0 or more) most probable
+        tokens and of the one that was picked; None ends that. The ids stay the same, but nothing runs ahead: each
+        token waits for its logits.
+
+        Raises OptionError for a count out of range, for beams, and with speculation.
+        """
+        loop = self._loop
+        loop.require_open()
+        if count is not None:
+            integer("count", count, 0, self._model.config.vocab_size)
+            if isinstance(loop, BeamLoop | SpeculatedLoop):
+                what = "num_beams" if isinstance(loop, BeamLoop) else "speculation"
+                raise OptionError(f"log probabilities of each token with {what}: leave one of them out")
+        loop.watch(count)
+
+    def get_log_probabilities(self) -> list[dict[int, float]]:
+        """Of the last token of each row: the logarithms of the probabilities of the most probable tokens, the most
+        probable first, and of the token itself, by a softmax of the logits as the model gave them, before search
+        options, grammars and processors. Empty for a token that a grammar forced, and for a row that is over."""
+        return [dict(each) for each in self._loop.log_probabilities]
+
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
         loop = self._loop
         await loop.settle()

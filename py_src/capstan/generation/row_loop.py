@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters import ActiveAdapters, Adapters
 from ..device.rows import Burst, RowDecoder
+from ..device.shortlist import Shortlist
 from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
 from ..memory import DeviceBuffer, DeviceSpan, Pools
 from ..text.stream import StoppingStream
@@ -43,6 +44,12 @@ class RowLoop(DecodeLoop):
         """max_time is over."""
         self.closed = False
         self.adapters = ActiveAdapters()
+        self.watched: int | None = None
+        """How many of the most probable tokens are told with each pick; None while picks run ahead untold."""
+        self.log_probabilities: list[dict[int, float]] = [{} for _ in self.rows]
+        """Those of each row's last token."""
+        self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
+        """What each row's pick that was not read was made from."""
         self._recoveries = params.recoveries
         """Losses of the device that may still come."""
         self._opening = 0
@@ -118,6 +125,7 @@ class RowLoop(DecodeLoop):
     def take(self) -> list[int]:
         """The next token of every row; padding of those that are over."""
         tokens = [row.take(self.options.pad_token_id) for row in self.rows]
+        self.log_probabilities = [self._likelihoods(number, token) for number, token in enumerate(tokens)]
         if not all(row.over for row in self.rows):
             length = max(map(len, self.rows))
             for row, token in zip(self.rows, tokens, strict=True):
@@ -125,6 +133,19 @@ class RowLoop(DecodeLoop):
                     row.tail.append(token)
         self._tell()
         return tokens
+
+    def watch(self, count: int | None) -> None:
+        """From the next pick on tell the log probabilities of so many tokens, and of the pick; nothing runs ahead."""
+        if count != self.watched and not self.stale and not self.sample_first:
+            self.lose()
+        self.watched = count
+
+    def _likelihoods(self, number: int, token: int) -> dict[int, float]:
+        if number not in self._looked:
+            return {}
+        found, logits = self._looked.pop(number)
+        norm = found.best[0][0] + found.total
+        return {other: logit - norm for logit, other in found.best[: self.watched]} | {token: logits[token] - norm}
 
     def begin(self) -> None:
         """Note the time at which a token is requested."""
@@ -147,6 +168,7 @@ class RowLoop(DecodeLoop):
 
     def discard_ahead(self) -> None:
         self.stale = True
+        self._looked.clear()
         for row in self.rows:
             row.discard_ahead()
         self.sample_first = False
@@ -252,6 +274,9 @@ class RowLoop(DecodeLoop):
 
     async def pick(self) -> None:
         """Ask for the next picks, ahead of the reader, and wait for the oldest."""
+        if self.watched is not None:
+            await self.pick_prepared()
+            return
         if self.sample_first:
             assert self.run_ahead is not None
             self.submit(1)
@@ -262,16 +287,21 @@ class RowLoop(DecodeLoop):
             self.fill()
         await self.read()
 
-    async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]]) -> None:
+    async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]] | None = None) -> None:
         """Pick a token of each row once `prepare` has changed its logits, or what may be picked: nothing runs ahead.
-        The step over the last token is submitted first, so that the device works meanwhile."""
+        Logits that are watched are read before that. The step over the last token is submitted first, so that the
+        device works meanwhile."""
         decoder, going = self.open_decoder(), self.going
         if not self.sample_first:
             with self.losing():
                 await decoder.run_picked(going)
             self.sample_first = True
         for number in going:
-            await prepare(decoder, number)
+            if self.watched is not None:
+                [found] = await decoder.shortlists(max(1, self.watched), [number])
+                self._looked[number] = found, await decoder.logits(number)
+            if prepare is not None and not self.stale:
+                await prepare(decoder, number)
             if self.stale:
                 # The sequence was changed meanwhile.
                 return

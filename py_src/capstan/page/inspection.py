@@ -17,12 +17,18 @@ from ..model_files.hub import HubRepository
 from ..tokenizer import Tokenizer
 from .requests import RunRequest
 
-__all__ = ["burst_list", "plan_for", "tape_of", "tell_alternatives", "told_times"]
+__all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "tell_alternatives", "text_behind", "told_times"]
 
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
 REPEATS = 4
 """Repetitions of each operation's timing, whose median counts."""
+
+
+def text_behind(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
+    """The text that a token adds to that of the tokens before it."""
+    known, whole = tokenizer.decode(before), tokenizer.decode([*before, token])
+    return whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
 
 
 async def tell_alternatives(
@@ -33,10 +39,7 @@ async def tell_alternatives(
     before = generator.get_sequence()[-CONTEXT_TOKENS:]
 
     def about(token: int, log_probability: float) -> dict[str, Any]:
-        known = tokenizer.decode(before)
-        whole = tokenizer.decode([*before, token])
-        text = whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
-        probability = math.exp(log_probability)
+        text, probability = text_behind(tokenizer, before, token), math.exp(log_probability)
         return {"token_id": token, "text": text, "probability": probability, "ends": token in ends}
 
     for place, token in enumerate(answer):

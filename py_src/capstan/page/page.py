@@ -54,8 +54,10 @@ from .requests import (
     OperationsRequest,
     PlanRequest,
     RunRequest,
+    TokenizerRequest,
     TraceRequest,
 )
+from .text_events import likelihood, text_event, text_events, watch
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
@@ -133,6 +135,7 @@ def answer_of(request: AnsweredRequest) -> Callable[[Any], Awaitable[Any]]:
         "memory": live_memory,
         "plan": planned,
         "alternatives": alternatives,
+        "tokenizer": tokenized,
         "operations": operations,
         "end_session": end_session,
         "trace": traced,
@@ -236,14 +239,16 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
         for token in begun:
             stream.push(token)
         show = text_events(stream, text.append)
+        watch(generator, request)
         generator.timing.bursts = burst_list(request)
         while not generator.is_done():
             length = generator.token_count()
             token = await generator.generate_next_token_async()
             ids.append(token)
-            show(token, generator.token_count() > length)
+            added = generator.token_count() > length
+            show(token, added, likelihood(generator, tokenizer, request) if added else None)
             tell()
-        show(-1, False)
+        show(-1, False, None)
         return {
             "text": "".join(text),
             "token_ids": ids,
@@ -316,7 +321,9 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
     if not request["messages"]:
         prepare_unasked(model, generator)
         return {**tell(), "max_length": generator.max_length}
-    kept = talk.ask(request["messages"], request.get("tools"))
+    kept = talk.ask(request["messages"], request.get("tools"), request.get("thinking"))
+    watch(generator, request)
+    tokenizer = Tokenizer(model)
     prompt, reused = generator.token_count(), generator.reused_tokens
     generator.timing = Timing(bursts=burst_list(request))
     ids: list[int] = []
@@ -324,9 +331,11 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
 
     def show(token: int, delta: str) -> None:
         text.append(delta)
+        added = False
         if token >= 0:
             ids.append(token)
-        host.emit({"kind": "text", "text": delta, "token_id": token})
+            added = generator.token_count() == prompt + len(begun) + len(ids)
+        host.emit(text_event(delta, token, likelihood(generator, tokenizer, request) if added else None))
         tell()
 
     try:
@@ -354,7 +363,7 @@ async def alternatives(request: AlternativesRequest) -> None:
     tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
     if (messages := request.get("messages")) is not None:
         talk = await conversation_with(model, request)
-        talk.ask(messages, request.get("tools"))
+        talk.ask(messages, request.get("tools"), request.get("thinking"))
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
     prompt_ids = tokenizer.encode(request["prompt"] or "")
@@ -365,6 +374,19 @@ async def alternatives(request: AlternativesRequest) -> None:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
         await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def tokenized(request: TokenizerRequest) -> dict[str, Any]:
+    """What the model's tokenizer, or its chat template, makes of a text, ids or messages."""
+    tokenizer = Tokenizer(await load_once(request))
+    if request["action"] == "decode":
+        return {"text": tokenizer.decode(request.get("ids") or [])}
+    text = request.get("text") or ""
+    if request["action"] == "template":
+        text = tokenizer.apply_chat_template(
+            request.get("messages") or [], request.get("tools"), thinking=request.get("thinking")
+        )
+    return {"text": text, "ids": tokenizer.encode(text)}
 
 
 async def operations(request: OperationsRequest) -> dict[str, Any]:
@@ -532,20 +554,6 @@ def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tok
     if new_tokens < 1:
         raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
     params.set_search_options(max_length=min(prompt + new_tokens, context))
-
-
-def text_events(stream: StoppingStream, keep: Callable[[str], None]) -> Callable[[int, bool], None]:
-    """A function that turns each id of the sequence (-1 at the end) into text, keeps it and tells the page."""
-
-    def show(token: int, in_sequence: bool) -> None:
-        delta = stream.push(token) if in_sequence else ""
-        if token < 0:
-            delta = stream.flush()
-        keep(delta)
-        if token >= 0 or delta:
-            host.emit({"kind": "text", "text": delta, "token_id": token})
-
-    return show
 
 
 async def execute(request: ExecRequest) -> dict[str, int]:

@@ -24,6 +24,7 @@ __all__ = [
     "OperationsRequest",
     "PlanRequest",
     "RunRequest",
+    "TokenizerRequest",
     "TraceRequest",
 ]
 
@@ -101,6 +102,9 @@ class RunRequest(ModelRequest):
     """The name of a function that a script defined by capstan.logits_processor or capstan.shortlist_processor."""
     recoveries: NotRequired[int | None]
     """How often the run may have its GPU device lost and go on, on another one; null for the default."""
+    log_probabilities: NotRequired[int | None]
+    """Tell with each token its log probability and those of so many that could have come, as `log_probability` of
+    `text` events; null tells none."""
     timeline: NotRequired[bool | None]
     """Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; null for false."""
 
@@ -144,6 +148,8 @@ class ChatRequest(ConversationRequest):
     messages: list[Message]
     tools: NotRequired[list[Tool] | None]
     """The tools that the model may call, in the template's form; null for none."""
+    thinking: NotRequired[bool | None]
+    """Whether the model reasons before it answers, if its template knows that; null leaves it to the template."""
     begun: NotRequired[list[int] | None]
     """As in GenerateRequest, but the first tokens of the answer."""
 
@@ -157,11 +163,26 @@ class AlternativesRequest(ConversationRequest):
     messages: NotRequired[list[Message] | None]
     """A conversation's in place of a prompt, up to what was answered; null for a prompt."""
     tools: NotRequired[list[Tool] | None]
+    thinking: NotRequired[bool | None]
     """As in ChatRequest."""
     answer: list[int]
     """The ids of the answer's tokens."""
     count: int
     """So many of the most probable tokens are told for each."""
+
+
+class TokenizerRequest(ModelRequest):
+    """Ask the model's tokenizer: `encode` a text into `ids`, `decode` ids into a `text`, or render messages by the chat
+    template into a `text` and its `ids`. The result has those."""
+
+    kind: Literal["tokenizer"]
+    action: Literal["encode", "decode", "template"]
+    text: NotRequired[str | None]
+    ids: NotRequired[list[int] | None]
+    messages: NotRequired[list[Message] | None]
+    tools: NotRequired[list[Tool] | None]
+    thinking: NotRequired[bool | None]
+    """As in ChatRequest."""
 
 
 class OperationsRequest(ModelRequest):
@@ -233,6 +254,7 @@ AnsweredRequest = (
     | OperationsRequest
     | PlanRequest
     | AlternativesRequest
+    | TokenizerRequest
     | EndSessionRequest
     | TraceRequest
 )
