@@ -351,6 +351,91 @@ def test_the_attribute_plain_shows_the_source(page: Page) -> None:
     assert page.evaluate(shown, False) == whole == "<p><strong>x</strong></p><p>y</p>"
 
 
+FOLDED = """() => {
+  const { summary, details } = { details: slot().querySelector('details'), summary: slot().querySelector('summary') };
+  return [details?.open ?? null, summary?.textContent ?? null, slot().lastElementChild?.innerHTML ?? ''];
+}"""
+"""Whether the reasoning is open, null without any, its heading, and the last element."""
+
+
+def test_reasoning_is_folded_above_the_answer_and_later_turns_do_not_send_it(page: Page) -> None:
+    text = "<think>\n**One**\n</think>\n\n*Two* `</think>`"
+    show(page, text)
+    assert page.evaluate(FOLDED) == [False, "Reasoning", "<em>Two</em> <code>&lt;/think&gt;</code>"]
+    heading = page.get_by_text("Reasoning", exact=True)
+    expect(page.locator(".thoughts")).to_be_hidden()
+    heading.press("Enter")
+    expect(page.locator(".thoughts strong")).to_have_text("One")
+    assert page.evaluate("() => chat.messages.map(({ content }) => content)") == ["**ask**", "*Two* `</think>`"]
+    turn = page.evaluate("() => (({ answer, reasoning, reply }) => [answer, reasoning, reply])(chat.turns[0])")
+    assert turn == [text, "**One**", "*Two* `</think>`"]
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("() => copied") == "*Two* `</think>`"
+    page.evaluate("() => chat.toggleAttribute('plain', true)")
+    assert page.locator(".thoughts").inner_text() == "**One**"
+    page.evaluate("() => { chat.turns[0].continues = true; }")
+    assert page.evaluate("() => slot().innerHTML").startswith("&lt;think&gt;"), "a continued text is what it says"
+
+
+def test_while_it_streams_the_heading_tells_that_the_model_thinks_and_for_how_long(page: Page) -> None:
+    found = page.evaluate(
+        """async (folded) => {
+      const look = eval(folded);
+      const seen = [];
+      const grown = async (turn, part, heading) => {
+        turn.append(part);
+        for (let frames = 0; frames < 300 && look()[1] !== heading; frames++) await frame();
+        seen.push(look());
+      };
+      window.answer = async (turn) => {
+        await grown(turn, '<thi', null);
+        await grown(turn, 'nk>hm', 'Thinking…');
+        const { now } = performance;
+        performance.now = () => now.call(performance) + 61_000;
+        await grown(turn, ', so </thi', 'Thinking… 1 min 1 s');
+        await grown(turn, 'nk>So.', 'Reasoning (1 min 1 s)');
+        performance.now = now;
+      };
+      await chat.send('ask');
+      return [...seen, look()];
+    }""",
+        FOLDED,
+    )
+    ended = [False, "Reasoning (1 min 1 s)", "So."]
+    assert [heading for _, heading, _ in found] == [None, "Thinking…", "Thinking… 1 min 1 s", ended[1], ended[1]]
+    assert [opened for opened, *_ in found] == [None, *[False] * 4]
+    assert found[3:] == [ended, ended]
+
+
+def test_reasoning_that_does_not_end_and_that_begins_in_the_prompt_is_folded_too(page: Page) -> None:
+    show(page, "<think>hm, `<think>` a")
+    assert page.evaluate(FOLDED)[:2] == [False, "Reasoning, not finished"]
+    assert page.evaluate("() => [chat.messages.at(-1).content, chat.turns[0].reasoning]") == ["", "hm, `<think>` a"]
+    show(page, "hm\n</think>\n\nYes.")
+    assert page.evaluate(FOLDED) == [False, "Reasoning", "Yes."]
+    seen = page.evaluate(
+        """async (folded) => {
+      const look = eval(folded);
+      let seen;
+      window.answer = async (turn) => {
+        turn.reasons = true;
+        turn.append('hm');
+        await frame();
+        seen = look()[1];
+        turn.append('</think>Yes.');
+      };
+      await chat.send('ask');
+      return [seen, look()];
+    }""",
+        FOLDED,
+    )
+    assert seen == ["Thinking…", [False, "Reasoning", "Yes."]]
+    show(page, "Write `<think>`:\n\n```\n<think>\nhm\n</think>\n```")
+    assert page.evaluate(FOLDED)[0] is None
+
+
 def test_wide_code_and_tables_scroll_in_themselves(page: Page) -> None:
     wide = "```\n" + "x = 1; " * 40 + "\n```\n\n|" + " header |" * 12 + "\n|" + "---|" * 12 + "\n|" + " value |" * 12
     show(page, f"{wide}\n\n- `{'y' * 200}`\n- {'z' * 200}\n\n> {wide.splitlines()[1]}")

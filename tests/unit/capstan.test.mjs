@@ -562,7 +562,11 @@ for (const [model, options, message] of [
     {},
     'the model is "file:///models/"; a page can only read http: and https: addresses, so serve the files',
   ],
-  ["./model/", { revision: "v1" }, 'revision and token are a hub\'s, but "./model/" is the address of a folder or file'],
+  [
+    "./model/",
+    { revision: "v1" },
+    'revision and token are a hub\'s, but "./model/" is the address of a folder or file',
+  ],
   ["", {}, 'the model is ""; it must be an address, a hub\'s id, or what was picked'],
   [undefined, {}, "the model is undefined; it must be an address, a hub's id, or what was picked"],
   [7, {}, "the model is 7; it must be an address, a hub's id, or what was picked"],
@@ -636,4 +640,16 @@ test("Python's output and exit status are the result of a script", async () => {
   };
   const llm = await load();
   assert.deepEqual(await llm.python("print(1)", ["x"]), { status: 3, stdout: "print(1)", stderr: "script.py,x" });
+});
+
+test("a session sends its answers back without their reasoning", async () => {
+  const llm = await Capstan.load("model/");
+  behaviour = ({ request, good }) => request.kind === "chat" && good({ ...ANSWER, text: "<think>hm</think>\n\nab" });
+  const session = llm.session();
+  assert.equal((await session.send("one").result).text, "<think>hm</think>\n\nab");
+  await session.send("two").result;
+  assert.deepEqual(
+    asked.at(-1).messages.map(({ content }) => content),
+    ["one", "ab", "two"],
+  );
 });

@@ -1,4 +1,4 @@
-// What of a model's text is its reasoning, and what its answer: whole texts, and texts that grow.
+// Reasoning is told from the answer, in whole texts and in texts that grow.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

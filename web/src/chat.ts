@@ -83,12 +83,12 @@ export class CapstanChat extends Element {
     });
   }
 
-  /** The conversation so far. */
+  /** The conversation so far, without the reasoning of its answers. */
   get messages(): readonly Message[] {
     const system = this.getAttribute("system");
     const said = this.shown.flatMap((turn) => [
       { role: "user", content: turn.asked },
-      ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.answer }]),
+      ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.reply }]),
     ]);
     return system ? [{ role: "system", content: system }, ...said] : said;
   }

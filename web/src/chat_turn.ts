@@ -59,7 +59,7 @@ export class ChatTurn {
     this.continues = false;
   }
 
-  /** The model's text so far. */
+  /** The model's text so far, with its reasoning. */
   get answer(): string {
     return this.words.text;
   }
@@ -70,6 +70,25 @@ export class ChatTurn {
 
   append(part: string): void {
     this.words.append(part);
+  }
+
+  /** The reasoning in the answer, between `<think>` and `</think>`. */
+  get reasoning(): string {
+    return this.words.split.reasoning;
+  }
+
+  /** The answer without its reasoning, as later turns get it. */
+  get reply(): string {
+    return this.words.split.answer;
+  }
+
+  /** Whether the prompt ended with `<think>`, so that the answer begins inside; undefined if that is not known. */
+  get reasons(): boolean | undefined {
+    return this.words.reasons;
+  }
+
+  set reasons(on: boolean | undefined) {
+    this.words.reasons = on;
   }
 
   /** A line below the answer, about it. */
@@ -97,8 +116,8 @@ export class ChatTurn {
 
   /** For the element: show Markdown as such, unless the answer continues a text or the element is `plain`. */
   chooseForm(): void {
-    this.words.plain = this.continuing || this.host.hasAttribute("plain");
-    this.text.classList.toggle("markdown", !this.words.plain);
+    this.words.form = this.continuing ? "source" : this.host.hasAttribute("plain") ? "plain" : "markdown";
+    this.text.classList.toggle("markdown", this.words.form === "markdown");
   }
 
   /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */
@@ -124,7 +143,7 @@ export class ChatTurn {
 
   private async copy(button: HTMLButtonElement): Promise<void> {
     try {
-      await navigator.clipboard.writeText(this.continues ? this.asked + this.answer : this.answer);
+      await navigator.clipboard.writeText(this.continues ? this.asked + this.reply : this.reply);
       button.textContent = "Copied";
     } catch {
       button.textContent = "Not allowed";
