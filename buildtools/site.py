@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from . import CACHE, ROOT, SITE
-from .bundles import CLIENT_AND_WORKER, bundle
+from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from .environment import locked
 from .numpy_wheel import numpy_wheel
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
@@ -38,7 +38,7 @@ PAGE_FOLDERS = {
     "web/harness": ("harness.ts",),
 }
 """The pages, and which of their modules a page names; those import the others."""
-LATER = "./drawer.js"
+LATER = ("./drawer.js", COLOURS)
 """Modules that the demo page imports on demand."""
 PAGE_IMPORT = "./capstan/capstan.js"
 """The target of `import ... from "capstan-webgpu"` in a page: the built client, so that tests run the code that users
@@ -122,11 +122,12 @@ def copy_python() -> list[Path]:
 def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
+    made.append(bundle_colours(SITE))
     for folder, entries in PAGE_FOLDERS.items():
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
             target = SITE / source.relative_to(ROOT / folder)
             if source.name in entries:
-                outside = [f"--external:{PAGE_IMPORT}", f"--external:{LATER}"]
+                outside = [f"--external:{name}" for name in (PAGE_IMPORT, *LATER)]
                 page = [f"--alias:capstan-webgpu={PAGE_IMPORT}", *outside, "--legal-comments=inline"]
                 made.append(bundle(source, target.with_suffix(".js"), page))
             elif source.suffix != ".ts":

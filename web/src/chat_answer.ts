@@ -105,7 +105,7 @@ export class AnswerText {
   private nodes(text: string, growing: boolean): ChildNode[] {
     if (this.shownAs === "markdown")
       try {
-        const { childNodes } = rendered(text, growing);
+        const { childNodes } = rendered(text, growing, () => this.draw(this.growing));
         return [...childNodes].filter((node) => node.nodeType !== Node.TEXT_NODE || node.textContent!.trim());
       } catch (error) {
         // A policy of the page for trusted types may refuse the parser.

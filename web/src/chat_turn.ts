@@ -1,7 +1,8 @@
 // A turn of <capstan-chat>: what was asked, its answer, and the buttons for both.
 
 import { AnswerText } from "./chat_answer";
-import { made } from "./chat_parts";
+import { copied } from "./chat_code";
+import { button, made } from "./chat_parts";
 
 /** The places of a turn for elements of the page: instead of the answer's text, below it, among the buttons. */
 export type TurnPlace = "answer" | "below" | "actions";
@@ -14,8 +15,6 @@ export interface TurnActions {
   grow: (add: () => void) => void;
 }
 
-/** The Copy button shows its result for this many milliseconds. */
-const TOLD_MS = 1500;
 let count = 0;
 
 /** One question and its answer. */
@@ -47,7 +46,7 @@ export class ChatTurn {
       this.text,
     );
     const row = made("div", { className: "turn-actions" });
-    const copy = button("Copy", () => void this.copy(copy));
+    const copy = button("Copy", () => void copied(copy, this.continues ? this.asked + this.reply : this.reply));
     row.append(
       this.about,
       button("Edit", () => actions.edit(this)),
@@ -140,25 +139,9 @@ export class ChatTurn {
   discard(): void {
     for (const element of this.brought) element.remove();
   }
-
-  private async copy(button: HTMLButtonElement): Promise<void> {
-    try {
-      await navigator.clipboard.writeText(this.continues ? this.asked + this.reply : this.reply);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Not allowed";
-    }
-    setTimeout(() => (button.textContent = "Copy"), TOLD_MS);
-  }
-}
-
-function button(text: string, onClick: () => void, ariaLabel: string | null = null): HTMLButtonElement {
-  const element = made("button", { part: "button", className: "quiet", type: "button", textContent: text, ariaLabel });
-  element.addEventListener("click", onClick);
-  return element;
 }
 
 function disable(root: HTMLElement, on: boolean): void {
   for (const element of [root, ...root.querySelectorAll("*")])
-    if (element instanceof HTMLButtonElement) element.disabled = on;
+    if (element instanceof HTMLButtonElement && !element.closest(".code")) element.disabled = on;
 }
