@@ -133,20 +133,25 @@ export class WeightLoad {
       await before;
       if (outcome.problem) return null;
       if (await this.wait("target", () => target.put(at, length, direct)))
-        return { found: length, chunk: null, number, wanted, fresh: false };
+        return { found: length, chunk: null, number, wanted, digest: null };
     }
-    if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, fresh: false };
+    if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, digest: null };
     this.chunks.reverse();
     const [chunk] = this.chunks;
     const fresh = !here || !(await this.isSound(chunk, at, number, length));
     const found = fresh ? await this.fetch(chunk, at, number, length) : length;
-    return outcome.problem && outcome.problem !== "write" ? null : { found, chunk, number, wanted, fresh };
+    if (outcome.problem && outcome.problem !== "write") return null;
+    // Another thread of the browser hashes it while the shard before is written and the next one comes.
+    const digest = fresh && (this.expected(number) || plan.writes) ? chunk.sha256(found) : null;
+    // Until it is awaited nobody else hears of a failure.
+    digest?.catch(() => undefined);
+    return { found, chunk, number, wanted, digest };
   }
 
   /** Check a shard that came in, store it and upload it. */
-  private async finish(at: number, { found, chunk, number, wanted, fresh }: Shard): Promise<void> {
+  private async finish(at: number, { found, chunk, number, wanted, digest }: Shard): Promise<void> {
     if (chunk) {
-      if (fresh && !(await this.keep(chunk, at, number, found))) return;
+      if (digest && !(await this.keep(chunk, at, number, found, digest))) return;
       this.hash?.(at, chunk.view(found));
       const read: ReadAt = (into, from) => chunk.copy(into, from - at);
       if (wanted && found > 0) await this.wait("target", () => this.target.put(at, found, read));
@@ -210,11 +215,16 @@ export class WeightLoad {
    * Compare a shard that was fetched with its digest, and store it; whether it may be used. The loop stops after it if
    * there is a problem.
    */
-  private async keep(chunk: Chunk, at: number, shard: number, length: number): Promise<boolean> {
+  private async keep(
+    chunk: Chunk,
+    at: number,
+    shard: number,
+    length: number,
+    hashing: Promise<string>,
+  ): Promise<boolean> {
     const { plan, outcome } = this;
-    const expected = plan.vouched ? plan.digests[shard] : null;
-    if (!expected && !plan.writes) return true;
-    const digest = await this.wait("digest", () => chunk.sha256(length));
+    const expected = this.expected(shard);
+    const digest = await this.wait("digest", () => hashing);
     if (expected && digest !== expected) {
       Object.assign(outcome, { problem: "digest", message: digest });
       return false;
@@ -229,6 +239,11 @@ export class WeightLoad {
     }
     if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
+  }
+
+  /** The digest that the file came with; null if nobody vouches for it. */
+  private expected(shard: number): string | null {
+    return (this.plan.vouched && this.plan.digests[shard]) || null;
   }
 
   /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
@@ -277,6 +292,6 @@ interface Shard {
   chunk: Chunk | null;
   number: number;
   wanted: boolean;
-  /** Whether it was fetched. */
-  fresh: boolean;
+  /** Its SHA-256 as hex, if it was fetched and is to be compared or stored. */
+  digest: Promise<string> | null;
 }
