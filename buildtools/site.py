@@ -51,7 +51,8 @@ def assemble() -> Path:
     with locked("site"):
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
-        part("wheels", [*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt"], copy_python)
+        wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt", ROOT / "package-lock.json")
+        part("wheels", wheels, copy_python)
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")
         part("web", [*web, *(ROOT / name for name in others)], build_web)
@@ -114,6 +115,9 @@ def copy_python() -> list[Path]:
         "wheels": [f"wheels/{wheel.name}" for wheel in wheels],
         "vendored": {name: f"wheels/{wheel.name}" for name, wheel in vendored.items()},
         "snapshot": {"file": copied.name, "bytes": snapshot.bytes, "heap": snapshot.heap},
+        "sizes": {path.relative_to(target).as_posix(): path.stat().st_size for path in (*wheels, copied)}
+        | {f"pyodide/{name}": (VENDORED["pyodide"] / name).stat().st_size for name in PYODIDE_FILES}
+        | {f"ort/{name}": (VENDORED["ort"] / name).stat().st_size for name in ORT_FILES},
     }
     (target / "python.json").write_text(json.dumps(index))
     return [*wheels, *vendored.values(), copied, target / "python.json"]

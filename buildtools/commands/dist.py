@@ -33,7 +33,7 @@ KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl"
 """The endings of files that the service worker keeps."""
 TYPES = (
     *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),
-    *("page_request", "page_types", "protocol", "requests", "run", "session", "tool_calls"),
+    *("page_request", "page_types", "progress", "protocol", "requests", "run", "session", "tool_calls"),
 )
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}

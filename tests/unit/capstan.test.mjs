@@ -452,17 +452,29 @@ test("what is told while a model is loaded, is told as progress until it is ther
     if (message.request?.kind === "load") {
       this.send({ tag: "event", id: message.id, event: { kind: "status", text: "loading" } });
       this.send({ tag: "event", id: message.id, event: { kind: "progress", what: "model.onnx", done: 1, total: 2 } });
+      this.send({ tag: "event", id: message.id, event: { kind: "bytes", done: 3, total: 4, whole: true } });
     }
     send.call(this, message);
   };
   try {
     await load({ onProgress: (progress) => told.push(progress) });
+    await load();
   } finally {
     StandInWorker.prototype.postMessage = send;
   }
+  assert.deepEqual(
+    boots.map(({ bytes }) => bytes),
+    [true, false],
+    "bytes are counted if somebody wants to hear of them",
+  );
+  const nothing = { fraction: 0, bytes: 0, totalBytes: null, secondsLeft: null };
+  const reading = { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 };
+  const some = { fraction: 0.75, bytes: 3, totalBytes: 4, secondsLeft: null };
   assert.deepEqual(told, [
-    { status: "loading", file: null, loaded: 0, total: 0 },
-    { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 },
+    { status: "loading", file: null, loaded: 0, total: 0, ...nothing },
+    { ...reading, ...nothing },
+    { ...reading, ...some },
+    { status: "ready", file: null, loaded: 0, total: 0, ...some, fraction: 1, secondsLeft: 0 },
   ]);
 });
 
