@@ -9,9 +9,11 @@ from . import ROOT
 from .environment import run_tool
 from .errors import CommandError
 
-__all__ = ["CLIENT_AND_WORKER", "WHEEL_HOST", "bundle", "bundle_wheel_host"]
+__all__ = ["CLIENT_AND_WORKER", "COLOURS", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
 
 CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
+COLOURS = "./highlight.js"
+"""The module with the colours of code, which <capstan-chat> imports on demand: it is a file beside the element's."""
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
 """Made for each wheel that other people's pages install; see py_src/capstan/_js/own_host.py."""
 FLAGS = ("--bundle", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8")
@@ -22,6 +24,11 @@ LOADERS = ("--loader:.wgsl=text", "--loader:.py=text", "--loader:.css=text")
 def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
     """One ES module from a TypeScript entry."""
     return _built(source, target, ["--format=esm", *extra])
+
+
+def bundle_colours(folder: Path) -> Path:
+    """highlight.js for `COLOURS`, in the folder of the element's script."""
+    return bundle(ROOT / "web/src/highlight.ts", folder / COLOURS, ["--minify", "--legal-comments=inline"])
 
 
 def bundle_wheel_host() -> Path:

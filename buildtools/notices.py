@@ -55,6 +55,7 @@ def notices() -> str:
             for place, names in (
                 ("capstan/worker.js", ("@huggingface/tokenizers", "@noble/hashes")),
                 ("demo.js of the demo page and chat.js of the npm package", ("dompurify", "marked")),
+                ("highlight.js of the demo page and of the npm package", ("highlight.js",)),
             )
             for name in names
         ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from . import CACHE, ROOT, SITE
-from .bundles import CLIENT_AND_WORKER, bundle
+from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from .environment import locked
 from .numpy_wheel import numpy_wheel
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
@@ -38,7 +38,7 @@ PAGE_FOLDERS = {
     "web/harness": ("harness.ts",),
 }
 """The pages, and which of their modules a page names; those import the others."""
-LATER = "./drawer.js"
+LATER = ("./drawer.js", COLOURS)
 """Modules that the demo page imports on demand."""
 PAGE_IMPORT = "./capstan/capstan.js"
 """The target of `import ... from "capstan-webgpu"` in a page: the built client, so that tests run the code that users
@@ -51,7 +51,8 @@ def assemble() -> Path:
     with locked("site"):
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
-        part("wheels", [*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt"], copy_python)
+        wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt", ROOT / "package-lock.json")
+        part("wheels", wheels, copy_python)
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")
         part("web", [*web, *(ROOT / name for name in others)], build_web)
@@ -114,6 +115,9 @@ def copy_python() -> list[Path]:
         "wheels": [f"wheels/{wheel.name}" for wheel in wheels],
         "vendored": {name: f"wheels/{wheel.name}" for name, wheel in vendored.items()},
         "snapshot": {"file": copied.name, "bytes": snapshot.bytes, "heap": snapshot.heap},
+        "sizes": {path.relative_to(target).as_posix(): path.stat().st_size for path in (*wheels, copied)}
+        | {f"pyodide/{name}": (VENDORED["pyodide"] / name).stat().st_size for name in PYODIDE_FILES}
+        | {f"ort/{name}": (VENDORED["ort"] / name).stat().st_size for name in ORT_FILES},
     }
     (target / "python.json").write_text(json.dumps(index))
     return [*wheels, *vendored.values(), copied, target / "python.json"]
@@ -122,11 +126,12 @@ def copy_python() -> list[Path]:
 def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
+    made.append(bundle_colours(SITE))
     for folder, entries in PAGE_FOLDERS.items():
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
             target = SITE / source.relative_to(ROOT / folder)
             if source.name in entries:
-                outside = [f"--external:{PAGE_IMPORT}", f"--external:{LATER}"]
+                outside = [f"--external:{name}" for name in (PAGE_IMPORT, *LATER)]
                 page = [f"--alias:capstan-webgpu={PAGE_IMPORT}", *outside, "--legal-comments=inline"]
                 made.append(bundle(source, target.with_suffix(".js"), page))
             elif source.suffix != ".ts":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import BUILD, ROOT, SITE
-from ..bundles import CLIENT_AND_WORKER, bundle
+from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..digests import complete_digests
 from ..environment import run_tool
@@ -33,10 +33,10 @@ KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl"
 """The endings of files that the service worker keeps."""
 TYPES = (
     *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),
-    *("page_request", "page_types", "protocol", "requests", "run", "session", "tool_calls"),
+    *("page_request", "page_types", "progress", "protocol", "requests", "run", "session", "tool_calls"),
 )
 PACKAGE = "capstan-webgpu"
-BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
+BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
@@ -128,6 +128,7 @@ def npm_package(target: Path) -> Path:
     for name, flags in BESIDE.items():
         first = [f"--alias:{PACKAGE}=./index.js", "--external:./index.js"]
         bundle(ROOT / f"web/src/{name}.ts", package / f"{name}.js", [*flags, *first])
+    bundle_colours(package)
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
     entries = {".": ("capstan", "index")} | {f"./{name}": (name, name) for name in BESIDE}
     (package / "dev").mkdir()
@@ -157,7 +158,17 @@ def npm_package(target: Path) -> Path:
         # Pyodide imports it in Node only.
         "browser": {"ws": False},
         "types": "./types/capstan.d.ts",
-        "files": ["index.js", *(f"{name}.js" for name in BESIDE), "bin", "capstan", "dev", "types", "*.md", "*.txt"],
+        "files": [
+            "index.js",
+            *(f"{name}.js" for name in BESIDE),
+            "highlight.js",
+            "bin",
+            "capstan",
+            "dev",
+            "types",
+            "*.md",
+            "*.txt",
+        ],
     }
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
     printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from buildtools import ROOT
+from buildtools.bundles import COLOURS, bundle, bundle_colours
 from buildtools.server import SiteServer
 from tests.harness import watch
 from tests.looped import looped
@@ -56,15 +57,16 @@ PARTS = """async (parts) => {
   return [...seen, slot().innerHTML];
 }"""
 """Answer in parts, and give the elements after each of them, once they are drawn, and at the end."""
-ELEMENTS = """() => [...slot().querySelectorAll('*')].map((element) => [
+ELEMENTS = """() => [...slot().querySelectorAll('*:not(.code-head *)')].map((element) => [
   element.localName,
   Object.fromEntries([...element.attributes].map(({ name, value }) => [name, value])),
 ])"""
 TAGS = {
     *("a", "blockquote", "br", "code", "del", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre"),
-    *("strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
 }
 ATTRIBUTES = {"align", "aria-label", "class", "href", "rel", "role", "start", "tabindex", "target"}
+CLASSES = re.compile("table|code|code-head|task|hljs-[a-z_ -]+")
 LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
 ATTACKS = [
     "<script>window.hit = 1</script>",
@@ -87,6 +89,24 @@ ATTACKS = [
     '[x](https://a.test/"onclick="window.hit=1 \'title" onclick=window.hit=1\')',
     "`<img src=x onerror=window.hit=1>` &lt;img src=x onerror=window.hit=1&gt;",
 ]
+CODE = {
+    "bash": ("for x in a; do echo $x; done", "keyword", "for"),
+    "c": ("int x = 1;", "number", "1"),
+    "c++": ("auto x = 1;", "keyword", "auto"),
+    "css": ("#a > p.b:hover { color: red; }", "selector-id", "#a"),
+    "diff": ("@@ -1 +1 @@\n- a\n+ b", "meta", "@@ -1 +1 @@"),
+    "go": ("func f() { return nil }", "keyword", "func"),
+    "html": ('<a href="x">&amp;</a><!-- y -->', "attr", "href"),
+    "java": ("@Override void f() {}", "meta", "@Override"),
+    "js": ("const f = async () => `a${1}`;", "keyword", "const"),
+    "JSON": ('{"a": [1, true]}', "attr", '"a"'),
+    "python": ("def f(x: int) -> str: return f'{x}'", "keyword", "def"),
+    "rs": ('fn f<\'a>() -> u8 { println!("x") }', "keyword", "fn"),
+    "sql": ("SELECT count(*) FROM t", "keyword", "SELECT"),
+    "ts": ("interface A { b: string }", "keyword", "interface"),
+    "yml": ("a: true", "attr", "a:"),
+}
+"""By a name of the language: code, and a part of it, with the class that it gets."""
 LONG = [
     ">" * 5000 + " x",
     "- " * 5000 + "x",
@@ -137,23 +157,27 @@ print("**not bold**")
 """
 
 
+Scripts = Mapping[str, bytes]
+
+
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The element, bundled."""
-    target = tmp_path_factory.mktemp("markdown") / "chat.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--format=esm"]
-    options = ["--loader:.css=text", "--log-level=error", "--charset=utf8", f"--outfile={target}"]
-    subprocess.run([*esbuild, *options, str(ROOT / "web/src/chat.ts")], check=True)
-    return target.read_bytes()
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Scripts:
+    """The element, and the colours that it loads, bundled."""
+    folder = tmp_path_factory.mktemp("markdown")
+    made = [bundle(ROOT / "web/src/chat.ts", folder / "chat.js", [f"--external:{COLOURS}"]), bundle_colours(folder)]
+    return {path.name: path.read_bytes() for path in made}
 
 
-def opened(browser: Browser, site: SiteServer, script: bytes, policy: str) -> Page:
+def opened(browser: Browser, site: SiteServer, scripts: Scripts, policy: str) -> Page:
     """A page with the element, under a policy."""
     page = browser.new_page(viewport={"width": 360, "height": 640})
 
     def answer(route: Route) -> None:
-        if route.request.url.endswith("/chat.js"):
-            route.fulfill(body=script, content_type="text/javascript")
+        name = route.request.url.rpartition("/")[2]
+        if name in scripts:
+            route.fulfill(body=scripts[name], content_type="text/javascript")
+        elif name.endswith(".js"):
+            route.fulfill(status=404)
         else:
             body = "<!doctype html><meta name=viewport content='width=device-width'>"
             body += "<script type=module src=chat.js></script>"
@@ -167,10 +191,10 @@ def opened(browser: Browser, site: SiteServer, script: bytes, policy: str) -> Pa
 
 
 @pytest.fixture(scope="module")
-def strict_page(browser: Browser, site: SiteServer, script: bytes) -> Iterator[tuple[Page, list[str], list[str]]]:
-    page = opened(browser, site, script, STRICT + "dompurify")
+def strict_page(browser: Browser, site: SiteServer, scripts: Scripts) -> Iterator[tuple[Page, list[str], list[str]]]:
+    page = opened(browser, site, scripts, STRICT + "dompurify")
     errors, addresses = watch(page, []), list[str]()
-    page.on("request", lambda request: addresses.append(request.url))
+    page.on("request", lambda request: addresses.append(request.url) if COLOURS[1:] not in request.url else None)
     yield page, errors, addresses
     page.close()
 
@@ -197,7 +221,7 @@ def check(page: Page) -> None:
     for name, attributes in elements(page):
         assert name in TAGS
         assert set(attributes) <= ATTRIBUTES
-        assert attributes.get("class", "table") == "table"
+        assert CLASSES.fullmatch(attributes.get("class", "table"))
         if name == "a":
             assert attributes["href"].startswith(("https://", "http://", "mailto:"))
             assert LINK.items() <= attributes.items()
@@ -248,6 +272,8 @@ def test_deep_nesting_and_long_paragraphs_stay_as_they_are_written(page: Page) -
 
 @pytest.mark.parametrize("step", [3, 40])
 def test_an_answer_that_came_in_characters_is_what_it_is_at_once(page: Page, step: int) -> None:
+    show(page, MIXED)
+    expect(page.locator(".hljs-string")).to_be_visible()
     whole = show(page, MIXED)
     for tag in TAGS - {"h3", "h4", "h5", "h6", "div"}:
         assert f"<{tag}" in whole
@@ -259,19 +285,20 @@ def test_an_answer_that_came_in_characters_is_what_it_is_at_once(page: Page, ste
 
 
 def test_what_is_half_written_looks_whole(page: Page) -> None:
-    parts = ["**bo", "ld*", "* 2 ** `co", "de`.\n-", " **x\n\n```js\nlet **a", "\n```\n\n| a |\n|"]
-    seen = page.evaluate(PARTS, parts)
+    parts = ["**bo", "ld*", "* 2 ** `co", "de`.\n-", " **x\n\n```text\nlet **a", "\n```\n\n| a |\n|"]
     bold = "<p><strong>bold</strong>"
-    code = '<pre tabindex="0"><code>let **a\n</code></pre>'
+    code = '<pre tabindex="0"><code>let **a\n</code></pre></div>'
+    seen = page.evaluate(PARTS, parts)
     assert seen[:4] == [
         "<p><strong>bo</strong></p>",
         f"{bold}</p>",
         f"{bold} 2 ** <code>co</code></p>",
         f"{bold} 2 ** <code>code</code>.</p>",
     ]
-    assert seen[4].endswith(f"</ul>{code}")
+    assert seen[4].endswith(code)
+    assert '</ul><div class="code">' in seen[4]
     assert seen[5].endswith(f"{code}<p>| a |</p>")
-    [listed, _] = page.evaluate(PARTS, ["- x\n\n  ```js\n  let **a"])
+    [listed, _] = page.evaluate(PARTS, ["- x\n\n  ```text\n  let **a"])
     assert code in listed
     assert seen[6].endswith(f"{code}<p>| a |<br>|</p>"), "at its end an answer is what it says"
 
@@ -351,6 +378,172 @@ def test_the_attribute_plain_shows_the_source(page: Page) -> None:
     assert page.evaluate(shown, False) == whole == "<p><strong>x</strong></p><p>y</p>"
 
 
+def test_a_task_has_one_mark(page: Page) -> None:
+    show(page, "- [x] done\n- [ ] not\n- plain\n\n1. [x] first")
+    marks = page.evaluate("() => [...slot().querySelectorAll('li')].map((li) => getComputedStyle(li).listStyleType)")
+    assert marks == ["none", "none", "disc", "decimal"]
+    assert page.locator("li").all_inner_texts() == ["\u2611 done", "\u2610 not", "plain", "\u2611 first"]
+
+
+@looped("language", CODE)
+def test_code_is_highlighted_by_its_language(page: Page, language: str) -> None:
+    code, part, text = CODE[language]
+    show(page, f"- x\n\n  ```{language} title=x\n  {code.replace(chr(10), chr(10) + '  ')}\n  ```\n\n```\nplain\n```")
+    expect(page.locator(f".turn:last-child li .hljs-{part}").first).to_have_text(text)
+    assert [shown.strip() for shown in page.locator(".turn:last-child .code pre").all_text_contents()] == [
+        code,
+        "plain",
+    ]
+    assert page.locator(".turn:last-child .code-head span").all_text_contents() == [language, ""]
+    check(page)
+
+
+def test_colours_are_loaded_when_there_is_code_of_a_known_language(
+    browser: Browser, site: SiteServer, scripts: Scripts
+) -> None:
+    page = opened(browser, site, scripts, STRICT + "dompurify")
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url.rpartition("/")[2]))
+    show(
+        page, "`x`\n\n    indented\n\n```brainfuck\n+\n```\n\n```\n# no\n```\n\n```python\n" + "x = 1\n" * 5000 + "```"
+    )
+    assert addresses == []
+    show(page, "```py\nif\n```\n\n```js\nif\n```")
+    expect(page.locator(".hljs-keyword")).to_have_count(2)
+    assert addresses == ["highlight.js"]
+    page.close()
+    page = opened(browser, site, {"chat.js": scripts["chat.js"]}, STRICT + "dompurify")
+    with page.expect_console_message(lambda told: "without colours" in told.text):
+        show(page, "```python\nif x:\n    pass\n```")
+    assert page.locator(".code pre").inner_text() == "if x:\n    pass\n"
+    page.close()
+    assert len(scripts["chat.js"]) < 300_000
+    assert b"registerLanguage" not in scripts["chat.js"]
+
+
+def test_a_block_of_code_is_copied_by_keyboard_alone(page: Page) -> None:
+    code = "<b>if</b> x:\n\n    y"
+    show(page, f"> ```python\n> {code.replace(chr(10), chr(10) + '> ')}\n> ```")
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.locator("#conversation").focus()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Copy this code")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".code-head button")).to_have_text("Copied")
+    assert page.evaluate("() => copied.trimEnd()") == code
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_code_and_reasoning(
+    browser: Browser, site: SiteServer, scripts: Scripts, theme: Literal["light", "dark"]
+) -> None:
+    page = opened(browser, site, scripts, STRICT.replace("script-src 'self'", "script-src 'self' 'unsafe-eval'") + "*")
+    page.emulate_media(color_scheme=theme)
+    page.evaluate("() => { document.documentElement.style.colorScheme = 'light dark'; document.title = 'x'; }")
+    # axe judges colours of what is in sight alone.
+    page.set_viewport_size({"width": 800, "height": 3000})
+    page.evaluate("() => { chat.style.blockSize = '3000px'; }")
+    code = "\n\n".join(f"```{language}\n{code}\n```" for language, (code, *_) in CODE.items())
+    show(page, f"<think>\nhm\n</think>\n\n{code}\n\n```diff\n- a\n+ b\n```\n\n- [x] done")
+    page.get_by_text("Reasoning", exact=True).click()
+    expect(page.locator(".hljs-addition").first).to_be_visible()
+    page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+    violations, judged = page.evaluate("""async () => {
+      const { violations, passes } = await axe.run(chat);
+      const told = ({ id, nodes }) => [id, nodes.map(({ html, failureSummary }) => [html, failureSummary])];
+      const coloured = passes.find(({ id }) => id === 'color-contrast').nodes;
+      return [violations.map(told), coloured.filter(({ html }) => html.includes('hljs-')).length];
+    }""")
+    assert violations == []
+    assert judged > 20
+    page.close()
+
+
+FOLDED = """() => {
+  const { summary, details } = { details: slot().querySelector('details'), summary: slot().querySelector('summary') };
+  return [details?.open ?? null, summary?.textContent ?? null, slot().lastElementChild?.innerHTML ?? ''];
+}"""
+"""Whether the reasoning is open, null without any, its heading, and the last element."""
+
+
+def test_reasoning_is_folded_above_the_answer_and_later_turns_do_not_send_it(page: Page) -> None:
+    text = "<think>\n**One**\n</think>\n\n*Two* `</think>`"
+    show(page, text)
+    assert page.evaluate(FOLDED) == [False, "Reasoning", "<em>Two</em> <code>&lt;/think&gt;</code>"]
+    heading = page.get_by_text("Reasoning", exact=True)
+    expect(page.locator(".thoughts")).to_be_hidden()
+    heading.press("Enter")
+    expect(page.locator(".thoughts strong")).to_have_text("One")
+    assert page.evaluate("() => chat.messages.map(({ content }) => content)") == ["**ask**", "*Two* `</think>`"]
+    turn = page.evaluate("() => (({ answer, reasoning, reply }) => [answer, reasoning, reply])(chat.turns[0])")
+    assert turn == [text, "**One**", "*Two* `</think>`"]
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("() => copied") == "*Two* `</think>`"
+    page.evaluate("() => chat.toggleAttribute('plain', true)")
+    assert page.locator(".thoughts").inner_text() == "**One**"
+    page.evaluate("() => { chat.turns[0].continues = true; }")
+    assert page.evaluate("() => slot().innerHTML").startswith("&lt;think&gt;"), "a continued text is what it says"
+
+
+def test_while_it_streams_the_heading_tells_that_the_model_thinks_and_for_how_long(page: Page) -> None:
+    found = page.evaluate(
+        """async (folded) => {
+      const look = eval(folded);
+      const seen = [];
+      const grown = async (turn, part, heading) => {
+        turn.append(part);
+        for (let frames = 0; frames < 300 && look()[1] !== heading; frames++) await frame();
+        seen.push(look());
+      };
+      window.answer = async (turn) => {
+        await grown(turn, '<thi', null);
+        await grown(turn, 'nk>hm', 'Thinking…');
+        const { now } = performance;
+        performance.now = () => now.call(performance) + 61_000;
+        await grown(turn, ', so </thi', 'Thinking… 1 min 1 s');
+        await grown(turn, 'nk>So.', 'Reasoning (1 min 1 s)');
+        performance.now = now;
+      };
+      await chat.send('ask');
+      return [...seen, look()];
+    }""",
+        FOLDED,
+    )
+    ended = [False, "Reasoning (1 min 1 s)", "So."]
+    assert [heading for _, heading, _ in found] == [None, "Thinking…", "Thinking… 1 min 1 s", ended[1], ended[1]]
+    assert [opened for opened, *_ in found] == [None, *[False] * 4]
+    assert found[3:] == [ended, ended]
+
+
+def test_reasoning_that_does_not_end_and_that_begins_in_the_prompt_is_folded_too(page: Page) -> None:
+    show(page, "<think>hm, `<think>` a")
+    assert page.evaluate(FOLDED)[:2] == [False, "Reasoning, not finished"]
+    assert page.evaluate("() => [chat.messages.at(-1).content, chat.turns[0].reasoning]") == ["", "hm, `<think>` a"]
+    show(page, "hm\n</think>\n\nYes.")
+    assert page.evaluate(FOLDED) == [False, "Reasoning", "Yes."]
+    seen = page.evaluate(
+        """async (folded) => {
+      const look = eval(folded);
+      let seen;
+      window.answer = async (turn) => {
+        turn.reasons = true;
+        turn.append('hm');
+        await frame();
+        seen = look()[1];
+        turn.append('</think>Yes.');
+      };
+      await chat.send('ask');
+      return [seen, look()];
+    }""",
+        FOLDED,
+    )
+    assert seen == ["Thinking…", [False, "Reasoning", "Yes."]]
+    show(page, "Write `<think>`:\n\n```\n<think>\nhm\n</think>\n```")
+    assert page.evaluate(FOLDED)[0] is None
+
+
 def test_wide_code_and_tables_scroll_in_themselves(page: Page) -> None:
     wide = "```\n" + "x = 1; " * 40 + "\n```\n\n|" + " header |" * 12 + "\n|" + "---|" * 12 + "\n|" + " value |" * 12
     show(page, f"{wide}\n\n- `{'y' * 200}`\n- {'z' * 200}\n\n> {wide.splitlines()[1]}")
@@ -361,13 +554,13 @@ def test_wide_code_and_tables_scroll_in_themselves(page: Page) -> None:
       return [document.documentElement, chat, log, ...boxes].map(wider);
     }""")
     assert widths == [False, False, False, True, True]
-    assert [attributes["tabindex"] for name, attributes in elements(page) if name in ("pre", "div")] == ["0", "0"]
+    assert [attributes["tabindex"] for name, attributes in elements(page) if "tabindex" in attributes] == ["0", "0"]
 
 
 def test_under_a_policy_that_refuses_the_parser_an_answer_is_its_source(
-    browser: Browser, site: SiteServer, script: bytes
+    browser: Browser, site: SiteServer, scripts: Scripts
 ) -> None:
-    page = opened(browser, site, script, STRICT + "'none'")
+    page = opened(browser, site, scripts, STRICT + "'none'")
     warnings: list[str] = []
     page.on("console", lambda told: warnings.append(told.text))
     assert show(page, "**x**") == "**x**"

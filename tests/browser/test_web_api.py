@@ -207,8 +207,10 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
-        streamed, result, processed, session, completion, trace, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+        streamed, bar, result, processed, session, completion, trace, error = blank_page.evaluate(RUN_BLOCKS, blocks)
     assert 1 < len(streamed) <= 8
+    assert bar == []
+    assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
     assert result[0].endswith(" 4 max_new_tokens")
     even = [int(token) % 2 for token in processed[0].split()]
     assert even == [0] * 4

@@ -452,17 +452,29 @@ test("what is told while a model is loaded, is told as progress until it is ther
     if (message.request?.kind === "load") {
       this.send({ tag: "event", id: message.id, event: { kind: "status", text: "loading" } });
       this.send({ tag: "event", id: message.id, event: { kind: "progress", what: "model.onnx", done: 1, total: 2 } });
+      this.send({ tag: "event", id: message.id, event: { kind: "bytes", done: 3, total: 4, whole: true } });
     }
     send.call(this, message);
   };
   try {
     await load({ onProgress: (progress) => told.push(progress) });
+    await load();
   } finally {
     StandInWorker.prototype.postMessage = send;
   }
+  assert.deepEqual(
+    boots.map(({ bytes }) => bytes),
+    [true, false],
+    "bytes are counted if somebody wants to hear of them",
+  );
+  const nothing = { fraction: 0, bytes: 0, totalBytes: null, secondsLeft: null };
+  const reading = { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 };
+  const some = { fraction: 0.75, bytes: 3, totalBytes: 4, secondsLeft: null };
   assert.deepEqual(told, [
-    { status: "loading", file: null, loaded: 0, total: 0 },
-    { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 },
+    { status: "loading", file: null, loaded: 0, total: 0, ...nothing },
+    { ...reading, ...nothing },
+    { ...reading, ...some },
+    { status: "ready", file: null, loaded: 0, total: 0, ...some, fraction: 1, secondsLeft: 0 },
   ]);
 });
 
@@ -562,7 +574,11 @@ for (const [model, options, message] of [
     {},
     'the model is "file:///models/"; a page can only read http: and https: addresses, so serve the files',
   ],
-  ["./model/", { revision: "v1" }, 'revision and token are a hub\'s, but "./model/" is the address of a folder or file'],
+  [
+    "./model/",
+    { revision: "v1" },
+    'revision and token are a hub\'s, but "./model/" is the address of a folder or file',
+  ],
   ["", {}, 'the model is ""; it must be an address, a hub\'s id, or what was picked'],
   [undefined, {}, "the model is undefined; it must be an address, a hub's id, or what was picked"],
   [7, {}, "the model is 7; it must be an address, a hub's id, or what was picked"],
@@ -636,4 +652,16 @@ test("Python's output and exit status are the result of a script", async () => {
   };
   const llm = await load();
   assert.deepEqual(await llm.python("print(1)", ["x"]), { status: 3, stdout: "print(1)", stderr: "script.py,x" });
+});
+
+test("a session sends its answers back without their reasoning", async () => {
+  const llm = await Capstan.load("model/");
+  behaviour = ({ request, good }) => request.kind === "chat" && good({ ...ANSWER, text: "<think>hm</think>\n\nab" });
+  const session = llm.session();
+  assert.equal((await session.send("one").result).text, "<think>hm</think>\n\nab");
+  await session.send("two").result;
+  assert.deepEqual(
+    asked.at(-1).messages.map(({ content }) => content),
+    ["one", "ab", "two"],
+  );
 });

@@ -27,7 +27,7 @@ export class Engine {
         if (event.kind === "restarted") this.loaded = this.defined = null;
         if ((id === 0 && telling) || event.kind === "damaged") this.onStart(event);
       };
-      this.worker = Client.start({ onEvent, ...(expected ? { expected } : {}) }).then(
+      this.worker = Client.start({ onEvent, bytes: true, ...(expected ? { expected } : {}) }).then(
         (client) => {
           telling = false;
           return client;

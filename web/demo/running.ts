@@ -11,8 +11,9 @@ import type {
   Request,
 } from "capstan-webgpu";
 import { CapstanChat, type ChatTurn } from "../src/chat";
+import { LoadMeter, type LoadProgress, loadStatus } from "../src/progress";
 import * as diagnostics from "./diagnostics";
-import { button, bytes, element, milliseconds } from "./elements";
+import { button, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
 import { FormError, pointOutNothing, readProcessor, readSettings, systemMessages } from "./settings";
@@ -51,6 +52,8 @@ export class Running {
   /** The beginning of the next answer. Ids are those of a model's own vocabulary. */
   private begun: { model: Chosen; tokens: Token[] } | null = null;
   private release = (): void => {};
+  /** Measures the load that is under way, or the start. */
+  private meter = new LoadMeter();
   /** Ticks while a step is under way. */
   private clock: ReturnType<typeof setInterval> | undefined;
 
@@ -100,6 +103,7 @@ export class Running {
       run.phase = "loading";
       const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
       const about = await engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
+      this.meter = new LoadMeter();
       run.phase = "running";
       turn.continues = !about.can_chat;
       const request: ChatRequest | GenerateRequest = about.can_chat
@@ -250,12 +254,11 @@ export class Running {
   tell(event: CapstanEvent): void {
     const { chat } = this;
     clearInterval(this.clock);
-    if (event.kind === "status") this.showStep(event.text.charAt(0).toUpperCase() + event.text.slice(1));
-    else if (event.kind === "progress") {
-      const { what, done, total } = event;
-      // A server need not send the length of a file.
-      chat.showStatus(`Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`, done, total);
-    } else if (event.kind === "ready") diagnostics.showHow(event);
+    const progress = this.meter.take(event);
+    if (progress && (event.kind !== "status" || comes(progress)))
+      chat.showStatus(loadStatus(progress), progress.bytes ? progress.fraction : null, 1);
+    else if (event.kind === "status") this.showStep(event.text.charAt(0).toUpperCase() + event.text.slice(1));
+    else if (event.kind === "ready") diagnostics.showHow(event);
     else if (event.kind === "recovered")
       chat.showStatus(`The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
     else if (event.kind === "damaged") {
@@ -264,6 +267,11 @@ export class Running {
       chat.showStatus(`${what}; the next run loads the model again and fetches them, earlier answers may be wrong`);
     }
   }
+}
+
+/** Whether bytes of the load are still to come. */
+function comes({ bytes, totalBytes }: LoadProgress): boolean {
+  return bytes > 0 && (totalBytes === null || bytes < totalBytes);
 }
 
 function lookAway(answered: Answered): void {

@@ -19,6 +19,7 @@ import type {
   Trace,
 } from "./protocol";
 import { type OptionTypes, reading, readOptions } from "./page_request";
+import { LoadMeter, type LoadProgress } from "./progress";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
 
@@ -41,19 +42,10 @@ export type { ToolCall } from "./tool_calls";
 export { Run, type RunEnd, type RunResult } from "./run";
 export { Session } from "./session";
 export type { KnownModel } from "./known_models";
-
-/** The progress of a load. */
-export interface LoadProgress {
-  /** The present phase, as text for people. */
-  status: string;
-  /** The file that is being read, null between files. */
-  file: string | null;
-  /** Bytes of it; `total` is 0 if the server did not tell. */
-  loaded: number;
-  total: number;
-}
+export type { LoadProgress } from "./progress";
 
 export interface LoadOptions extends ModelOptions {
+  /** Called while the model is loaded, and last with the fraction 1 when it is there. */
   onProgress?: (progress: LoadProgress) => void;
   /** Called for each event of the start (id 0) and of every request. */
   onEvent?: (event: CapstanEvent, requestId: number) => void;
@@ -157,11 +149,15 @@ export class Capstan {
     signal?.throwIfAborted();
     let ready: Ready | null = null;
     let loaded = false;
+    const meter = new LoadMeter();
     const start: StartOptions = {
+      bytes: onProgress !== undefined,
       onEvent: (event, id) => {
         if (event.kind === "ready") ready = event;
         onEvent?.(event, id);
-        if (onProgress && !loaded) tell(event, onProgress);
+        if (!onProgress || loaded) return;
+        const progress = meter.take(event);
+        if (progress) onProgress(progress);
       },
       ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
       ...(snapshot === undefined ? {} : { snapshot }),
@@ -185,6 +181,7 @@ export class Capstan {
       const about = (await ask(client, loadRequest(folder, options))) as LoadResult;
       signal?.throwIfAborted();
       loaded = true;
+      onProgress?.(meter.ended());
       return new Capstan(client, folder, options, about, () => ready);
     } catch (error) {
       client.close();
@@ -306,12 +303,6 @@ function expectable(folder: ModelFolder): folder is string | HubRepository {
 
 function expectedOf(model: string | HubRepository, { dtype, device }: ModelOptions): StartOptions["expected"] & {} {
   return { model, ...(dtype === undefined ? {} : { dtype }), ...(device === undefined ? {} : { device }) };
-}
-
-function tell(event: CapstanEvent, onProgress: (progress: LoadProgress) => void): void {
-  if (event.kind === "status") onProgress({ status: event.text, file: null, loaded: 0, total: 0 });
-  if (event.kind !== "progress") return;
-  onProgress({ status: `reading ${event.what}`, file: event.what, loaded: event.done, total: event.total });
 }
 
 /** Send a request and wait for its result; throws a CapstanError that names the request. */

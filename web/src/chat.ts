@@ -5,6 +5,7 @@ import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-w
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
 import { ChatTurn } from "./chat_turn";
+import { loadStatus } from "./progress";
 
 export { ChatTurn, type TurnPlace } from "./chat_turn";
 
@@ -83,12 +84,12 @@ export class CapstanChat extends Element {
     });
   }
 
-  /** The conversation so far. */
+  /** The conversation so far, without the reasoning of its answers. */
   get messages(): readonly Message[] {
     const system = this.getAttribute("system");
     const said = this.shown.flatMap((turn) => [
       { role: "user", content: turn.asked },
-      ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.answer }]),
+      ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.reply }]),
     ]);
     return system ? [{ role: "system", content: system }, ...said] : said;
   }
@@ -313,9 +314,8 @@ export class CapstanChat extends Element {
     try {
       const model = this.getAttribute("model");
       if (!model) throw refused("<capstan-chat> has no attribute model; give it the URL of a model's folder");
-      const onProgress: LoadOptions["onProgress"] = ({ status, loaded, total }) => {
-        const told = total > 0 ? `${status}: ${Math.floor((100 * loaded) / total)} %` : status;
-        if (!signal.aborted) this.showStatus(told, loaded > 0 ? loaded : null, total);
+      const onProgress: LoadOptions["onProgress"] = (progress) => {
+        if (!signal.aborted) this.showStatus(loadStatus(progress), progress.bytes ? progress.fraction : null, 1);
       };
       llm = await Capstan.load(model, { ...objectIn<LoadOptions>(this, "options"), onProgress, signal });
     } catch (error) {

@@ -1,13 +1,20 @@
-// The text of an answer in <capstan-chat>: as Markdown, drawn once a frame at most, or plain.
+// The text of an answer in <capstan-chat>: its reasoning folded, the rest as Markdown or plain; drawn once a frame at most.
 
+import { FoldedReasoning } from "./chat_reasoning";
 import { rendered } from "./markdown";
+import { splitReasoning, type SplitText } from "./reasoning";
 
 /** Drawing takes at most one part in this many of the time while an answer grows. */
 const SHARE = 4;
 
+/** Markdown; the text with its reasoning folded; or all of the text. */
+export type AnswerForm = "markdown" | "plain" | "source";
+
 export class AnswerText {
   private source = "";
-  private isPlain = false;
+  private shownAs: AnswerForm = "markdown";
+  private begun: boolean | undefined;
+  private readonly folded = new FoldedReasoning(() => this.draw(this.growing));
   /** Whether the text on the page is that of an answer which grows. */
   private growing = false;
   private frame = 0;
@@ -20,6 +27,7 @@ export class AnswerText {
     private readonly grow: (add: () => void) => void,
   ) {}
 
+  /** All of it, with the tags around its reasoning. */
   get text(): string {
     return this.source;
   }
@@ -29,25 +37,44 @@ export class AnswerText {
     this.draw(false);
   }
 
-  get plain(): boolean {
-    return this.isPlain;
+  get form(): AnswerForm {
+    return this.shownAs;
   }
 
-  set plain(on: boolean) {
-    if (on === this.isPlain) return;
-    this.isPlain = on;
+  set form(form: AnswerForm) {
+    if (form === this.shownAs) return;
+    this.shownAs = form;
     this.draw(this.growing);
+  }
+
+  /** Whether the text begins inside the reasoning; undefined if that is not known. */
+  get reasons(): boolean | undefined {
+    return this.begun;
+  }
+
+  set reasons(on: boolean | undefined) {
+    if (on === this.begun) return;
+    this.begun = on;
+    this.draw(this.growing);
+  }
+
+  get split(): SplitText {
+    return this.parts(false);
   }
 
   append(part: string): void {
     this.source += part;
-    if (this.isPlain) this.grow(() => this.place.append(part));
-    else this.frame ||= requestAnimationFrame(() => this.drawInTime());
+    this.frame ||= requestAnimationFrame(() => this.drawInTime());
   }
 
   /** No more comes. */
   finish(): void {
     if (this.growing || this.frame) this.draw(false);
+  }
+
+  private parts(growing: boolean): SplitText {
+    if (this.shownAs === "source") return { reasoning: "", answer: this.source, open: false };
+    return splitReasoning(this.source, { growing, ...(this.begun === undefined ? {} : { begun: this.begun }) });
   }
 
   private drawInTime(): void {
@@ -64,28 +91,40 @@ export class AnswerText {
   private draw(growing: boolean): void {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    this.growing = growing && !this.isPlain;
-    this.grow(() => this.replace(this.nodes()));
+    this.growing = growing;
+    const { reasoning, answer, open } = this.parts(growing);
+    const { folded } = this;
+    const folds = folded.show(open, growing, Boolean(reasoning));
+    this.grow(() => {
+      if (folded.isOpen) replace(folded.body, this.nodes(reasoning, open && growing));
+      const nodes = this.nodes(answer, growing);
+      replace(this.place, folds ? [folded.element, ...nodes] : nodes);
+    });
   }
 
-  private nodes(): ChildNode[] {
-    if (!this.isPlain)
+  private nodes(text: string, growing: boolean): ChildNode[] {
+    if (this.shownAs === "markdown")
       try {
-        const { childNodes } = rendered(this.source, this.growing);
+        const { childNodes } = rendered(text, growing, () => this.draw(this.growing));
         return [...childNodes].filter((node) => node.nodeType !== Node.TEXT_NODE || node.textContent!.trim());
       } catch (error) {
         // A policy of the page for trusted types may refuse the parser.
         console.warn("an answer is shown without its Markdown:", error);
       }
-    return this.source ? [new Text(this.source)] : [];
+    return text ? [new Text(text)] : [];
   }
+}
 
-  /** Nodes that stay as they were keep the reader's selection. */
-  private replace(nodes: ChildNode[]): void {
-    const shown = [...this.place.childNodes];
-    const differs = shown.findIndex((node, index) => !nodes[index]?.isEqualNode(node));
-    const same = differs < 0 ? shown.length : differs;
-    for (const node of shown.slice(same)) node.remove();
-    this.place.append(...nodes.slice(same));
+/** Nodes that stay as they were keep the reader's selection, and so does a text that grew. */
+function replace(place: HTMLElement, nodes: ChildNode[]): void {
+  const shown = [...place.childNodes];
+  const differs = shown.findIndex((node, index) => !nodes[index]?.isEqualNode(node));
+  let same = differs < 0 ? shown.length : differs;
+  const [before, now] = [shown[same], nodes[same]];
+  if (before instanceof Text && now instanceof Text && now.data.startsWith(before.data)) {
+    before.appendData(now.data.slice(before.length));
+    same++;
   }
+  for (const node of shown.slice(same)) node.remove();
+  place.append(...nodes.slice(same));
 }

@@ -77,3 +77,10 @@ export function made<Tag extends keyof HTMLElementTagNameMap>(
   if (part) element.setAttribute("part", part);
   return element;
 }
+
+/** A new button of little weight. */
+export function button(text: string, onClick: () => void, ariaLabel: string | null = null): HTMLButtonElement {
+  const element = made("button", { part: "button", className: "quiet", type: "button", textContent: text, ariaLabel });
+  element.addEventListener("click", onClick);
+  return element;
+}

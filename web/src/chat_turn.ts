@@ -1,7 +1,8 @@
 // A turn of <capstan-chat>: what was asked, its answer, and the buttons for both.
 
 import { AnswerText } from "./chat_answer";
-import { made } from "./chat_parts";
+import { copied } from "./chat_code";
+import { button, made } from "./chat_parts";
 
 /** The places of a turn for elements of the page: instead of the answer's text, below it, among the buttons. */
 export type TurnPlace = "answer" | "below" | "actions";
@@ -14,8 +15,6 @@ export interface TurnActions {
   grow: (add: () => void) => void;
 }
 
-/** The Copy button shows its result for this many milliseconds. */
-const TOLD_MS = 1500;
 let count = 0;
 
 /** One question and its answer. */
@@ -47,7 +46,7 @@ export class ChatTurn {
       this.text,
     );
     const row = made("div", { className: "turn-actions" });
-    const copy = button("Copy", () => void this.copy(copy));
+    const copy = button("Copy", () => void copied(copy, this.continues ? this.asked + this.reply : this.reply));
     row.append(
       this.about,
       button("Edit", () => actions.edit(this)),
@@ -59,7 +58,7 @@ export class ChatTurn {
     this.continues = false;
   }
 
-  /** The model's text so far. */
+  /** The model's text so far, with its reasoning. */
   get answer(): string {
     return this.words.text;
   }
@@ -70,6 +69,25 @@ export class ChatTurn {
 
   append(part: string): void {
     this.words.append(part);
+  }
+
+  /** The reasoning in the answer, between `<think>` and `</think>`. */
+  get reasoning(): string {
+    return this.words.split.reasoning;
+  }
+
+  /** The answer without its reasoning, as later turns get it. */
+  get reply(): string {
+    return this.words.split.answer;
+  }
+
+  /** Whether the prompt ended with `<think>`, so that the answer begins inside; undefined if that is not known. */
+  get reasons(): boolean | undefined {
+    return this.words.reasons;
+  }
+
+  set reasons(on: boolean | undefined) {
+    this.words.reasons = on;
   }
 
   /** A line below the answer, about it. */
@@ -97,8 +115,8 @@ export class ChatTurn {
 
   /** For the element: show Markdown as such, unless the answer continues a text or the element is `plain`. */
   chooseForm(): void {
-    this.words.plain = this.continuing || this.host.hasAttribute("plain");
-    this.text.classList.toggle("markdown", !this.words.plain);
+    this.words.form = this.continuing ? "source" : this.host.hasAttribute("plain") ? "plain" : "markdown";
+    this.text.classList.toggle("markdown", this.words.form === "markdown");
   }
 
   /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */
@@ -121,25 +139,9 @@ export class ChatTurn {
   discard(): void {
     for (const element of this.brought) element.remove();
   }
-
-  private async copy(button: HTMLButtonElement): Promise<void> {
-    try {
-      await navigator.clipboard.writeText(this.continues ? this.asked + this.answer : this.answer);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Not allowed";
-    }
-    setTimeout(() => (button.textContent = "Copy"), TOLD_MS);
-  }
-}
-
-function button(text: string, onClick: () => void, ariaLabel: string | null = null): HTMLButtonElement {
-  const element = made("button", { part: "button", className: "quiet", type: "button", textContent: text, ariaLabel });
-  element.addEventListener("click", onClick);
-  return element;
 }
 
 function disable(root: HTMLElement, on: boolean): void {
   for (const element of [root, ...root.querySelectorAll("*")])
-    if (element instanceof HTMLButtonElement) element.disabled = on;
+    if (element instanceof HTMLButtonElement && !element.closest(".code")) element.disabled = on;
 }

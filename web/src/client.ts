@@ -82,6 +82,8 @@ export interface StartOptions {
   verifyAfter?: number;
   /** Take a trace, from the worker's start on, until TraceRequest ends it. */
   trace?: boolean;
+  /** Have events of the kind `bytes` come, of the start and of loads, until the worker is replaced. */
+  bytes?: boolean;
   /** Called for each event of the start (id 0) and of every request, with the request's id. */
   onEvent?: (event: CapstanEvent, id: number) => void;
   /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
@@ -92,7 +94,7 @@ export interface StartOptions {
 
 const START_TYPES: OptionTypes = {
   ...{ base: "string", snapshot: "boolean", expected: "object", cancelDeadline: "number", verifyAfter: "number" },
-  ...{ trace: "boolean", onEvent: "function", onInput: "function", signal: "signal" },
+  ...{ trace: "boolean", bytes: "boolean", onEvent: "function", onInput: "function", signal: "signal" },
 };
 
 const EXPECTED_TYPES: OptionTypes = { model: "any", dtype: "string", device: "string" };
@@ -164,7 +166,7 @@ export class Client {
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
     const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, verifyAfter = VERIFY_AFTER_MS } = options;
-    const { expected: wanted, trace = false } = options;
+    const { expected: wanted, trace = false, bytes = false } = options;
     if (!(cancelDeadline > 0))
       throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
     if (!(verifyAfter >= 0))
@@ -174,7 +176,7 @@ export class Client {
     const stop = (): void => client.fail(signal!.reason as Error);
     signal?.addEventListener("abort", stop, { once: true });
     try {
-      await client.boot(expected);
+      await client.boot(expected, bytes);
     } finally {
       signal?.removeEventListener("abort", stop);
     }
@@ -209,7 +211,7 @@ export class Client {
   }
 
   /** Start a worker, and send it the requests that wait. */
-  private async boot(expected: Expected | null): Promise<void> {
+  private async boot(expected: Expected | null, bytes = false): Promise<void> {
     const { assets, snapshot, verifyAfter, tracing: trace } = this;
     const worker = (this.worker = startWorker(assets));
     // It is missing without cross-origin isolation, and in some browsers with it.
@@ -232,7 +234,7 @@ export class Client {
       else void loadFailure(assetUrl(assets, "worker.js")).then(lost);
     };
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
-    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter, trace });
+    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter, trace, bytes });
     try {
       this.ready = await booted;
     } catch (error) {

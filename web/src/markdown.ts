@@ -3,6 +3,7 @@
 
 import DOMPurify, { type Config } from "dompurify";
 import { getDefaults, Lexer, Parser, Renderer, type Token, Tokenizer, type Tokens } from "marked";
+import { codeBlock } from "./chat_code";
 
 /** Deeper quotes, lists, links and emphasis stay as they are written. */
 const DEPTH = 8;
@@ -69,9 +70,23 @@ class ShortLexer extends Lexer {
 }
 
 class AnswerRenderer extends Renderer {
+  /** The words behind the fences of all code blocks, and whether each list item is a task, in the order of their elements. */
+  readonly fences: string[] = [];
+  readonly tasks: boolean[] = [];
+
   /** The first level is the page's own. */
   override heading(token: Tokens.Heading): string {
     return super.heading({ ...token, depth: Math.min(token.depth + 1, 6) });
+  }
+
+  override code(token: Tokens.Code): string {
+    this.fences.push(token.lang ?? "");
+    return super.code({ ...token, lang: "" });
+  }
+
+  override listitem(item: Tokens.ListItem): string {
+    this.tasks.push(item.task);
+    return super.listitem(item);
   }
 
   override image({ raw, text, href }: Tokens.Image): string {
@@ -83,15 +98,22 @@ class AnswerRenderer extends Renderer {
   }
 }
 
-/** The elements of a text. With `growing` more of it comes: what is open at its end looks as if it were closed. */
-export function rendered(text: string, growing = false): DocumentFragment {
-  const html = new Parser({ ...getDefaults(), renderer: new AnswerRenderer() }).parse(blocks(text, growing));
+/**
+ * The elements of a text. With `growing` more of it comes: what is open at its end looks as if it were closed. `again` is
+ * called once more of it can be shown, as colours of code are loaded when they are needed first.
+ */
+export function rendered(text: string, growing = false, again: () => void = () => {}): DocumentFragment {
+  const renderer = new AnswerRenderer();
+  const html = new Parser({ ...getDefaults(), renderer }).parse(blocks(text, growing));
   const fragment = DOMPurify.sanitize(html, SANITIZER);
   for (const link of fragment.querySelectorAll("a"))
     if (link.hasAttribute("href")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
     else link.replaceWith(...link.childNodes);
+  for (const [place, item] of fragment.querySelectorAll("li").entries())
+    if (renderer.tasks[place]) item.className = "task";
+  for (const [place, code] of fragment.querySelectorAll("pre").entries())
+    codeBlock(code, renderer.fences[place]!, again);
   // The keyboard reaches boxes that scroll.
-  for (const code of fragment.querySelectorAll("pre")) code.tabIndex = 0;
   for (const table of fragment.querySelectorAll("table")) {
     const box = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
     box.role = "group";

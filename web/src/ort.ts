@@ -6,6 +6,7 @@ import { dependencies } from "../../package.json";
 import { type Assets, findAsset, loadFailure } from "./assets";
 import { EngineError } from "./errors";
 import { countSession, lentDevice } from "./gpu/kept_device";
+import { loadBytes } from "./load_bytes";
 
 export type { Ort };
 
@@ -19,6 +20,12 @@ const FILES: Record<Build, { module: string; runtime: string }> = {
   webgpu: { module: "ort.webgpu.min.mjs", runtime: "ort-wasm-simd-threaded.asyncify" },
   cpu: { module: "ort.wasm.min.mjs", runtime: "ort-wasm-simd-threaded" },
 };
+/** The files of a build, by their names among the package's. */
+export function ortFiles(build: Build): string[] {
+  const { module, runtime } = FILES[build];
+  return [module, `${runtime}.mjs`, `${runtime}.wasm`].map((name) => `ort/${name}`);
+}
+
 /** The version whose undocumented behaviour is known here; see `keepRegistered`. */
 const VERSION = dependencies["onnxruntime-web"];
 /** More threads than this gain little: a decode step reads all weights once, at the memory's pace. */
@@ -75,6 +82,8 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
       "VersionError",
       `${url} is of onnxruntime-web ${found}, and this version of Capstan works with ${VERSION}: take the files of that one`,
     );
+  // Modules are imported, which nobody can count.
+  for (const file of [module, `${runtime}.mjs`]) loadBytes.whole(at(file));
   ort.env.wasm.wasmPaths = { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) };
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
   ort.env.logLevel = "error";

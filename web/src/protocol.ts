@@ -145,6 +145,11 @@ export interface CancelRequest {
 export type CapstanEvent =
   | { kind: "status"; text: string }
   | { kind: "progress"; what: string; done: number; total: number }
+  /**
+   * Bytes of the runtime and of weights that came, as their servers send them, and all that are known of; `whole` once these
+   * are all of the load. Only where they were asked for, see StartOptions.
+   */
+  | { kind: "bytes"; done: number; total: number; whole: boolean }
   | {
       kind: "ready";
       device: string;
@@ -188,7 +193,8 @@ export interface Expected {
 }
 
 export type ToWorker =
-  | { tag: "warm up"; assets: Assets }
+  /** With `bytes` the answers before the last one are those of FromHelper. */
+  | { tag: "warm up"; assets: Assets; bytes: boolean }
   /** See unpack.ts. */
   | { tag: "unpack"; url: string; bytes: number; pieces: MessagePort }
   /** See storage/hashing.ts. */
@@ -205,11 +211,16 @@ export type ToWorker =
       verifyAfter: number;
       /** Take a trace, from the worker's start on. */
       trace: boolean;
+      /** Count the bytes of the load. */
+      bytes: boolean;
     }
   /** `stops` is the request that a cancel is for, if there is one. */
   | { tag: "request"; id: number; request: Request; stops: number | null }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
+
+/** The bytes of onnxruntime-web's files that a worker beside ours fetches. */
+export type FromHelper = { url: string; done: number } | { url: string; sent: number; packed: boolean };
 
 /** How Python came up. */
 export interface Readiness {

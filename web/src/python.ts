@@ -3,6 +3,8 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "./assets";
+import { loadBytes } from "./load_bytes";
+import { type Build, ortFiles } from "./ort";
 import { fill, unpackBeside } from "./unpack";
 
 /** The contents of python.json, which buildtools/site.py writes. */
@@ -10,6 +12,8 @@ interface PythonFiles {
   /** The folder for the wheels in Python's file system. */
   folder: string;
   wheels: string[];
+  /** The sizes of files that a start needs, and of both builds of onnxruntime-web, by their names. */
+  sizes: Record<string, number>;
   /** Wheels of modules that are installed when they are first imported, by the modules' names. */
   vendored: Record<string, string>;
   /** Its unpacked size, and that of the WebAssembly memory which it fills. */
@@ -56,9 +60,15 @@ const HOST = "_capstan_host";
  * Start Python with Capstan's wheels in its file system and on its path; `host` is what Python imports as
  * `_capstan_host`. If the snapshot is missing or refused, Python starts without it and `refused` says why.
  */
-export async function startPython(assets: Assets, host: object, snapshot: boolean): Promise<StartedPython> {
+export async function startPython(
+  assets: Assets,
+  host: object,
+  snapshot: boolean,
+  build: Build,
+): Promise<StartedPython> {
   const told = await fetched(assetUrl(assets, "python.json"));
   const index = (await told.json()) as PythonFiles;
+  loadBytes.expectRuntime(sizesOf(assets, index, snapshot && packedSnapshot(index.snapshot, isBrotli(told)), build));
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
@@ -91,14 +101,39 @@ export async function startPython(assets: Assets, host: object, snapshot: boolea
   return { pyodide, from: "plain", vendored, refused };
 }
 
+/** The sizes of what this start loads, by addresses. */
+function sizesOf(
+  assets: Assets,
+  { sizes, snapshot }: PythonFiles,
+  packed: string | false,
+  build: Build,
+): Record<string, number> {
+  const ort = ortFiles(build);
+  const found: Record<string, number> = {};
+  for (const [name, size] of Object.entries(sizes))
+    if (name !== snapshot.file && (!name.startsWith("ort/") || ort.includes(name)))
+      found[assetUrl(assets, name)] = size;
+  if (packed) found[assetUrl(assets, packed)] = sizes[packed] ?? snapshot.bytes;
+  return found;
+}
+
+/** Which of the snapshot's files comes with the fewest bytes: with `brotli` the server may send the unpacked one so. */
+function packedSnapshot({ file, unpacked }: PythonFiles["snapshot"], brotli: boolean): string {
+  return (brotli && unpacked) || file;
+}
+
 /** Pyodide's module of CPython. */
 async function moduleMaker(assets: Assets): Promise<MakeModule> {
-  const { default: make } = (await import(assetUrl(assets, "pyodide/pyodide.asm.mjs"))) as { default: MakeModule };
+  const url = assetUrl(assets, "pyodide/pyodide.asm.mjs");
+  const { default: make } = (await import(url)) as { default: MakeModule };
+  loadBytes.whole(url);
   return make;
 }
 
 async function load(assets: Assets, make: MakeModule, options: SnapshotOptions): Promise<PyodideInterface> {
-  const { loadPyodide } = (await import(assetUrl(assets, "pyodide/pyodide.mjs"))) as typeof import("pyodide");
+  const url = assetUrl(assets, "pyodide/pyodide.mjs");
+  const { loadPyodide } = (await import(url)) as typeof import("pyodide");
+  loadBytes.whole(url);
   const stdLibURL = assetUrl(assets, "pyodide/python_stdlib.zip");
   const watch = watchWasm(assetUrl(assets, `pyodide/${WASM}`));
   try {

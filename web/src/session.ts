@@ -4,6 +4,7 @@ import { refused } from "./errors";
 import type { ChatOptions } from "./options";
 import { shown } from "./page_request";
 import type { Message } from "./protocol";
+import { splitReasoning } from "./reasoning";
 import type { Run } from "./run";
 
 /** Answers the last of the messages, with what was computed for the session of that name. */
@@ -37,8 +38,8 @@ export class Session {
   }
 
   /**
-   * Say something, a text as the user, and have it answered. The answer is a message once the run's result is there, as far
-   * as it came if the run was aborted; if the run fails, the session is what it was before.
+   * Say something, a text as the user, and have it answered. The answer, without its reasoning, is a message once the
+   * run's result is there, as far as it came if the run was aborted; if the run fails, the session is what it was before.
    */
   send(message: string | Message, options: ChatOptions = {}): Run {
     this.requireIdle();
@@ -94,7 +95,7 @@ export class Session {
     void run.result.then(
       ({ text }) => {
         this.running = false;
-        this.kept = [...asked, { role: "assistant", content: text }];
+        this.kept = [...asked, { role: "assistant", content: splitReasoning(text).answer }];
       },
       () => {
         this.running = false;

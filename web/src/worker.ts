@@ -8,9 +8,11 @@ import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/adapter";
 import { makeHost } from "./host";
 import { holdLife } from "./life";
+import { countAssets, loadBytes } from "./load_bytes";
 import type {
   CapstanEvent,
   Expected,
+  FromHelper,
   FromWorker,
   HubRepository,
   ModelFolder,
@@ -67,6 +69,12 @@ function post(message: FromWorker): void {
 
 function emit(event: CapstanEvent): void {
   post({ tag: "event", id: current, event });
+}
+
+/** Pass an event on, of Python or of a load ahead of it. */
+function tellEvent(event: CapstanEvent): void {
+  if (event.kind === "progress") loadBytes.reachedOf(event.what, event.done, event.total);
+  emit(event);
 }
 
 /** A GPU that was opened ahead. */
@@ -138,14 +146,19 @@ function describe(thrown: unknown): Error {
  * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. If
  * there can be no such worker, everything is compiled here.
  */
-async function warmUpBeside(assets: Assets): Promise<void> {
+async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
   const begun = performance.now();
   let helper: Worker | null = null;
   try {
     const started = (helper = startWorker(assets));
     await new Promise<void>((resolve) => {
-      started.onmessage = started.onerror = () => resolve();
-      started.postMessage({ tag: "warm up", assets } satisfies ToWorker);
+      started.onmessage = ({ data }: MessageEvent<FromHelper | "warm">) => {
+        if (data === "warm") resolve();
+        else if ("sent" in data) loadBytes.sentAs(data.url, data.sent, data.packed);
+        else loadBytes.reached(data.url, data.done);
+      };
+      started.onerror = () => resolve();
+      started.postMessage({ tag: "warm up", assets, bytes } satisfies ToWorker);
     });
   } catch {
     // It is warmed up here alone.
@@ -172,7 +185,11 @@ type Boot = Extract<ToWorker, { tag: "boot" }>;
 async function prepare(assets: Assets, { model, dtype, device }: Expected): Promise<void> {
   // Whoever asks for the model hears of a failure.
   const plans = prefetch(model, dtype)
-    .then((files) => Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) }))))
+    .then(async (files) => {
+      const found = await Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) })));
+      if (files.length) loadBytes.knowModel();
+      return found;
+    })
     .catch(() => []);
   if (device === "wasm") return;
   const adapter = await requestAdapter();
@@ -183,7 +200,7 @@ async function prepare(assets: Assets, { model, dtype, device }: Expected): Prom
   for (const { url, plan } of await plans) {
     if (!plan || firstUseOver) continue;
     const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
-    const told = (done: number): void => emit({ kind: "progress", what, done, total: plan.load.end });
+    const told = (done: number): void => tellEvent({ kind: "progress", what, done, total: plan.load.end });
     engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data, plan.load.end), told);
   }
 }
@@ -198,27 +215,33 @@ function dropAhead(): void {
   firstUseOver = true;
   dropPrefetched();
   dropExpected();
+  loadBytes.end();
   void aheadOn?.dropAhead();
 }
 
-async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, trace }: Boot): Promise<void> {
+async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, trace, bytes }: Boot): Promise<void> {
   if (trace) tracer.begin();
+  if (bytes) {
+    loadBytes.begin(emit);
+    countAssets(assets, loadBytes);
+  }
   tracer.add("load", "start the worker", 0);
   onFatalError((error) => died("onnxruntime-web", error));
   if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
   const host = {
     ...makeHost(assets),
-    emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
+    emit: (event: string) => tellEvent(JSON.parse(event) as CapstanEvent),
     readLine,
     mountFile,
     openGpu: () => openGpu(assets),
     spent: spend,
   };
   const begun = performance.now();
-  const starting = startPython(assets, host, snapshot);
+  const build = expected?.device === "wasm" || !navigator.gpu ? "cpu" : "webgpu";
+  const starting = startPython(assets, host, snapshot, build);
   // Both take their time, and nearly everything that Python is asked for needs them.
-  void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(assets, "cpu") : warmUpBeside(assets));
+  void (build === "cpu" ? warmUpOrt(assets, build) : warmUpBeside(assets, bytes));
   (expected ? prepare(assets, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   tracer.add("load", "start Python", begun, performance.now(), { from });
@@ -298,7 +321,13 @@ function failure(error: unknown): Reply {
 self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
   if (data.tag === "warm up") {
-    void warmUpOrt(data.assets).then(() => (postMessage as (message: string) => void)("warm"));
+    const answer = postMessage as (message: FromHelper | "warm") => void;
+    if (data.bytes)
+      countAssets(data.assets, {
+        reached: (url, done) => answer({ url, done }),
+        sentAs: (url, sent, packed) => answer({ url, sent, packed }),
+      });
+    void warmUpOrt(data.assets).then(() => answer("warm"));
   } else if (data.tag === "unpack") {
     void unpackPieces(data.pieces, data.url, data.bytes);
   } else if (data.tag === "hash") {

@@ -49,7 +49,11 @@ export class ByteReader {
   private reading: Promise<void> | null = null;
   private asked = false;
 
-  constructor(stream: ReadableStream<Uint8Array>) {
+  /** `came` is called with the number of bytes of each piece. */
+  constructor(
+    stream: ReadableStream<Uint8Array>,
+    private readonly came: (count: number) => void = () => {},
+  ) {
     try {
       this.byob = stream.getReader({ mode: "byob" });
     } catch {
@@ -99,7 +103,9 @@ export class ByteReader {
 
   private async piece(): Promise<Uint8Array | null> {
     const read = this.byob ? await this.byob.read(new Uint8Array(PIECE)) : await this.plain!.read();
-    return read.done || !read.value ? null : read.value;
+    if (read.done || !read.value) return null;
+    this.came(read.value.length);
+    return read.value;
   }
 
   cancel(): void {
@@ -109,7 +115,9 @@ export class ByteReader {
   private async direct(chunk: Chunk, filled: number, length: number): Promise<number> {
     const { done, value } = await this.byob!.read(chunk.view(length - filled, filled));
     if (value) chunk.giveBack(value.buffer);
-    return done || !value ? 0 : value.length;
+    if (done || !value) return 0;
+    this.came(value.length);
+    return value.length;
   }
 
   private async copied(chunk: Chunk, filled: number, length: number): Promise<number> {

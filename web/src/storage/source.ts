@@ -3,6 +3,7 @@
 
 import { here } from "../assets";
 import { EngineError } from "../errors";
+import { loadBytes } from "../load_bytes";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
@@ -162,7 +163,9 @@ export class HttpSource {
   constructor(
     private readonly about: SourceIdentity,
     private readonly keep: boolean,
-  ) {}
+  ) {
+    if (about.size !== null) loadBytes.expect(about.name, about.size);
+  }
 
   identity(): string {
     return JSON.stringify(this.about);
@@ -256,7 +259,7 @@ export class HttpSource {
       discardBody(response);
       throw error;
     }
-    const reader = new Body(response.body);
+    const reader = new Body(response.body, (count) => loadBytes.add(url, count));
     const whole = response.status === 200;
     if (whole) await this.discard(reader, start);
     return { reader, whole };
