@@ -45,11 +45,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def build_site(target: Path = TARGET) -> Path:
-    """Build the site into a folder; a warning of MkDocs' is an error."""
+def build_site(target: Path = TARGET, demo: bool = False) -> Path:
+    """Build the site into a folder; a warning of MkDocs' is an error. `demo` links to the page beside the folder."""
     make_typescript_pages()
     command = [*mkdocs("build"), "--strict", "--clean", "--site-dir", target]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **QUIET}, capture_output=True, text=True)
+    env = {**os.environ, **QUIET, **({"CAPSTAN_DEMO": "1"} if demo else {})}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         told = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("INFO")]
         raise CommandError("\n".join(["the site has faults, mend these:", *told]), detail=done.stderr)

@@ -81,6 +81,15 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
 
 
 @pytest.mark.extended
+def test_the_site_of_dist_leads_to_the_demo_beside_it(site: Path, tmp_path: Path) -> None:
+    link = 'href="../index.html">Open the demo'
+    assert link not in (site / "index.html").read_text(encoding="utf-8")
+    beside = docs.build_site(tmp_path / "docs", demo=True)
+    assert link in (beside / "index.html").read_text(encoding="utf-8")
+    assert "Martin Donath" in (beside / "licences.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_reference_has_every_export(site: Path, entry: str) -> None:
     text = (site / f"typescript/{entry}.html").read_text(encoding="utf-8")
