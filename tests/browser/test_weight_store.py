@@ -44,6 +44,16 @@ try:
 except Exception as error:
     print(type(error).__name__ + ": " + str(error))
 """
+TRACED = """
+import sys
+import capstan
+from capstan.weights import manifest
+manifest.SHARD_BYTES = int(sys.argv[2])
+async with capstan.trace("trace.json") as trace:
+    async with await capstan.Model.load(sys.argv[1], device="webgpu"):
+        pass
+print(*(span["args"]["hashed_beside"] for span in trace.content["traceEvents"] if span["name"] == "a file of weights"))
+"""
 PICKED = """async url => {
   const names = ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"];
   const files = [];
@@ -158,9 +168,9 @@ class Origin:
         entries = graph.weights_to_inputs(graph.parse((self.folder / "model.onnx").read_bytes()))[1]
         return hashlib.sha256(b"".join(data[entry.offset : entry.end] for entry in entries)).hexdigest()
 
-    def write_manifest(self) -> None:
+    def write_manifest(self, shard: int = SHARD) -> None:
         data = (self.folder / DATA).read_bytes()
-        manifest = Manifest.of([data[i : i + SHARD] for i in range(0, len(data), SHARD)], SHARD)
+        manifest = Manifest.of([data[i : i + shard] for i in range(0, len(data), shard)], shard)
         (self.folder / (DATA + MANIFEST_SUFFIX)).write_text(manifest.serialize())
 
     def change(self) -> None:
@@ -476,6 +486,21 @@ def test_digests_are_checked_where_the_browser_has_no_sha_256(origin: Origin) ->
     finally:
         origin.run("secure")
     assert origin.run("verify") == [[]]
+
+
+def test_a_large_file_is_hashed_in_a_worker_of_its_own(origin: Origin) -> None:
+    size, shard, spoilt = 100 << 20, 1 << 20, 60
+    with (origin.folder / DATA).open("ab") as data:
+        data.write(np.random.default_rng(0).bytes(size - SIZE))
+    origin.faults.spoilt[spoilt * shard + 7] = 1
+    origin.write_manifest(shard)
+    told = origin.tab().harness.exec(TRACED, argv=[f"/models/{origin.model}/", str(shard)])
+    assert told.status == 0, told.stderr
+    # The worker takes part as soon as it has started; a shard that is fetched again is hashed here.
+    assert 0 < sum(map(int, told.stdout.split())) < size // shard
+    assert origin.run("stored") == [[size, size, True, []]]
+    assert origin.run("verify") == [[]]
+    assert origin.sent > size
 
 
 def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin) -> None:

@@ -41,7 +41,7 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     fetchBytes,
     fetchOptional,
     fileExists,
-    storage,
+    storage: { ...storage, load: (plan: string, ...given: AfterPlan) => loadWeights(assets, plan, ...given) },
     makeTokenizer,
     openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
     openGpu: () => GpuEngine.open(assets),
@@ -60,7 +60,12 @@ export function makeHost(assets: Assets): Record<string, unknown> {
   };
 }
 
-type AfterPlan = ConstructorParameters<typeof WeightLoad> extends [LoadPlan, ...infer Rest] ? Rest : never;
+type AfterPlan =
+  ConstructorParameters<typeof WeightLoad> extends [LoadPlan, Assets | null, ...infer Rest] ? Rest : never;
+
+async function loadWeights(assets: Assets, plan: string, ...given: AfterPlan): Promise<string> {
+  return JSON.stringify(await new WeightLoad(JSON.parse(plan) as LoadPlan, assets, ...given).run());
+}
 
 const storage = {
   adopt,
@@ -78,8 +83,6 @@ const storage = {
   openSource,
   assumedSource,
   digest,
-  load: async (plan: string, ...given: AfterPlan) =>
-    JSON.stringify(await new WeightLoad(JSON.parse(plan) as LoadPlan, ...given).run()),
   memory: (size: number, start: number) => new Memory(size, start),
 };
 

@@ -174,6 +174,8 @@ export type ToWorker =
   | { tag: "warm up"; assets: Assets }
   /** See unpack.ts. */
   | { tag: "unpack"; url: string; bytes: number; pieces: MessagePort }
+  /** See storage/hashing.ts. */
+  | { tag: "hash"; shards: MessagePort }
   | {
       tag: "boot";
       assets: Assets;

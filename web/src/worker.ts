@@ -18,6 +18,7 @@ import type {
   Request,
   ToWorker,
 } from "./protocol";
+import { hashShards } from "./storage/hashing";
 import { adopt } from "./storage/picked";
 import { openAhead } from "./storage/opfs";
 import { dropPrefetched, prefetch } from "./storage/prefetch";
@@ -300,6 +301,8 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     void warmUpOrt(data.assets).then(() => (postMessage as (message: string) => void)("warm"));
   } else if (data.tag === "unpack") {
     void unpackPieces(data.pieces, data.url, data.bytes);
+  } else if (data.tag === "hash") {
+    hashShards(data.shards);
   } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
     Promise.race([boot(data), unhandled.promise])

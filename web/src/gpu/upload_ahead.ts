@@ -88,7 +88,7 @@ export class UploadAhead implements Ahead {
     const upload = (this.upload = begin(this.pieces()));
     const told = (bytes: number): void => this.told((this.bytes = bytes));
     try {
-      const { at } = await new WeightLoad(this.plan.load, upload, file, told).run();
+      const { at } = await new WeightLoad(this.plan.load, null, upload, file, told).run();
       await upload.finish();
       return at === this.plan.load.end;
     } finally {

@@ -1,10 +1,12 @@
 // The one loop by which a data file reaches its target: shard by shard from the store, or from its source, checked and
 // stored on the way. Python plans it, and decides what becomes of a problem (capstan.weights.weight_file).
 
+import type { Assets } from "../assets";
 import { EngineError, type EngineErrorCode } from "../errors";
 import { tracer } from "../trace";
 import type { Backing, DataFile } from "./backing";
 import { Chunk, type ReadAt } from "./chunk";
+import { Hashing } from "./hashing";
 import type { BlobSource, HttpSource } from "./source";
 
 /** See capstan.host.storage.LoadPlan. */
@@ -56,6 +58,8 @@ export interface Target {
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt" | "expect">;
 
+/** From so many bytes to fetch on, a worker of its own hashes them. */
+const HASHED_BESIDE = 64 << 20;
 /** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
 const JOURNAL_MS = 500;
 
@@ -66,12 +70,17 @@ export class WeightLoad {
   /** Lines that the journal does not have yet. */
   private unnoted = "";
   private noted = performance.now();
+  private hashing: Hashing | null = null;
   /** Milliseconds waited for each; a shard comes in while the one before is finished. */
   private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
 
-  /** `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. */
+  /**
+   * `told` is called with the offset that is reached, `hash` with the start and the bytes of each shard. `assets` has the
+   * script of the worker that hashes; null where all shards are stored.
+   */
   constructor(
     private readonly plan: LoadPlan,
+    private readonly assets: Assets | null,
     private readonly target: Target,
     private readonly file: DataFile | null | undefined,
     private readonly told: (done: number) => void,
@@ -90,6 +99,9 @@ export class WeightLoad {
     const begun = performance.now();
     if (await target.takeAhead?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
     let before = Promise.resolve();
+    const fetched = plan.end - outcome.at - plan.stored.length * plan.shard;
+    if (this.assets && (plan.vouched || plan.writes) && fetched >= HASHED_BESIDE)
+      this.hashing = new Hashing(this.assets);
     try {
       let { at } = outcome;
       while (at < plan.end && !outcome.problem) {
@@ -110,12 +122,13 @@ export class WeightLoad {
       }
     } finally {
       // The shard before is finished whatever happens.
-      await before;
+      await before.finally(() => this.hashing?.close());
       await this.secure();
       await this.note();
       const waited = Object.entries(this.waited).map(([what, ms]) => [`${what}_ms`, Math.round(ms)] as const);
       tracer.add("load", "a file of weights", begun, performance.now(), {
         bytes: outcome.at - plan.start,
+        hashed_beside: this.hashing?.beside ?? 0,
         ...Object.fromEntries(waited),
       });
     }
@@ -133,20 +146,24 @@ export class WeightLoad {
       await before;
       if (outcome.problem) return null;
       if (await this.wait("target", () => target.put(at, length, direct)))
-        return { found: length, chunk: null, number, wanted, fresh: false };
+        return { found: length, chunk: null, number, wanted, digest: null };
     }
-    if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, fresh: false };
+    if (!wanted && plan.journal === null) return { found: length, chunk: null, number, wanted, digest: null };
     this.chunks.reverse();
     const [chunk] = this.chunks;
     const fresh = !here || !(await this.isSound(chunk, at, number, length));
     const found = fresh ? await this.fetch(chunk, at, number, length) : length;
-    return outcome.problem && outcome.problem !== "write" ? null : { found, chunk, number, wanted, fresh };
+    if (outcome.problem && outcome.problem !== "write") return null;
+    const digest = fresh && (this.expected(number) || plan.writes) ? this.sha256(chunk, found) : null;
+    // Until it is awaited nobody else hears of a failure.
+    digest?.catch(() => undefined);
+    return { found, chunk, number, wanted, digest };
   }
 
   /** Check a shard that came in, store it and upload it. */
-  private async finish(at: number, { found, chunk, number, wanted, fresh }: Shard): Promise<void> {
+  private async finish(at: number, { found, chunk, number, wanted, digest }: Shard): Promise<void> {
     if (chunk) {
-      if (fresh && !(await this.keep(chunk, at, number, found))) return;
+      if (digest && !(await this.keep(chunk, at, number, found, digest))) return;
       this.hash?.(at, chunk.view(found));
       const read: ReadAt = (into, from) => chunk.copy(into, from - at);
       if (wanted && found > 0) await this.wait("target", () => this.target.put(at, found, read));
@@ -210,11 +227,16 @@ export class WeightLoad {
    * Compare a shard that was fetched with its digest, and store it; whether it may be used. The loop stops after it if
    * there is a problem.
    */
-  private async keep(chunk: Chunk, at: number, shard: number, length: number): Promise<boolean> {
+  private async keep(
+    chunk: Chunk,
+    at: number,
+    shard: number,
+    length: number,
+    hashing: Promise<string>,
+  ): Promise<boolean> {
     const { plan, outcome } = this;
-    const expected = plan.vouched ? plan.digests[shard] : null;
-    if (!expected && !plan.writes) return true;
-    const digest = await this.wait("digest", () => chunk.sha256(length));
+    const expected = this.expected(shard);
+    const digest = await this.wait("digest", () => hashing);
     if (expected && digest !== expected) {
       Object.assign(outcome, { problem: "digest", message: digest });
       return false;
@@ -229,6 +251,16 @@ export class WeightLoad {
     }
     if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
+  }
+
+  /** Begun as soon as a shard is there: the one before is stored and uploaded meanwhile. */
+  private sha256(chunk: Chunk, length: number): Promise<string> {
+    return this.hashing ? this.hashing.sha256(chunk, length) : chunk.sha256(length);
+  }
+
+  /** The digest that the file came with; null if nobody vouches for it. */
+  private expected(shard: number): string | null {
+    return (this.plan.vouched && this.plan.digests[shard]) || null;
   }
 
   /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
@@ -277,6 +309,6 @@ interface Shard {
   chunk: Chunk | null;
   number: number;
   wanted: boolean;
-  /** Whether it was fetched. */
-  fresh: boolean;
+  /** Its SHA-256 as hex, if it was fetched and is to be compared or stored. */
+  digest: Promise<string> | null;
 }
