@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from . import ROOT
-from .commands import bench, check, dist, exec, models, run, serve, test, wheel
+from .commands import bench, check, dist, docs, exec, models, run, serve, test, wheel
 from .environment import ensure, in_venv, venv_python
 from .errors import CommandError
 
-__all__ = ["main", "parse"]
+__all__ = ["main", "parse", "parsers"]
 
 
 class Command(Protocol):
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "bench": (bench, "measure Capstan beside Transformers.js and onnxruntime-web"),
     "wheel": (wheel, "build the Python wheel"),
     "dist": (dist, "build a static folder for any web server, and an npm package"),
+    "docs": (docs, "build the documentation as a site"),
 }
 INTERRUPTED = 130
 
@@ -49,8 +50,13 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(f"{message}; {self.prog} --help lists the options")
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command and its options; `rest` holds what follows `--` (for exec)."""
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    return whole_parser()[1]
+
+
+def whole_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and those of the commands."""
     parser = Parser(prog="build.py", description=__doc__, allow_abbrev=False)
     parser.description = "Build, run and test Capstan. The first use sets up .venv and node_modules in this folder."
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
@@ -58,6 +64,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         command = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         module.add_arguments(command)
         command.add_argument("--debug", action="store_true", help="show tracebacks and the browser's console")
+    return parser, dict(subparsers.choices)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command and its options; `rest` holds what follows `--` (for exec)."""
+    parser, commands = whole_parser()
     if argv[:1] == ["test"] and argv[1:] not in (["-h"], ["--help"]):
         return argparse.Namespace(command="test", pytest_args=list(argv[1:]), debug=False)
     rest: list[str] = []
@@ -66,7 +78,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         argv, rest = argv[:cut], list(argv[cut + 1 :])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     args.rest = rest
     return args
 

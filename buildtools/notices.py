@@ -16,7 +16,8 @@ MODULES = ROOT / "node_modules"
 HEAD = """# Third-party notices
 
 Capstan itself is under the MIT licence (see LICENSE). Its web build and its wheel contain the parts below. The files of
-Pyodide, onnxruntime-web and web-xgrammar are unmodified copies from their npm packages. This file is written by
+Pyodide, onnxruntime-web and web-xgrammar are unmodified copies from their npm packages. The documentation, in docs/ of
+the web build, has the notices of its own parts in docs/licences.txt. This file is written by
 `python3 build.py dist --notices`.
 """
 

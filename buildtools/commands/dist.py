@@ -14,13 +14,14 @@ from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..digests import complete_digests
-from ..environment import run_tool
+from ..environment import ensure, run_tool
 from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
 from ..site import VENDORED, assemble
 from ..terminal import say
 from ..wheels import build_wheel
+from .docs import build_site
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -57,7 +58,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write build/dist/site, the package for npm and the wheel, and print their paths."""
+    """Write build/dist/site with the documentation, the package for npm and the wheel, and print their paths."""
     if args.notices:
         NOTICES.write_text(notices(), encoding="utf-8")
         print(NOTICES)
@@ -71,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     say(f"before the first token a page downloads {found.files} files, without the page itself and the model:")
     raw, gzipped, brotli = (f"{size / 1e6:.1f} MB" for size in (found.raw, found.gzip, found.br))
     say(f"{raw} as they are, {gzipped} with gzip, {brotli} with brotli")
+    say("the documentation, in docs/")
+    ensure("docs")
+    build_site(site / "docs", demo=True)
     print(site)
     print(npm_package(TARGET))
     print(shutil.copy(build_wheel(BUILD / "cache/dist-wheel"), TARGET))

@@ -44,6 +44,7 @@ class Ledger:
         return sum(entry.buffers for entry in self.of(device, category, owner))
 
     def of(self, device: str | None, category: str | None, owner: str | None) -> list[LedgerEntry]:
+        """The entries of one device, category or owner; None takes all."""
         wanted = {"device": device, "category": category, "owner": owner}
         return [
             entry

@@ -64,10 +64,13 @@ class Limits(Protocol):
     """The largest buffer and binding of a device, and the alignment of a bound span's offset, in bytes."""
 
     @property
-    def max_buffer_size(self) -> int: ...
+    def max_buffer_size(self) -> int:
+        """The most bytes of a buffer."""
 
     @property
-    def max_binding_size(self) -> int: ...
+    def max_binding_size(self) -> int:
+        """The most bytes of a buffer that a kernel can bind."""
 
     @property
-    def offset_alignment(self) -> int: ...
+    def offset_alignment(self) -> int:
+        """A bound span begins at a multiple of so many bytes."""

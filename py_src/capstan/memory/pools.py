@@ -122,6 +122,7 @@ class MemoryRequirements:
 
     @property
     def total(self) -> PoolSize:
+        """All four pools together."""
         return self.weights + self.scratch + self.persistent + self.io
 
     def pool(self, name: Pool) -> tuple[PoolItem, ...]:

@@ -61,6 +61,7 @@ class DeviceBuffer:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def span(self, offset: int = 0, length: int | None = None) -> DeviceSpan:

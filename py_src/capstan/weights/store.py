@@ -41,6 +41,7 @@ class StoredWeights:
 
     @property
     def complete(self) -> bool:
+        """Whether all of the file is stored."""
         return self.content is not None
 
     def called(self, which: str | None) -> bool:

@@ -1,0 +1,96 @@
+"""The reference has every public Python name with its docstring and an example, and the documents' Python runs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import capstan
+from buildtools import ROOT
+from capstan import errors, measure, memory, notebook
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+DOCS = ROOT / "docs"
+REFERENCE = (DOCS / "reference_python.md").read_text(encoding="utf-8")
+BLOCKS = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NAMES = sorted(set(capstan.__all__) - set(errors.__all__))
+ROW = re.compile(r"^\| `(\w+Error)` +\| ([^|]+?) +\|", re.MULTILINE)
+
+
+async def run_blocks(text: str, names: dict[str, Any]) -> None:
+    """Run a page's Python in order, which may await at its top level."""
+    for block in BLOCKS.findall(text):
+        waiting = eval(compile(block, block, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        if inspect.iscoroutine(waiting):
+            await waiting
+
+
+def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(capstan, "models", list(capstan.models))
+    names: dict[str, Any] = {"folder": str(FIXTURES / "nano-llama"), "lora": str(FIXTURES / "nano-lora")}
+    with warnings.catch_warnings():
+        asyncio.run(run_blocks(REFERENCE, names))
+    assert names["fit"]
+    assert names["answer"].finish_reason == "length"
+    assert (tmp_path / "trace.json").stat().st_size > 0
+
+
+@pytest.mark.parametrize("page", ["chat", "large_models", "tools"])
+def test_the_examples_of_a_guide_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"folder": str(FIXTURES / "nano-qwen2")}
+    asyncio.run(run_blocks((DOCS / f"{page}.md").read_text(encoding="utf-8"), names))
+    if page == "chat":
+        assert [message["role"] for message in names["messages"]] == ["system", *["user", "assistant"] * 2]
+    elif page == "tools":
+        assert names["asked"]["arguments"]["city"] in ("Oslo", "Rome")
+    else:
+        assert names["need"].weights.bytes > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_in_the_reference_and_in_an_example(name: str) -> None:
+    assert f"\n::: capstan.{name}\n" in REFERENCE
+    blocks = BLOCKS.findall(REFERENCE + (DOCS / "pyodide.md").read_text(encoding="utf-8"))
+    assert any(f"capstan.{name}" in block for block in blocks), f"no example has capstan.{name}"
+
+
+def test_every_public_function_class_and_member_has_a_docstring() -> None:
+    bare = [
+        f"{module.__name__}.{path}"
+        for module in (capstan, measure, memory, notebook)
+        for name in module.__all__
+        for path, thing in documented(name, getattr(module, name))
+        if not inspect.getdoc(thing)
+    ]
+    assert bare == []
+
+
+def documented(name: str, thing: Any) -> list[tuple[str, Any]]:
+    """A public module, function or class, with the public methods and properties of a class."""
+    if not (isinstance(thing, ModuleType) or inspect.isroutine(thing) or inspect.isclass(thing)):
+        return []
+    members = vars(thing).items() if inspect.isclass(thing) else ()
+    shown = [(each, member) for each, member in members if not each.startswith("_")]
+    kinds = (property, classmethod, staticmethod)
+    return [
+        (name, thing),
+        *((f"{name}.{each}", it) for each, it in shown if inspect.isroutine(it) or isinstance(it, kinds)),
+    ]
+
+
+def test_the_page_of_errors_is_the_tree() -> None:
+    text, _, in_javascript = (DOCS / "errors.md").read_text(encoding="utf-8").partition("In JavaScript there are")
+    rows = {name: [base.strip("`") for base in bases.split(", ")] for name, bases in ROW.findall(text)}
+    assert list(rows) == re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
+    assert rows == {name: [base.__name__ for base in getattr(errors, name).__bases__] for name in rows}
+    codes = re.findall(r'^  \| "(\w+)"', (ROOT / "web/src/errors.ts").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in ROW.findall(in_javascript)} == set(codes) - set(rows) - {"BrokenDownloadError"}
