@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, Route
 
 from buildtools import ROOT
 from buildtools.server import SiteServer
+from capstan import Generator, Model
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.trace_format import slices_by_track
+
+FIXTURES = LLAMA.parent
 
 LONG_MS = 240_000
 CHAT = """async () => {
@@ -207,13 +211,24 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
-        streamed, bar, result, processed, session, completion, trace, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+        found = blank_page.evaluate(RUN_BLOCKS, blocks)
+        streamed, bar, result, processed, likely, tokens, stored, session, completion, trace, error = found
     assert 1 < len(streamed) <= 8
     assert bar == []
     assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
     assert result[0].endswith(" 4 max_new_tokens")
     even = [int(token) % 2 for token in processed[0].split()]
     assert even == [0] * 4
+    assert len(likely) == 3
+    assert all(re.fullmatch(r'".*" -[\d.]+ .*,.*', line, re.DOTALL) for line in likely)
+    assert int(tokens[0].split()[0]) > int(tokens[0].split()[1]) > 0
+    assert tokens[1].endswith("hello")
+    fits, listed, verified, freed = stored
+    size = (FIXTURES / "nano-qwen2/model.onnx.data").stat().st_size
+    assert int(re.fullmatch(r"takes (\d+) bytes", fits)[1]) > size
+    assert listed.endswith("/models/nano-qwen2/ 1")
+    assert verified.endswith(f" {size}")
+    assert int(freed) >= size
     assert session[-1] == "1 system user assistant"
     assert completion[0] in ("yes", "no")
     slices = slices_by_track(json.loads(saved.value.path().read_text()))
@@ -297,3 +312,88 @@ def test_sessions_keep_what_was_computed_and_are_rewound_edited_and_forked(blank
     assert 0 < found["given"] <= 16e6, "what a closed session computed is there for others"
     assert found["busy"][0] == found["place"][0] == found["closed"][0] == "OptionError"
     assert found["place"][1] == "3 is no place among 2 messages; it must be from 0 to 2"
+
+
+LIKELY = """async ({ prompt, tokens, model }) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const llm = await Capstan.load(model, { device: "webgpu" });
+  const sampled = { maxTokens: tokens, temperature: 1.5, topK: 0, seed: 3 };
+  const run = (options) => llm.complete(prompt, { ...sampled, ...options }).result;
+  const found = { plain: await run({}), told: await run({ logprobs: true, topLogprobs: 4 }) };
+  const messages = [{ role: "user", content: "hello" }];
+  const asked = { messages, max_tokens: 6, logprobs: true, top_logprobs: 1 };
+  found.whole = (await llm.chat.completions.create(asked)).choices[0];
+  found.chunks = [];
+  for await (const chunk of await llm.chat.completions.create({ ...asked, stream: true }))
+    found.chunks.push(chunk.choices[0]);
+  found.after = (await llm.chat(messages, { maxTokens: 6 }).result).tokenIds;
+  const { tokenizer } = llm;
+  found.text = await tokenizer.template(messages);
+  found.ids = await tokenizer.encode(found.text);
+  found.decoded = await tokenizer.decode(await tokenizer.encode("once upon a time"));
+  found.counts = [await tokenizer.count(found.text), await tokenizer.count(messages)];
+  const thinking = llm.chat(messages, { thinking: true }).result;
+  found.thinking = await thinking.catch(({ code, message }) => [code, message]);
+  llm.close();
+  return found;
+}"""
+
+
+def test_a_page_asks_for_log_probabilities_and_tokens(blank_page: Page) -> None:
+    prompt, tokens = [5, 6, 7, 8], 10
+    given = {"prompt": prompt, "tokens": tokens, "model": "/models/nano-qwen2"}
+    found = blank_page.evaluate(LIKELY, given)
+    ids, told = found["plain"]["tokenIds"], found["told"]["logprobs"]
+    assert found["plain"]["logprobs"] is None
+    assert found["told"]["tokenIds"] == ids == [each["tokenId"] for each in told]
+    # The definition: the reference device's logits in front of each token, in float32.
+    with Generator(Model(str(FIXTURES / "nano-qwen2"))) as reference:
+        for place, each in enumerate(told):
+            reference.rewind_to(0)
+            reference.append_tokens([*prompt, *ids[:place]])
+            logits = np.asarray(reference.get_logits(), np.float64)
+            wanted = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+            assert each["logprob"] == pytest.approx(wanted[ids[place]], abs=1e-4)
+            top = [other["tokenId"] for other in each["topLogprobs"]]
+            assert top == [int(token) for token in np.argsort(-logits, kind="stable")[:4]]
+            assert [other["logprob"] for other in each["topLogprobs"]] == pytest.approx(wanted[top], abs=1e-4)
+            assert each["bytes"] is None or bytes(each["bytes"]).decode() == each["token"]
+    assert any(each["tokenId"] not in [other["tokenId"] for other in each["topLogprobs"]] for each in told)
+    whole = found["whole"]["logprobs"]["content"]
+    assert "".join(each["token"] for each in whole) == found["whole"]["message"]["content"]
+    streamed = [each for chunk in found["chunks"] for each in chunk["logprobs"]["content"]]
+    assert [each["token"] for each in streamed] == [each["token"] for each in whole]
+    # Its prompt was computed before.
+    assert [each["logprob"] for each in streamed] == pytest.approx([each["logprob"] for each in whole], abs=1e-4)
+    assert len(found["after"]) == len(whole) == 6
+    assert found["counts"] == [len(found["ids"])] * 2
+    assert "hello" in found["text"]
+    assert found["decoded"] == "once upon a time"
+    code, said = found["thinking"]
+    assert (code, said[:69]) == ("OptionError", "thinking is True, but the chat template has none of the variables ena")
+
+
+STORED = """async () => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const folder = "/models/nano-qwen2/";
+  const found = { fits: await Capstan.fits(folder, { device: "webgpu" }), none: await Capstan.models.size(folder) };
+  const llm = await Capstan.load(folder, { device: "webgpu" });
+  llm.close();
+  found.list = (await Capstan.models.list()).filter(({ model }) => model.endsWith(folder));
+  found.verified = await Capstan.models.verify(folder);
+  found.freed = await Capstan.models.delete(folder);
+  found.left = await Capstan.models.size(folder);
+  return found;
+}"""
+
+
+def test_a_page_looks_after_the_models_that_it_keeps(blank_page: Page) -> None:
+    found = blank_page.evaluate(STORED)
+    size = (FIXTURES / "nano-qwen2/model.onnx.data").stat().st_size
+    assert (found["fits"]["fits"], found["fits"]["device"], found["none"]) == (True, "webgpu", 0)
+    assert found["fits"]["bytes"] > size
+    [listed] = found["list"]
+    assert {**listed, "model": ""} == {"model": "", "bytes": size, "storedBytes": size, "damaged": 0}
+    assert found["verified"] == [listed]
+    assert found["freed"] >= size
+    assert found["left"] == 0

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { capstanModel } from "../../web/src/ai.ts";
 import { Completions } from "../../web/src/completions.ts";
+import { splitParts, splitReasoning } from "../../web/src/reasoning.ts";
 
 /** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */
 function over(parts, { finishReason = "eos", error = null, between = () => {} } = {}) {
@@ -14,10 +15,14 @@ function over(parts, { finishReason = "eos", error = null, between = () => {} } 
     const tokenIds = parts.map((_, place) => place);
     const result = error
       ? Promise.reject(error)
-      : Promise.resolve({ text: parts.join(""), tokenIds, promptTokens: 5, keptTokens: 3, finishReason });
+      : Promise.resolve({ ...splitReasoning(parts.join("")), tokenIds, promptTokens: 5, keptTokens: 3, finishReason });
     result.catch(() => undefined);
     return {
       result,
+      logprobs: [],
+      split() {
+        return splitParts(this, () => false);
+      },
       async *[Symbol.asyncIterator]() {
         try {
           for (const part of parts) {
@@ -57,6 +62,33 @@ test("a call gives its text, why it ended, and what it took", async () => {
   assert.equal(usage.outputTokens.total, 2);
   assert.deepEqual(warnings, []);
   assert.deepEqual(asked[0].messages, [{ role: "user", content: "hello" }]);
+});
+
+test("reasoning is a part of its own, and providerOptions.capstan.thinking asks for it", async () => {
+  const { model, asked } = over(["<think>Hm.", "</think>", "Yes"]);
+  const providerOptions = { capstan: { thinking: true } };
+  const { content, warnings } = await model.doGenerate({ prompt: PROMPT, providerOptions });
+  const said = [
+    { type: "reasoning", text: "Hm." },
+    { type: "text", text: "Yes" },
+  ];
+  assert.deepEqual([content, warnings, asked[0].options.thinking], [said, [], true]);
+  const parts = await collected(await model.doStream({ prompt: PROMPT, providerOptions: { capstan: { depth: 3 } } }));
+  assert.deepEqual(
+    parts.map(({ type, delta }) => delta ?? type),
+    [
+      "stream-start",
+      "response-metadata",
+      "reasoning-start",
+      "Hm.",
+      "reasoning-end",
+      "text-start",
+      "Yes",
+      "text-end",
+      "finish",
+    ],
+  );
+  assert.equal(parts[0].warnings[0].feature, "providerOptions.capstan: depth");
 });
 
 test("a stream has the parts of the specification in their order", async () => {

@@ -119,7 +119,16 @@ test("the text comes in parts, and the result says how it ended and what was kep
   assert.deepEqual(parts, ["a", "b"]);
   const { requestId, ...result } = await run.result;
   assert.deepEqual(result, {
-    ...{ text: "ab", tokenIds: [1, 2], finishReason: "eos", promptTokens: 5, keptTokens: 3 },
+    ...{
+      text: "ab",
+      reasoning: "",
+      answer: "ab",
+      logprobs: null,
+      tokenIds: [1, 2],
+      finishReason: "eos",
+      promptTokens: 5,
+      keptTokens: 3,
+    },
     ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5 },
   });
   assert.equal(typeof requestId, "number");
@@ -548,6 +557,145 @@ test("a known model is loaded by its id and dtype, and the list is the caller's 
   assert.deepEqual(known.map(({ bytes }) => bytes).filter(Boolean), [98362432]);
   known.length = 0;
   assert.ok(Capstan.models().length > 3);
+});
+
+const HUB = "https://huggingface.co";
+const file = (sources, size, more = {}) => ({ content: "c", sources, size, stored_bytes: size, suspect: [], ...more });
+const FILES = [
+  file([`${HUB}/owner/name/resolve/main/onnx/model_q4f16.onnx_data`], 10),
+  file([`${HUB}/owner/name/resolve/main/onnx/model_q4f16.onnx_data_1`], 20, { stored_bytes: 5, content: null }),
+  file([`${HUB}/owner/files/resolve/main/a.gguf`], 30, { suspect: [0, 3] }),
+  file([`${HUB}/owner/files/resolve/main/b.gguf`, "http://page.test/models/nano/model.onnx.data"], 40),
+];
+
+/** The worker keeps FILES, and removes nothing. */
+function keeping() {
+  behaviour = ({ request, good }) => {
+    if (request.kind === "models") good({ store: "opfs", files: FILES, freed: request.action === "evict" ? 7 : 0 });
+  };
+}
+
+test("stored models are listed by the names by which they are loaded", async () => {
+  keeping();
+  assert.deepEqual(await Capstan.models.list({ assetsUrl: "/here" }), [
+    { model: "owner/name", bytes: 30, storedBytes: 15, damaged: 0 },
+    { model: "owner/files:a.gguf", bytes: 30, storedBytes: 30, damaged: 2 },
+    { model: "owner/files:b.gguf", bytes: 40, storedBytes: 40, damaged: 0 },
+    { model: "http://page.test/models/nano/", bytes: 40, storedBytes: 40, damaged: 0 },
+  ]);
+  assert.deepEqual([boots.length, ended, boots[0].url], [1, 1, "http://page.test/here/worker.js"]);
+  const sizes = await Promise.all(
+    [undefined, "owner/name", "owner/files:a.gguf", "../models/nano", "owner/other"].map((model) =>
+      Capstan.models.size(model),
+    ),
+  );
+  assert.deepEqual(sizes, [85, 15, 30, 40, 0]);
+});
+
+test("a model is removed and verified by that name", async () => {
+  keeping();
+  const asking = async (promise) => {
+    asked = [];
+    const found = await promise;
+    return [found, ...asked.filter(({ action }) => action !== "list").map(({ action, which }) => [action, which])];
+  };
+  const name = ["evict", `${HUB}/owner/name`];
+  const gguf = ["evict", `${HUB}/owner/files/resolve/main/a.gguf`];
+  assert.deepEqual(await asking(Capstan.models.delete("owner/name")), [7, name]);
+  assert.deepEqual(await asking(Capstan.models.delete("owner/files:a.gguf")), [7, gguf]);
+  assert.deepEqual(await asking(Capstan.models.delete()), [7, ["evict", null]]);
+  assert.deepEqual(await asking(Capstan.models.delete("owner/files:c.gguf")), [0]);
+  const [found, done] = await asking(Capstan.models.verify("owner/files:a.gguf"));
+  assert.deepEqual(found, [{ model: "owner/files:a.gguf", bytes: 30, storedBytes: 30, damaged: 2 }]);
+  assert.deepEqual(done, ["verify", gguf[1]]);
+});
+
+test("a store that refuses is told, and its worker ends", async () => {
+  const error = { type: "StorageError", message: "another tab has it open", traceback: "" };
+  behaviour = ({ reply }) => reply({ ok: false, error });
+  const { code, message } = await failure(Capstan.models.delete("owner/name"));
+  assert.deepEqual([code, message, ended], ["StorageError", error.message, 1]);
+  assert.match((await failure(Capstan.models.list({ folder: "x" }))).message, /^folder: no such option/);
+  assert.match(
+    (await failure(Capstan.models.size("name", { hub: HUB }))).message,
+    /a hub's repository is named OWNER\/NAME/,
+  );
+});
+
+test("whether a model fits is told before it is loaded", async () => {
+  const plan = { device: "webgpu", fits: false, reason: "too large", bytes: 9, exact: true, pools: {} };
+  behaviour = ({ request, good }) => {
+    if (request.kind === "plan") good({ ...plan, max_length: 64, context_length: 128, largest_max_length: null });
+  };
+  assert.deepEqual(await Capstan.fits("owner/name", { dtype: "q4f16", device: "webgpu" }), {
+    ...{ fits: false, reason: "too large", device: "webgpu", bytes: 9, exact: true },
+    ...{ maxLength: 64, contextLength: 128, largestMaxLength: null },
+  });
+  const [{ model, ...request }] = asked;
+  assert.deepEqual([model.repository, request], ["owner/name", { kind: "plan", dtype: "q4f16", device: "webgpu" }]);
+  assert.equal(ended, 1);
+});
+
+test("the tokenizer is the loaded model's", async () => {
+  behaviour = ({ request, good }) => {
+    if (request.kind === "tokenizer")
+      good(request.action === "decode" ? { text: "ab" } : { text: request.text ?? "<user>", ids: [1, 2, 3] });
+  };
+  const { tokenizer } = await load({ dtype: "q4", prefixCache: 64, disableFileMappedWeights: true });
+  assert.deepEqual(await tokenizer.encode("abc"), [1, 2, 3]);
+  const model = { model: "http://page.test/models/nano/", dtype: "q4", device: "auto", capture: null, run_ahead: null };
+  const same = { prefix_cache: 64, disable_file_mapped_weights: true };
+  assert.deepEqual(asked.at(-1), { kind: "tokenizer", ...model, ...same, action: "encode", text: "abc" });
+  assert.equal(await tokenizer.decode(new Uint32Array([1, 2])), "ab");
+  assert.deepEqual(asked.at(-1).ids, [1, 2]);
+  assert.equal(await tokenizer.count("abc"), 3);
+  assert.equal(await tokenizer.count(MESSAGES), 3);
+  assert.equal(await tokenizer.template(MESSAGES, { tools: [{ type: "function" }], thinking: false }), "<user>");
+  const { action, messages, tools, thinking } = asked.at(-1);
+  assert.deepEqual([action, messages, tools, thinking], ["template", MESSAGES, [{ type: "function" }], false]);
+  for (const [refused, message] of [
+    [tokenizer.encode(5), /^the text is 5; it must be a string/],
+    [tokenizer.decode("ab"), /^ids is "ab"; it must be a list of token ids/],
+    [tokenizer.template("hello"), /^messages is "hello"; it must be a list/],
+    [tokenizer.count(MESSAGES, { deep: true }), /^deep: no such option; there are tools, thinking/],
+  ])
+    assert.match((await failure(refused)).message, message);
+});
+
+test("log probabilities come with the tokens, and reasoning apart from the answer", async () => {
+  const likely = { token_id: 1, text: "<think>Hm.</think>", log_probability: -0.5 };
+  const other = { token_id: 9, text: "\ufffd", log_probability: -1 };
+  behaviour = ({ request, good, say }) => {
+    if (request.kind !== "chat") return;
+    say({ ...text(likely.text, 1), log_probability: { ...likely, top: [likely, other] } });
+    say(text("Yes", 2));
+    good({ ...ANSWER, text: `${likely.text}Yes` });
+  };
+  const llm = await load();
+  const run = llm.chat(MESSAGES, { logprobs: true, topLogprobs: 2, thinking: true });
+  const { logprobs, reasoning, answer } = await run.result;
+  assert.deepEqual([reasoning, answer], ["Hm.", "Yes"]);
+  const token = { tokenId: 1, token: likely.text, logprob: -0.5, bytes: [...new TextEncoder().encode(likely.text)] };
+  const part = { tokenId: 9, token: "\ufffd", logprob: -1, bytes: null };
+  assert.deepEqual(logprobs, [{ ...token, topLogprobs: [token, part] }]);
+  assert.deepEqual([asked.at(-1).log_probabilities, asked.at(-1).thinking], [2, true]);
+  for (const [options, message] of [
+    [{ logprobs: true, topLogprobs: 21 }, /^topLogprobs is 21; it must be a whole number from 0 to 20/],
+    [{ topLogprobs: 2 }, /^topLogprobs is 2 without logprobs; set logprobs to true/],
+  ])
+    assert.throws(() => llm.chat(MESSAGES, options), { message });
+  behaviour = ({ request, good, say }) => {
+    if (request.kind !== "chat") return;
+    say({ kind: "reasoning" });
+    say(text("Hm.</think>Yes", 1));
+    good({ ...ANSWER, text: "Hm.</think>Yes" });
+  };
+  const parts = [];
+  for await (const part of llm.chat(MESSAGES).split()) parts.push(part);
+  assert.deepEqual(parts, [
+    { kind: "reasoning", text: "Hm." },
+    { kind: "answer", text: "Yes" },
+  ]);
 });
 
 test("a file that was picked is a model", async () => {

@@ -3,27 +3,38 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Completions } from "../../web/src/completions.ts";
+import { splitParts, splitReasoning } from "../../web/src/reasoning.ts";
 import { ToolCalls } from "../../web/src/tool_calls.ts";
 
 /** Completions over runs that say `parts`; what was asked for is kept in `asked`. */
-function over(parts, { finishReason = "eos", error = null } = {}) {
+function over(parts, { finishReason = "eos", error = null, logprobs = [], begun = false } = {}) {
   const asked = [];
   const completions = new Completions((messages, options) => {
     asked.push({ messages, options });
     const result = error
       ? Promise.reject(error)
       : Promise.resolve({
+          ...splitReasoning(parts.join(""), { begun }),
           text: parts.join(""),
+          logprobs: options.logprobs ? logprobs : null,
           tokenIds: parts.map((_, i) => i),
           promptTokens: 5,
           keptTokens: 2,
           finishReason,
         });
     result.catch(() => undefined);
+    const came = [];
     return {
       result,
+      logprobs: came,
+      split() {
+        return splitParts(this, () => begun);
+      },
       async *[Symbol.asyncIterator]() {
-        yield* parts;
+        for (const [place, part] of parts.entries()) {
+          came.push(...logprobs.slice(place, place + 1));
+          yield part;
+        }
         await result;
       },
     };
@@ -50,6 +61,56 @@ test("parameters of other servers are the worker's options", async () => {
   await completions.create({ messages: MESSAGES, top_k: 4, min_p: 0.1, repetition_penalty: 1.2 });
   const { signal, ...options } = asked[0].options;
   assert.deepEqual(options, { topK: 4, minP: 0.1, repetitionPenalty: 1.2 });
+});
+
+const likely = (token, logprob) => ({ tokenId: token.charCodeAt(0), token, logprob, bytes: [token.charCodeAt(0)] });
+const LOGPROBS = [
+  { ...likely("a", -0.5), topLogprobs: [likely("a", -0.5), likely("c", -1)] },
+  { ...likely("b", -2), topLogprobs: [likely("d", -0.25), likely("b", -2)] },
+];
+
+test("log probabilities are OpenAI's, in a completion and in the chunks of their tokens", async () => {
+  const params = { messages: MESSAGES, logprobs: true, top_logprobs: 2 };
+  const { completions, asked } = over(["a", "b"], { logprobs: LOGPROBS });
+  const { logprobs } = (await completions.create(params)).choices[0];
+  const { signal, ...options } = asked[0].options;
+  assert.deepEqual(options, { logprobs: true, topLogprobs: 2 });
+  const token = (text, logprob) => ({ token: text, logprob, bytes: [text.charCodeAt(0)] });
+  const first = { ...token("a", -0.5), top_logprobs: [token("a", -0.5), token("c", -1)] };
+  const second = { ...token("b", -2), top_logprobs: [token("d", -0.25), token("b", -2)] };
+  assert.deepEqual(logprobs, { content: [first, second], refusal: null });
+  const chunks = await collected(await completions.create({ ...params, stream: true }));
+  const told = chunks.map(({ choices }) => [choices[0].delta.content, choices[0].logprobs.content]);
+  assert.deepEqual(told, [
+    ["", []],
+    ["a", [first]],
+    ["b", [second]],
+    [undefined, []],
+  ]);
+  const without = await collected(await completions.create({ messages: MESSAGES, stream: true }));
+  assert.ok(without.every(({ choices }) => !("logprobs" in choices[0])));
+});
+
+test("reasoning is apart from the content", async () => {
+  const parts = ["<thi", "nk>Hm", "m.</think>\n", "Yes", "."];
+  for (const [said, begun] of [
+    [parts, false],
+    [["Hm", "m.</think>\n", "Yes", "."], true],
+  ]) {
+    const { completions, asked } = over(said, { begun });
+    const params = { messages: MESSAGES, chat_template_kwargs: { enable_thinking: true } };
+    const { message } = (await completions.create(params)).choices[0];
+    assert.equal(asked[0].options.thinking, true);
+    assert.deepEqual(message, { role: "assistant", content: "Yes.", refusal: null, reasoning_content: "Hmm." });
+    const deltas = (await collected(await completions.create({ ...params, stream: true }))).map(
+      ({ choices }) => choices[0].delta,
+    );
+    const joined = (name) => deltas.map((delta) => delta[name] ?? "").join("");
+    assert.deepEqual([joined("reasoning_content"), joined("content")], ["Hmm.", "Yes."]);
+  }
+  const { completions } = over(["Hi"]);
+  const params = { messages: MESSAGES, chat_template_kwargs: { documents: [] } };
+  await assert.rejects(completions.create(params), /chat_template_kwargs: documents; enable_thinking alone/);
 });
 
 test("what OpenAI's servers alone use is taken, and told once", async (context) => {
@@ -258,8 +319,6 @@ test("a run's error is the completion's, of a stream at its loop", async () => {
 });
 
 for (const [given, message] of [
-  [{ logprobs: true }, "logprobs is true; probabilities are not told: leave it out"],
-  [{ top_logprobs: 2 }, /^top_logprobs: no such option; there are messages, /],
   [{ n: 2 }, "n is 2; a run gives one answer: leave it out"],
   [{ tool_choice: "required" }, 'tool_choice is "required", but there are no tools'],
   [

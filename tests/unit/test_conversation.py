@@ -39,7 +39,10 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token + 32) for token in ids)
 
-    def apply_chat_template(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, thinking: bool | None = None
+    ) -> str:
+        assert thinking is None
         shown = [each for each in messages if each["role"] == "user" or not self.forget]
         return "".join(f"{each['content']}|" for each in [*(tools or ()), *shown])
 

@@ -132,7 +132,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "layered_run",
         "not_finite",
     ),
-    "page": ("requests", "adapters inspection memory_requests read_request", "page"),
+    "page": ("requests", "adapters inspection memory_requests read_request", "text_events", "page"),
     "stages": (
         "option",
         "float_arithmetic stage",

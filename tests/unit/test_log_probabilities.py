@@ -22,7 +22,7 @@ def model() -> Model:
 
 
 def params(model: Model, change: Callable[[GeneratorParams], object] | None = None, **search: Any) -> GeneratorParams:
-    made = GeneratorParams(model, **({"logits_processor": doubled} if change is edited else {}))
+    made = GeneratorParams(model, logits_processor=doubled if change is edited else None)
     made.set_search_options(**{"do_sample": False, "max_length": len(PROMPT) + TOKENS} | search)
     if change not in (None, edited):
         change(made)
@@ -43,7 +43,8 @@ def grammar(made: GeneratorParams) -> None:
 
 def softmax(logits: memoryview[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     values = np.asarray(logits, np.float64)
-    return values - values.max() - np.log(np.exp(values - values.max()).sum())
+    found: np.ndarray[Any, np.dtype[np.float64]] = values - values.max() - np.log(np.exp(values - values.max()).sum())
+    return found
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ def test_each_token_has_its_log_probability_by_the_models_logits(way: str, model
     with Generator(model, params(model, **WAYS[way])) as generator, Generator(model, params(model)) as other:
         generator.watch_log_probabilities(COUNT)
         generator.append_tokens(PROMPT)
-        ids = []
+        ids: list[int] = []
         while not generator.is_done():
             generator.generate_next_token()
             [found], [token] = generator.get_log_probabilities(), generator.get_next_tokens()
@@ -98,7 +99,7 @@ def test_they_can_be_asked_for_and_left_out_in_the_midst(model: Model) -> None:
 
 
 def test_each_row_has_its_own(model: Model) -> None:
-    search = {"do_sample": True, "top_k": 0, "temperature": 2.0, "random_seed": 9}
+    search: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 2.0, "random_seed": 9}
     with Generator(model, params(model, num_return_sequences=3, **search)) as generator:
         generator.watch_log_probabilities(1)
         generator.append_tokens(PROMPT)

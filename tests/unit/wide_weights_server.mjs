@@ -5,6 +5,8 @@ import { widened } from "../../web/src/wide_weights.ts";
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { wide, files } = JSON.parse(line);
-  const read = new Map(Object.entries(files).map(([name, data]) => [name, new Uint8Array(Buffer.from(data, "base64"))]));
+  const read = new Map(
+    Object.entries(files).map(([name, data]) => [name, new Uint8Array(Buffer.from(data, "base64"))]),
+  );
   process.stdout.write(`${Buffer.from(widened(wide, read)).toString("base64")}\n`);
 }

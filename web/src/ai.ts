@@ -55,13 +55,16 @@ export function capstanModel(
       const { params, warnings } = paramsOf(options);
       const content: LanguageModelV4Content[] = [];
       let text = "";
+      let reasoning = "";
       let end: Extract<LanguageModelV4StreamPart, { type: "finish" }> | undefined;
       for await (const part of partsOf(chunksOf(options, params), false)) {
         if (part.type === "text-delta") text += part.delta;
+        else if (part.type === "reasoning-delta") reasoning += part.delta;
         else if (part.type === "tool-call") content.push(part);
         else if (part.type === "finish") end = part;
       }
       if (text) content.unshift({ type: "text", text });
+      if (reasoning) content.unshift({ type: "reasoning", text: reasoning });
       const { finishReason, usage } = end!;
       return { content, finishReason, usage, warnings, request: { body: params }, response: { modelId } };
     },
@@ -92,7 +95,7 @@ async function* partsOf(
   raw: boolean,
 ): AsyncGenerator<LanguageModelV4StreamPart, void, undefined> {
   let named = false;
-  let open = false;
+  let open: "text" | "reasoning" | null = null;
   let reason: FinishReason | null = null;
   let usage: CompletionUsage | null = null;
   for await (const chunk of chunks) {
@@ -109,10 +112,14 @@ async function* partsOf(
     const [choice] = chunk.choices;
     if (!choice) continue;
     reason = choice.finish_reason ?? reason;
-    if (choice.delta.content) {
-      if (!open) yield { type: "text-start", id: TEXT };
-      open = true;
-      yield { type: "text-delta", id: TEXT, delta: choice.delta.content };
+    const { content: text, reasoning_content: reasoning } = choice.delta;
+    const delta = reasoning ?? text;
+    if (delta) {
+      const kind = reasoning ? "reasoning" : "text";
+      if (open && open !== kind) yield { type: `${open}-end`, id: open };
+      if (open !== kind) yield { type: `${kind}-start`, id: kind };
+      open = kind;
+      yield { type: `${kind}-delta`, id: kind, delta };
     }
     for (const { id, function: called } of choice.delta.tool_calls ?? []) {
       const { name: toolName, arguments: input } = called;
@@ -122,12 +129,9 @@ async function* partsOf(
       yield { type: "tool-call", toolCallId: id, toolName, input };
     }
   }
-  if (open) yield { type: "text-end", id: TEXT };
+  if (open) yield { type: `${open}-end`, id: open };
   yield { type: "finish", finishReason: finishReason(reason), usage: usageOf(usage) };
 }
-
-/** A run has one text; the stream tells its parts from those of other runs. */
-const TEXT = "text";
 
 function finishReason(raw: FinishReason | null): LanguageModelV4FinishReason {
   return { unified: raw === "tool_calls" ? "tool-calls" : (raw ?? "other"), raw: raw ?? undefined };
@@ -191,9 +195,14 @@ function paramsOf(options: LanguageModelV4CallOptions): Asked {
       unsupported("tools with a JSON response", "the output is held to its schema, so that no tool is called");
   }
   if (options.reasoning !== undefined && options.reasoning !== "provider-default")
-    unsupported("reasoning", "the model thinks as its chat template says");
-  if (options.providerOptions?.["capstan"])
-    unsupported("providerOptions.capstan", "there are none; the model's options are those of Capstan.load");
+    unsupported("reasoning", "set providerOptions.capstan.thinking, if the chat template knows it");
+  const { thinking, ...others } = options.providerOptions?.["capstan"] ?? {};
+  if (typeof thinking === "boolean") params.chat_template_kwargs = { enable_thinking: thinking };
+  if (Object.keys(others).length)
+    unsupported(
+      `providerOptions.capstan: ${Object.keys(others).join(", ")}`,
+      "thinking, true or false, is the only one",
+    );
   return { params, warnings };
 }
 

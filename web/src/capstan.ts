@@ -3,9 +3,9 @@
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
 import { asCapstanError, CapstanError, refused } from "./errors";
-import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, type ModelOptions } from "./options";
-import type { ChatOptions, RunOptions } from "./options";
-import { knownModels, type KnownModel } from "./known_models";
+import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, tokenizerRequest } from "./options";
+import type { ChatOptions, ModelOptions, RunOptions } from "./options";
+import { fits, type Fit, type FitOptions, models, type Models, pageAddress } from "./stored_models";
 import type {
   CapstanEvent,
   ChatRequest,
@@ -16,32 +16,39 @@ import type {
   Message,
   ModelFolder,
   Request,
+  TokenizerResult,
   Trace,
 } from "./protocol";
 import { type OptionTypes, reading, readOptions } from "./page_request";
 import { LoadMeter, type LoadProgress } from "./progress";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
+import { Tokenizer } from "./tokenizer";
 
 export * from "./client";
 export { CapstanError, type CapstanErrorCode } from "./errors";
 export type {
   Completion,
   CompletionChunk,
+  CompletionLogprobs,
   CompletionMessage,
   CompletionOptions,
   CompletionParams,
   Completions,
   CompletionStream,
+  CompletionToken,
   CompletionTool,
   CompletionUsage,
   FinishReason,
 } from "./completions";
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { ToolCall } from "./tool_calls";
-export { Run, type RunEnd, type RunResult } from "./run";
+export type { ReasoningPart } from "./reasoning";
+export { type LikelyToken, Run, type RunEnd, type RunResult, type TokenLogprob } from "./run";
 export { Session } from "./session";
 export type { KnownModel } from "./known_models";
+export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
+export { type TemplateOptions, Tokenizer } from "./tokenizer";
 export type { LoadProgress } from "./progress";
 
 export interface LoadOptions extends ModelOptions {
@@ -129,6 +136,10 @@ export class Capstan {
     const chat = (messages: readonly Message[], given: ChatOptions = {}): Run =>
       this.run(chatRequest(this.folder, this.options, messages, given), given);
     this.chat = Object.assign(chat, { completions: new Completions(chat) });
+    this.tokenizer = new Tokenizer(
+      async (action, given) =>
+        (await this.inTurn(tokenizerRequest(this.folder, this.options, action, given))) as TokenizerResult,
+    );
     const traced = (action: "start" | "stop"): Promise<unknown> => this.inTurn({ kind: "trace", action });
     this.trace = Object.assign(async () => (await traced("stop")) as Trace, {
       start: async () => void (await traced("start")),
@@ -192,10 +203,19 @@ export class Capstan {
     }
   }
 
-  /** The models that are known to fit, as a new list; `Capstan.load(id, { dtype })` loads one from the Hugging Face hub. */
-  static models(): KnownModel[] {
-    return knownModels();
+  /** The models that are known to fit; `list`, `size`, `delete` and `verify` are about those that this origin keeps. */
+  static readonly models: Models = models;
+
+  /**
+   * Whether a model fits this machine, by its configuration and graph: before its weights are read. It takes the model
+   * as `load` does; rejects with a CapstanError as that.
+   */
+  static fits(model: ModelFolder, options: FitOptions = {}): Promise<Fit> {
+    return fits(model, options);
   }
+
+  /** Text to token ids and back, and the prompts of conversations. */
+  readonly tokenizer: Tokenizer;
 
   /**
    * `chat(messages, options)` answers the last message of a conversation by the model's chat template. Send all messages
@@ -289,11 +309,6 @@ export class Capstan {
       turn.end();
     }
   }
-}
-
-/** The base of this page's relative addresses. */
-function pageAddress(): string {
-  return globalThis.document?.baseURI ?? location.href;
 }
 
 /** Whether the worker can begin with a model while Python starts; picked files are there anyway. */

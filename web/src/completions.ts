@@ -4,7 +4,7 @@ import { refused } from "./errors";
 import type { ChatOptions } from "./options";
 import { type OptionTypes, reading, readOptions, shown } from "./page_request";
 import type { Message } from "./protocol";
-import type { Run, RunResult } from "./run";
+import type { LikelyToken, Run, RunResult, TokenLogprob } from "./run";
 import { schemaOfCalls, type ToolCall, ToolCalls, type ToolSource } from "./tool_calls";
 
 /** A message as OpenAI's clients write it. Content parts are texts; `arguments` of a tool call are JSON. */
@@ -46,8 +46,12 @@ export interface CompletionParams {
   logit_bias?: Record<string, number> | null;
   /** 1: a run gives one answer. */
   n?: 1 | null;
-  /** Without a token's probability. */
-  logprobs?: false | null;
+  /** Tell each token's log probability; each token then waits for its logits. */
+  logprobs?: boolean | null;
+  /** With `logprobs`: so many of the most probable tokens besides each token, 0 to 20. */
+  top_logprobs?: number | null;
+  /** Not OpenAI's: whether the model reasons before it answers, if its chat template knows that. */
+  chat_template_kwargs?: { enable_thinking?: boolean } | null;
   /** With false the first call of an answer counts; others stay in its text. */
   parallel_tool_calls?: boolean;
   /** These tell OpenAI's servers who asks and what to keep. They change nothing here, which a warning says once. */
@@ -75,6 +79,19 @@ export interface CompletionUsage {
   prompt_tokens_details: { cached_tokens: number };
 }
 
+/** A token, its log probability and its bytes in UTF-8, null for a part of a character. */
+export interface CompletionToken {
+  token: string;
+  logprob: number;
+  bytes: number[] | null;
+}
+
+/** The tokens of the answer, its reasoning included. */
+export interface CompletionLogprobs {
+  content: (CompletionToken & { top_logprobs: CompletionToken[] })[];
+  refusal: null;
+}
+
 export interface Completion {
   id: string;
   object: "chat.completion";
@@ -82,8 +99,15 @@ export interface Completion {
   model: string;
   choices: {
     index: number;
-    message: { role: "assistant"; content: string | null; refusal: null; tool_calls?: ToolCall[] };
-    logprobs: null;
+    /** `reasoning_content`, as other servers of OpenAI's API name it, is what the model reasoned before its answer. */
+    message: {
+      role: "assistant";
+      content: string | null;
+      refusal: null;
+      reasoning_content?: string;
+      tool_calls?: ToolCall[];
+    };
+    logprobs: CompletionLogprobs | null;
     finish_reason: FinishReason;
   }[];
   usage: CompletionUsage;
@@ -96,7 +120,14 @@ export interface CompletionChunk {
   model: string;
   choices: {
     index: number;
-    delta: { role?: "assistant"; content?: string; tool_calls?: (ToolCall & { index: number })[] };
+    delta: {
+      role?: "assistant";
+      content?: string;
+      reasoning_content?: string;
+      tool_calls?: (ToolCall & { index: number })[];
+    };
+    /** The tokens that came since the last chunk. */
+    logprobs?: CompletionLogprobs | null;
     finish_reason: FinishReason | null;
   }[];
   usage?: CompletionUsage | null;
@@ -125,7 +156,7 @@ const PARAMETER_TYPES: OptionTypes = {
   ...{ frequency_penalty: "any", presence_penalty: "any", logit_bias: "object", n: "any", tools: "any" },
   ...{ tool_choice: "any", response_format: "object", min_p: "any", repetition_penalty: "any", logprobs: "boolean" },
   ...{ parallel_tool_calls: "boolean", user: "string", store: "boolean", metadata: "object", service_tier: "string" },
-  ...{ safety_identifier: "string", prompt_cache_key: "string" },
+  ...{ safety_identifier: "string", prompt_cache_key: "string", top_logprobs: "any", chat_template_kwargs: "object" },
 };
 /** Parameters that change nothing here. */
 const OF_SERVERS = ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"] as const;
@@ -166,7 +197,8 @@ export class Completions {
       model: params.model ?? "",
     };
     if (!params.stream) return completion(head, await run.result, calls());
-    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls(), usage) };
+    const told = { usage, logprobs: params.logprobs === true };
+    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls(), told) };
   }
 
   private warn(params: CompletionParams): void {
@@ -216,9 +248,14 @@ function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionPara
 
 function chatOptions(params: CompletionParams, source: ToolSource, signal: AbortSignal): ChatOptions {
   const { tools = [], tool_choice: choice, response_format: format } = params;
-  if (params.logprobs) throw refused("logprobs is true; probabilities are not told: leave it out");
   if ((params.n ?? 1) !== 1) throw refused(`n is ${String(params.n)}; a run gives one answer: leave it out`);
   const options: ChatOptions = { signal };
+  if (params.logprobs) options.logprobs = true;
+  if (params.top_logprobs != null) options.topLogprobs = params.top_logprobs;
+  const { enable_thinking: thinking, ...others } = params.chat_template_kwargs ?? {};
+  if (Object.keys(others).length)
+    throw refused(`chat_template_kwargs: ${Object.keys(others).join(", ")}; enable_thinking alone is supported`);
+  if (thinking != null) options.thinking = thinking;
   if (params.temperature != null) options.temperature = params.temperature;
   if (params.top_p != null) options.topP = params.top_p;
   if (params.top_k != null) options.topK = params.top_k;
@@ -257,32 +294,56 @@ function usageOf({ promptTokens, tokenIds, keptTokens }: RunResult): CompletionU
 
 type Head = Pick<Completion, "id" | "created" | "model">;
 
+function logprobsOf(tokens: readonly TokenLogprob[] | null): CompletionLogprobs | null {
+  if (!tokens) return null;
+  const told = ({ token, logprob, bytes }: LikelyToken): CompletionToken => ({ token, logprob, bytes });
+  const content = tokens.map((each) => ({ ...told(each), top_logprobs: each.topLogprobs.map(told) }));
+  return { content, refusal: null };
+}
+
 function completion(head: Head, result: RunResult, found: ToolCalls): Completion {
-  const content = found.push(result.text) + found.end();
+  const content = found.push(result.answer) + found.end();
   const { calls } = found;
   const answer = {
     role: "assistant" as const,
     content: calls.length && !content.trim() ? null : content,
     refusal: null,
+    ...(result.reasoning ? { reasoning_content: result.reasoning } : {}),
     ...(calls.length ? { tool_calls: calls } : {}),
   };
-  const choice = { index: 0, message: answer, logprobs: null, finish_reason: finishReason(result, calls) };
+  const logprobs = logprobsOf(result.logprobs);
+  const choice = { index: 0, message: answer, logprobs, finish_reason: finishReason(result, calls) };
   return { ...head, object: "chat.completion", choices: [choice], usage: usageOf(result) };
 }
 
-async function* chunks(head: Head, run: Run, found: ToolCalls, usage: boolean): AsyncGenerator<CompletionChunk> {
+async function* chunks(
+  head: Head,
+  run: Run,
+  found: ToolCalls,
+  { usage, logprobs }: { usage: boolean; logprobs: boolean },
+): AsyncGenerator<CompletionChunk> {
   type Choice = CompletionChunk["choices"][number];
-  const chunk = (delta: Choice["delta"], finish_reason: FinishReason | null = null): CompletionChunk => ({
-    ...{ ...head, object: "chat.completion.chunk", choices: [{ index: 0, delta, finish_reason }] },
-    ...(usage ? { usage: null } : {}),
-  });
+  let likely = 0;
+  const chunk = (delta: Choice["delta"], finish_reason: FinishReason | null = null): CompletionChunk => {
+    const tokens = logprobs ? logprobsOf(run.logprobs.slice(likely)) : null;
+    likely += tokens?.content.length ?? 0;
+    return {
+      ...head,
+      object: "chat.completion.chunk",
+      choices: [{ index: 0, delta, ...(logprobs ? { logprobs: tokens } : {}), finish_reason }],
+      ...(usage ? { usage: null } : {}),
+    };
+  };
   let told = 0;
   function* parts(content: string): Generator<CompletionChunk> {
     if (content) yield chunk({ content });
     for (; told < found.calls.length; told++) yield chunk({ tool_calls: [{ index: told, ...found.calls[told]! }] });
   }
   yield chunk({ role: "assistant", content: "" });
-  for await (const part of run) yield* parts(found.push(part));
+  for await (const { kind, text } of run.split()) {
+    if (kind === "reasoning") yield chunk({ reasoning_content: text });
+    else yield* parts(found.push(text));
+  }
   yield* parts(found.end());
   const result = await run.result;
   yield chunk({}, finishReason(result, found.calls));

@@ -10,6 +10,8 @@ import type {
   LoadRequest,
   Message,
   ModelFolder,
+  ModelRequest,
+  TokenizerRequest,
 } from "./protocol";
 import { isGguf, modelAddress } from "./storage/gguf";
 
@@ -70,6 +72,10 @@ export interface RunOptions {
    * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return.
    */
   logitsProcessor?: string;
+  /** Tell each token's log probability in the result; each token then waits for its logits. */
+  logprobs?: boolean;
+  /** With `logprobs`: so many of the most probable tokens are told besides each token, 0 to 20; 0 unless given. */
+  topLogprobs?: number;
   /** Any other search option, by its name in capstan.SearchOptions. */
   search?: Record<string, unknown>;
 }
@@ -80,6 +86,8 @@ export interface ChatOptions extends RunOptions {
    * }`.
    */
   tools?: readonly object[];
+  /** Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite). */
+  thinking?: boolean;
 }
 
 const SEARCH = {
@@ -96,9 +104,10 @@ const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark
 /** The types of RunOptions; Python checks those of the search. */
 const RUN_TYPES: OptionTypes = {
   ...{ signal: "signal", temperature: "any", stop: "any", maxTokens: "any", maxLength: "any" },
-  ...{ logitsProcessor: "any", search: "object" },
+  ...{ logitsProcessor: "any", search: "object", logprobs: "boolean", topLogprobs: "number" },
   ...Object.fromEntries([...Object.keys(SEARCH), ...Object.keys(GRAMMARS)].map((name) => [name, "any" as const])),
 };
+const CHAT_TYPES: OptionTypes = { tools: "object", thinking: "boolean" };
 /** The types of ModelOptions. */
 export const MODEL_TYPES: OptionTypes = {
   ...{
@@ -173,25 +182,41 @@ function address(text: string, what: string, page: string): string {
 }
 
 type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
+/** OpenAI's limit. */
+const MOST_LOGPROBS = 20;
 
-function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
-  for (const given of [run, run.search ?? {}]) requireFinite(given);
+function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
   return {
     model,
     dtype: options.dtype ?? null,
     device: options.device ?? "auto",
     capture: options.capture ?? null,
     run_ahead: options.runAhead ?? null,
-    ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
     ...(options.prefixCache === undefined ? {} : { prefix_cache: options.prefixCache }),
     ...(options.disableFileMappedWeights === undefined
       ? {}
       : { disable_file_mapped_weights: options.disableFileMappedWeights }),
+  };
+}
+
+function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
+  for (const given of [run, run.search ?? {}]) requireFinite(given);
+  return {
+    ...modelRequest(model, options),
+    ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
+    ...logprobs(run),
     max_new_tokens: run.maxTokens ?? null,
     search: search(run),
     guidance: guidance(run),
     ...(run.logitsProcessor === undefined ? {} : { logits_processor: run.logitsProcessor }),
   };
+}
+
+function logprobs({ logprobs: asked, topLogprobs: top = 0 }: RunOptions): Pick<Shared, "log_probabilities"> {
+  if (!Number.isInteger(top) || top < 0 || top > MOST_LOGPROBS)
+    throw refused(`topLogprobs is ${top}; it must be a whole number from 0 to ${MOST_LOGPROBS}`);
+  if (top && !asked) throw refused(`topLogprobs is ${top} without logprobs; set logprobs to true`);
+  return asked ? { log_probabilities: top } : {};
 }
 
 function search(run: RunOptions): Record<string, unknown> {
@@ -229,7 +254,7 @@ export function chatRequest(
   messages: readonly Message[],
   given: ChatOptions,
 ): ChatRequest {
-  const run = readOptions("the options", given, { ...RUN_TYPES, tools: "object" });
+  const run = readOptions("the options", given, { ...RUN_TYPES, ...CHAT_TYPES });
   return reading("messages and options", () => {
     if (!Array.isArray(messages))
       throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
@@ -239,8 +264,19 @@ export function chatRequest(
       messages: [...(messages as Message[])],
       max_length: run.maxLength ?? null,
       tools: run.tools?.length ? [...run.tools] : null,
+      ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
     };
   });
+}
+
+/** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */
+export function tokenizerRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  action: TokenizerRequest["action"],
+  given: Pick<TokenizerRequest, "text" | "ids" | "messages" | "tools" | "thinking">,
+): TokenizerRequest {
+  return { kind: "tokenizer", ...modelRequest(model, options), action, ...given };
 }
 
 /** The request that completes a text, or goes on from token ids. */

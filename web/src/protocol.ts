@@ -169,6 +169,8 @@ export type CapstanEvent =
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
   | { kind: "text"; text: string; token_id: number; log_probability?: LogProbability }
+  /** The prompt ended within the model's reasoning: the answer's text begins there. */
+  | { kind: "reasoning" }
   /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }

@@ -56,3 +56,31 @@ function halfTag(text: string): number {
   while (!text.endsWith(CLOSE.slice(0, length))) length--;
   return length;
 }
+
+/** A piece of a growing text: of its reasoning, or of its answer. */
+export interface ReasoningPart {
+  kind: "reasoning" | "answer";
+  text: string;
+}
+
+/** Split a text that comes in parts; `begun` is as in SplitOptions, asked for with the first part. */
+export async function* splitParts(
+  parts: AsyncIterable<string>,
+  begun: () => boolean,
+): AsyncGenerator<ReasoningPart, void, undefined> {
+  const told = { reasoning: 0, answer: 0 };
+  let whole = "";
+  function* fresh(growing: boolean): Generator<ReasoningPart> {
+    const found = splitReasoning(whole, { begun: begun(), growing });
+    for (const kind of ["reasoning", "answer"] as const) {
+      const text = found[kind].slice(told[kind]);
+      told[kind] += text.length;
+      if (text) yield { kind, text };
+    }
+  }
+  for await (const part of parts) {
+    whole += part;
+    yield* fresh(true);
+  }
+  yield* fresh(false);
+}

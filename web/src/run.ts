@@ -2,7 +2,15 @@
 
 import type { Client } from "./client";
 import { asCapstanError, CapstanError } from "./errors";
-import type { CapstanEvent, ChatRequest, GenerateRequest, Reply } from "./protocol";
+import type {
+  CapstanEvent,
+  ChatRequest,
+  GenerateRequest,
+  LogProbability,
+  Reply,
+  TokenLogProbability,
+} from "./protocol";
+import { type ReasoningPart, splitParts, splitReasoning } from "./reasoning";
 
 /**
  * Why a run ended: "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached),
@@ -10,10 +18,30 @@ import type { CapstanEvent, ChatRequest, GenerateRequest, Reply } from "./protoc
  */
 export type RunEnd = "eos" | "stop" | "length" | "max_new_tokens" | "time" | "abort";
 
+/** A token that could come next, and the natural logarithm of its probability by the logits as the model gave them. */
+export interface LikelyToken {
+  tokenId: number;
+  token: string;
+  logprob: number;
+  /** The token's text in UTF-8; null for a part of a character. */
+  bytes: number[] | null;
+}
+
+/** A token that came, and the most probable ones in its place, the most probable first. */
+export interface TokenLogprob extends LikelyToken {
+  topLogprobs: LikelyToken[];
+}
+
 /** How a run ended. */
 export interface RunResult {
+  /** All that was generated. */
   text: string;
+  /** Its two parts: what stood in `<think>` of a chat's answer, and the rest. */
+  reasoning: string;
+  answer: string;
   tokenIds: number[];
+  /** For each token of the text, if the run was asked for `logprobs`, else null. A token that a grammar forced has none. */
+  logprobs: TokenLogprob[] | null;
   finishReason: RunEnd;
   /** Tokens of the prompt, and how many of them an earlier run had computed already; null if the run was aborted early. */
   promptTokens: number | null;
@@ -64,7 +92,11 @@ export class Turns {
 export class Run implements AsyncIterable<string> {
   /** How it ended; rejects with a CapstanError. */
   readonly result: Promise<RunResult>;
+  /** Those that came so far; see RunResult. */
+  readonly logprobs: TokenLogprob[] = [];
   private readonly parts: string[] = [];
+  /** Whether the prompt ended within the model's reasoning. */
+  private begun = false;
   private readonly tokenIds: number[] = [];
   private ended = false;
   private waiting: (() => void)[] = [];
@@ -74,7 +106,7 @@ export class Run implements AsyncIterable<string> {
   constructor(
     private readonly client: Client,
     turns: Turns,
-    request: ChatRequest | GenerateRequest,
+    private readonly request: ChatRequest | GenerateRequest,
     signal: AbortSignal | undefined,
   ) {
     if (signal?.aborted) this.own.abort();
@@ -103,6 +135,11 @@ export class Run implements AsyncIterable<string> {
     } finally {
       this.abort();
     }
+  }
+
+  /** As the iteration over the run, with a chat's reasoning apart from its answer. */
+  split(): AsyncGenerator<ReasoningPart, void, undefined> {
+    return splitParts(this, () => this.begun);
   }
 
   private async perform(
@@ -139,8 +176,10 @@ export class Run implements AsyncIterable<string> {
 
   private show(event: CapstanEvent, id: number): void {
     this.id = id;
+    if (event.kind === "reasoning") this.begun = true;
     if (event.kind !== "text" || this.ended) return;
     if (event.token_id >= 0) this.tokenIds.push(event.token_id);
+    if (event.log_probability) this.logprobs.push(logprobOf(event.log_probability));
     if (!event.text) return;
     this.parts.push(event.text);
     this.wake();
@@ -153,7 +192,7 @@ export class Run implements AsyncIterable<string> {
     }
     const answer = reply.result as Answer;
     return {
-      text: answer.text,
+      ...this.told(answer.text),
       tokenIds: answer.token_ids,
       finishReason: answer.finish_reason === "cancel" ? "abort" : answer.finish_reason,
       promptTokens: answer.prompt_tokens ?? answer.prompt_ids?.length ?? null,
@@ -166,9 +205,16 @@ export class Run implements AsyncIterable<string> {
     };
   }
 
+  private told(text: string): Pick<RunResult, "text" | "reasoning" | "answer" | "logprobs"> {
+    const { kind, log_probabilities: asked } = this.request;
+    const { reasoning, answer } =
+      kind === "chat" ? splitReasoning(text, { begun: this.begun }) : { reasoning: "", answer: text };
+    return { text, reasoning, answer, logprobs: asked == null ? null : [...this.logprobs] };
+  }
+
   private partial(): RunResult {
     return {
-      text: this.parts.join(""),
+      ...this.told(this.parts.join("")),
       tokenIds: [...this.tokenIds],
       finishReason: "abort",
       promptTokens: null,
@@ -180,4 +226,13 @@ export class Run implements AsyncIterable<string> {
       requestId: this.id,
     };
   }
+}
+
+function logprobOf({ top, ...own }: LogProbability): TokenLogprob {
+  return { ...likely(own), topLogprobs: top.map(likely) };
+}
+
+function likely({ token_id, text, log_probability }: TokenLogProbability): LikelyToken {
+  const bytes = text.includes("\ufffd") ? null : [...new TextEncoder().encode(text)];
+  return { tokenId: token_id, token: text, logprob: log_probability, bytes };
 }

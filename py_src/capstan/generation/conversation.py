@@ -106,6 +106,11 @@ class Conversation:
         self._mark()
         return kept
 
+    @property
+    def begins_reasoning(self) -> bool:
+        """Whether the prompt that was asked ends within the model's reasoning."""
+        return self._text.rstrip().endswith("<think>")
+
     def _mark(self) -> None:
         self._marks.append((len(self._text), self.generator.token_count()))
 

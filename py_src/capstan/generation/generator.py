@@ -325,9 +325,9 @@ class Generator:
         loop.watch(count)
 
     def get_log_probabilities(self) -> list[dict[int, float]]:
-        """Of the last token of each row: the logarithms of the probabilities of the most probable tokens, the most
-        probable first, and of the token itself, by a softmax of the logits as the model gave them, before search
-        options, grammars and processors. Empty for a token that a grammar forced, and for a row that is over."""
+        """For each row the natural logarithms of probabilities in front of its last token: the most probable tokens
+        first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
+        processors. A row is empty for a token that a grammar forced, and once it is over."""
         return [dict(each) for each in self._loop.log_probabilities]
 
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:

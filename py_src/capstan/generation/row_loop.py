@@ -49,7 +49,7 @@ class RowLoop(DecodeLoop):
         self.log_probabilities: list[dict[int, float]] = [{} for _ in self.rows]
         """Those of each row's last token."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
-        """What each row's pick that was not read was made from."""
+        """By row: the logits of the pick that nobody has read."""
         self._recoveries = params.recoveries
         """Losses of the device that may still come."""
         self._opening = 0

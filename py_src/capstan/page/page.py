@@ -322,6 +322,8 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         prepare_unasked(model, generator)
         return {**tell(), "max_length": generator.max_length}
     kept = talk.ask(request["messages"], request.get("tools"), request.get("thinking"))
+    if talk.begins_reasoning:
+        host.emit({"kind": "reasoning"})
     watch(generator, request)
     tokenizer = Tokenizer(model)
     prompt, reused = generator.token_count(), generator.reused_tokens
@@ -377,7 +379,7 @@ async def alternatives(request: AlternativesRequest) -> None:
 
 
 async def tokenized(request: TokenizerRequest) -> dict[str, Any]:
-    """What the model's tokenizer, or its chat template, makes of a text, ids or messages."""
+    """Encode, decode or render with the model's tokenizer."""
     tokenizer = Tokenizer(await load_once(request))
     if request["action"] == "decode":
         return {"text": tokenizer.decode(request.get("ids") or [])}

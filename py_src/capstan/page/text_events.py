@@ -1,4 +1,4 @@
-"""The events by which an answer reaches the page: its text, and how probable each token was."""
+"""Makes the events of an answer: its text, and the probability of each token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def text_event(text: str, token: int, log_probability: dict[str, Any] | None) ->
 
 
 def watch(generator: Generator, request: RunRequest) -> None:
-    """Have the generator tell the log probabilities that the request asks for. Raises OptionError."""
+    """Have the generator tell the log probabilities of the request. Raises OptionError."""
     generator.watch_log_probabilities(request.get("log_probabilities"))
 
 

@@ -1,0 +1,181 @@
+// The models that this origin keeps, and whether another one fits: a worker of its own is asked, and closed.
+
+import { Client, type StartOptions } from "./client";
+import { CapstanError } from "./errors";
+import { knownModels, type KnownModel } from "./known_models";
+import { HUGGING_FACE, modelFolder, type ModelOptions } from "./options";
+import { type OptionTypes, reading, readOptions } from "./page_request";
+import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "./protocol";
+import { isGguf } from "./storage/gguf";
+
+/** A model of which this origin keeps weights. */
+export interface StoredModel {
+  /** As `Capstan.load` takes it: OWNER/NAME, or OWNER/NAME:FILE.gguf, of the Hugging Face hub, else an address. */
+  model: string;
+  /** Bytes of its weights, and how many of them are stored: fewer if a download was interrupted. */
+  bytes: number;
+  storedBytes: number;
+  /** Parts that `verify` found damaged; the next load fetches them again. */
+  damaged: number;
+}
+
+/** The place of a model and of the worker. */
+export interface StoredOptions extends Pick<ModelOptions, "hub"> {
+  /** As in LoadOptions. */
+  assetsUrl?: string;
+  signal?: AbortSignal;
+}
+
+export interface FitOptions extends StoredOptions, Pick<ModelOptions, "revision" | "token" | "dtype" | "device"> {}
+
+/** Whether a model fits a machine; `bytes` is an estimate unless `exact`. */
+export interface Fit {
+  fits: boolean;
+  /** The value, the limit and the remedy; empty if it fits. */
+  reason: string;
+  device: string;
+  /** Memory of the device for the weights and a conversation of `maxLength` tokens. */
+  bytes: number;
+  exact: boolean;
+  maxLength: number;
+  contextLength: number;
+  /** The longest conversation that would fit; null if no length fits. */
+  largestMaxLength: number | null;
+}
+
+/** See Capstan.models. */
+export interface Models {
+  /** The models that are known to fit, as a new list; `Capstan.load(id, { dtype })` loads one from the Hugging Face hub. */
+  (): KnownModel[];
+  /** The models that this origin keeps; a file that several of them have counts with each. */
+  list(options?: StoredOptions): Promise<StoredModel[]>;
+  /** The stored bytes of a model, or of all. */
+  size(model?: string, options?: StoredOptions): Promise<number>;
+  /** Remove a model, or all; resolves to the bytes that were freed. Rejects with StorageError while a page reads it. */
+  delete(model?: string, options?: StoredOptions): Promise<number>;
+  /** Compare a model, or all, with the digests of when it was stored; resolves to what `list` then tells of it. */
+  verify(model?: string, options?: StoredOptions): Promise<StoredModel[]>;
+}
+
+const STORED_TYPES: OptionTypes = { hub: "string or null", assetsUrl: "string", signal: "signal" };
+const FIT_TYPES: OptionTypes = {
+  ...STORED_TYPES,
+  revision: "string",
+  token: "string",
+  dtype: "string",
+  device: "string",
+};
+/** The address of a file of a hub's repository. */
+const OF_HUB = /^(https?:\/\/[^/]+)\/([^/]+\/[^/]+)\/resolve\/[^/]+\/(.+)$/;
+
+export const models: Models = Object.assign(knownModels, {
+  list: async (options: StoredOptions = {}) => modelsOf((await stored("list", undefined, options)).files),
+  async size(model?: string, options: StoredOptions = {}) {
+    const { files } = await stored("list", model, options);
+    return files.reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
+  },
+  delete: async (model?: string, options: StoredOptions = {}) => (await stored("evict", model, options)).freed,
+  verify: async (model?: string, options: StoredOptions = {}) =>
+    modelsOf((await stored("verify", model, options)).files),
+});
+
+/** See Capstan.fits. */
+export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
+  const options = readOptions("the options", given, FIT_TYPES);
+  const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
+  const { dtype = null, device = "auto" } = options;
+  const plan = await asked(options, (ask) => ask<PlanResult>({ kind: "plan", model: folder, dtype, device }));
+  const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
+  const { fits, reason, device: found, bytes, exact } = plan;
+  return { fits, reason, device: found, bytes, exact, maxLength, contextLength, largestMaxLength };
+}
+
+/** The base of this page's relative addresses. */
+export function pageAddress(): string {
+  return globalThis.document?.baseURI ?? location.href;
+}
+
+/** The stored files of a model, or of all, after `action`. */
+async function stored(
+  action: ModelsRequest["action"],
+  model: string | undefined,
+  given: StoredOptions,
+): Promise<ModelsResult> {
+  const options = readOptions("the options", given, STORED_TYPES);
+  const folder = model === undefined ? null : reading("the model", () => modelFolder(model, options, pageAddress()));
+  return asked(options, async (ask) => {
+    const about = (action: ModelsRequest["action"], which: string | null): Promise<ModelsResult> =>
+      ask<ModelsResult>({ kind: "models", action, which });
+    if (folder === null) return about(action, null);
+    let freed = 0;
+    for (const which of action === "list" ? [] : await placesOf(folder, about))
+      freed += (await about(action, which)).freed;
+    const { store, files } = await about("list", null);
+    return { store, files: files.filter(({ sources }) => sources.some((source) => belongs(source, folder))), freed };
+  });
+}
+
+/** A model's name in the store: a folder's or a repository's address, or the addresses of a repository's one file. */
+async function placesOf(
+  folder: ModelFolder,
+  about: (action: "list", which: null) => Promise<ModelsResult>,
+): Promise<string[]> {
+  if (typeof folder === "string") return [folder];
+  if (!("repository" in folder)) return [];
+  const [name, file] = folder.repository.split(":");
+  const whole = `${folder.hub.replace(/\/$/, "")}/${name}`;
+  if (file === undefined) return [whole];
+  const { files } = await about("list", null);
+  return files.flatMap(({ sources }) => sources).filter((source) => belongs(source, folder));
+}
+
+function belongs(source: string, folder: ModelFolder): boolean {
+  if (typeof folder === "string") return isGguf(folder) ? source === folder : source.startsWith(folder);
+  if (!("repository" in folder)) return false;
+  const [, hub, name, file] = OF_HUB.exec(source) ?? [];
+  const [wanted, part] = folder.repository.split(":");
+  return hub === folder.hub.replace(/\/$/, "") && name === wanted && (part === undefined || part === file);
+}
+
+/** A source's model: see StoredModel. */
+function modelOf(source: string): string {
+  const [, hub, name, file = ""] = OF_HUB.exec(source) ?? [];
+  if (hub === HUGGING_FACE) return isGguf(file) ? `${name}:${file}` : name!;
+  return isGguf(source) ? source : source.slice(0, source.lastIndexOf("/") + 1);
+}
+
+function modelsOf(files: readonly StoredFile[]): StoredModel[] {
+  const found = new Map<string, StoredModel>();
+  for (const { sources, content, size, stored_bytes, suspect } of files) {
+    for (const model of new Set(sources.length ? sources.map(modelOf) : [content ?? ""])) {
+      const before = found.get(model) ?? { model, bytes: 0, storedBytes: 0, damaged: 0 };
+      found.set(model, {
+        model,
+        bytes: before.bytes + size,
+        storedBytes: before.storedBytes + stored_bytes,
+        damaged: before.damaged + suspect.length,
+      });
+    }
+  }
+  return [...found.values()];
+}
+
+type Ask = <T>(request: Request) => Promise<T>;
+
+/** The answer of a worker that is started for one question. */
+async function asked<T>({ assetsUrl, signal }: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
+  const options: StartOptions = {
+    ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
+    ...(signal ? { signal } : {}),
+  };
+  const client = await Client.start(options);
+  try {
+    return await question(async <R>(request: Request) => {
+      const reply = await client.request(request);
+      if (!reply.ok) throw new CapstanError(reply.error);
+      return reply.result as R;
+    });
+  } finally {
+    client.close();
+  }
+}
