@@ -27,7 +27,7 @@ PLACES = {
     "examples": "examples.md",
 }
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 
 
 CONTENTS = re.compile(r"^(?:- \[[^\]]*\]\(#[^)]*\)\n)+\n?", re.MULTILINE)
@@ -57,7 +57,8 @@ def in_prose(prose: str, page: str) -> str:
         inside = PLACES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
         if inside is not None:
             text = title(place) if text == posixpath.basename(path) and text.endswith(".md") else text
-            return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{hash_sign}{section})"
+            relative = posixpath.relpath(inside, posixpath.dirname(page) or ".")
+            return f"{link['image']}[{text}]({relative}{hash_sign}{section})"
         return text if posixpath.basename(place) in text or "`" in text else f"{text} (`{place}`)"
 
     return LINK.sub(replaced, prose)

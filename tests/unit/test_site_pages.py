@@ -44,6 +44,7 @@ def test_links_become_those_of_the_site() -> None:
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links("[guide](../docs/lora.md) [x](results/)", "notes.md") == "[guide](lora.md) x (`benches/results`)"
+    assert site_links("![shown](docs/pictures/a.png)", "contributing.md") == "![shown](pictures/a.png)"
 
 
 def test_the_page_of_options_is_that_of_the_parsers(tmp_path: Path) -> None:
