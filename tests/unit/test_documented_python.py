@@ -66,6 +66,13 @@ def test_a_public_name_is_in_the_reference_and_in_an_example(name: str) -> None:
     assert any(f"capstan.{name}" in block for block in blocks), f"no example has capstan.{name}"
 
 
+def test_every_search_option_is_in_the_reference() -> None:
+    stages = [base for base in capstan.SearchOptions.__bases__ if base.__name__ != "Guided"]  # set by guidance alone
+    assert [base for base in stages if f"\n::: {base.__module__}.{base.__name__}\n" not in REFERENCE] == []
+    texts = "".join(inspect.getdoc(each) or "" for each in (capstan.SearchOptions, *stages))
+    assert [name for name in capstan.SearchOptions.names() if f"`{name}`" not in texts] == []
+
+
 def test_every_public_function_class_and_member_has_a_docstring() -> None:
     bare = [
         f"{module.__name__}.{path}"
