@@ -30,6 +30,8 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 
 
+REPOSITORY_ONLY = re.compile(r"<!-- markdown -->.*?<!-- /markdown -->\n*", re.DOTALL)
+"""Text for readers of the file itself."""
 CONTENTS = re.compile(r"^(?:- \[[^\]]*\]\(#[^)]*\)\n)+\n?", re.MULTILINE)
 """A list of a page's own sections, which the site has beside each page."""
 
@@ -37,7 +39,7 @@ CONTENTS = re.compile(r"^(?:- \[[^\]]*\]\(#[^)]*\)\n)+\n?", re.MULTILINE)
 def site_links(markdown: str, page: str) -> str:
     """The text of a page for the site: links that are named by a page's file get its title, links to files that the
     site does not have become plain text. Code stays unchanged."""
-    markdown = CONTENTS.sub("", markdown)
+    markdown = CONTENTS.sub("", REPOSITORY_ONLY.sub("", markdown))
     parts, end = [], 0
     for code in FENCED.finditer(markdown):
         parts += [in_prose(markdown[end : code.start()], page), code[0]]

@@ -44,6 +44,7 @@ def test_links_become_those_of_the_site() -> None:
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links("[guide](../docs/lora.md) [x](results/)", "notes.md") == "[guide](lora.md) x (`benches/results`)"
+    assert site_links("a\n\n<!-- markdown -->\n\nb\n\n<!-- /markdown -->\n\nc\n", "web.md") == "a\n\nc\n"
     assert site_links("![shown](docs/pictures/a.png)", "contributing.md") == "![shown](pictures/a.png)"
 
 
