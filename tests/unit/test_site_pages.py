@@ -39,7 +39,7 @@ def test_links_become_those_of_the_site() -> None:
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links(text, "web.md") == (
-        "[Which models run, and what of them is computed how](models.md#families), [here](notes.md), min_p.py, "
+        "[Which models run, and how](models.md#families), [here](notes.md), min_p.py, "
         "the loop (`web/src/storage/load.ts`), [hub](https://huggingface.co/a.md), [README](index.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
