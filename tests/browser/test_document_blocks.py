@@ -35,6 +35,7 @@ NAME_AND_AGE = r'^\{"name":"[^"]{0,12}","age":\d+\}\n\d{4}-\d\d-\d\d$'
 EXPECTED = {
     "chat": [r"[1-9]\d* of \d+ tokens were computed before: ", r"^abort$"],
     "guidance": [NAME_AND_AGE],
+    "large_models": [r"^takes \d+ bytes$"],
     "offline": [r"^\d+$"],
     "porting_transformers_js": [r"."],
     "porting_webllm": [r"."],
