@@ -258,7 +258,7 @@ def limit_of(about: Mapping[str, Any], files: Mapping[str, str]) -> int:
     if (length := config.get("max_seq_length")) is not None:
         return positive("sentence_bert_config.json: max_seq_length", length)
     length = positive("config.json: max_position_embeddings", about.get("max_position_embeddings", 512))
-    # RoBERTa and MPNet number positions from behind the id of padding on.
+    # RoBERTa and MPNet count positions from the id of padding plus 1.
     offset = about.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet")
     return length - 1 - pad_of(about) if offset and length > 1 + pad_of(about) else length
 

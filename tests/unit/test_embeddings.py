@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from buildtools import ROOT
 from capstan import CapstanError, ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from capstan.embeddings import Embedder
 from tests.encoders import ENCODERS, KINDS, TEXTS, vectors
@@ -116,3 +119,11 @@ def test_a_graph_beside_the_other_files_is_found_and_a_length_is_the_files(tmp_p
     found, embedder = embedded(folder, TEXTS[:1])
     assert embedder.max_tokens == 8
     assert found.shape == (1, 32)
+
+
+def test_the_code_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/embeddings.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    code = compile(block, "embeddings.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    asyncio.run(eval(code, {"encoder": ENCODERS / "bert"}))
+    assert capsys.readouterr().out == "2 32 mean\n"

@@ -91,7 +91,7 @@ export interface EmbedResult {
   /** Base64 of float32, one vector behind the other. */
   vectors: string;
   dimensions: number;
-  /** Of each text, special tokens included. */
+  /** For each text, special tokens included. */
   tokens: number[];
 }
 
