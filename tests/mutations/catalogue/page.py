@@ -42,7 +42,7 @@ PAGE = (
     ),
     Mutation(
         "capstan.failed_load",
-        "web/src/capstan.ts",
+        "web/src/loading.ts",
         """    } catch (error) {
       client.close();
       signal?.throwIfAborted();
@@ -328,7 +328,7 @@ PAGE = (
     Mutation(
         "chat_turn.continued",
         "web/src/chat_turn.ts",
-        "this.continuing || this.host",
+        'this.continuing ? "source" : this.host',
         "this.host",
         "a continued text is shown as Markdown",
         browser("markdown::test_a_completion_is_plain"),
