@@ -30,7 +30,7 @@ TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site leaves out."""
-KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
+KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = (
     *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),

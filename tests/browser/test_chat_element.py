@@ -116,7 +116,8 @@ def test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_t
     assert page.evaluate(MESSAGES) == ["one", "so one"]
     page.keyboard.press("Escape")
     say(page, "break")
-    expect(page.locator("#other #error-title")).to_have_text("DeviceLostError")
+    expect(page.locator("#other #error-title")).to_have_text("The GPU was lost")
+    expect(page.locator("#other #error-code")).to_have_text("DeviceLostError")
     assert page.evaluate(MESSAGES) == ["one", "so one", "break", "so "]
     expect(page.locator("#other .about").last).to_have_text("broken off")
     say(page, " ")

@@ -11,6 +11,7 @@ import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Race } from "./race";
 import { Running } from "./running";
 import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
+import { hideSide, isSideOpen, watchSide } from "./side";
 import { Stored } from "./stored";
 
 /** Pyodide waits without end for a file of its own that cannot be loaded. */
@@ -78,7 +79,7 @@ function useTheme(name: string): void {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || raceDialog.open || inside.dialog.open) return;
+  if (event.defaultPrevented || race.dialog.open || inside.dialog.open || isSideOpen()) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     chat.submit();
@@ -87,6 +88,7 @@ document.addEventListener("keydown", (event) => {
 // Enter in a field of the options.
 element("form", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
+  hideSide();
   chat.submit();
 });
 chat.addEventListener("capstan-busy", ({ detail: on }) => {
@@ -105,19 +107,8 @@ theme.addEventListener("change", () => {
     // It holds until the page is left.
   }
 });
-const raceDialog = element("race", HTMLDialogElement);
-element("race-open", HTMLButtonElement).addEventListener("click", () => raceDialog.showModal());
-raceDialog.addEventListener("close", () => race.stop());
 share.addEventListener("click", () => void copyLink());
-for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#options"]')) {
-  link.addEventListener("click", (event) => {
-    // The part of the address behind # holds the settings.
-    event.preventDefault();
-    const options = element("options", HTMLElement);
-    options.scrollIntoView();
-    options.focus({ preventScroll: true });
-  });
-}
+watchSide();
 addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
 watchPicking();
@@ -127,4 +118,6 @@ try {
   useTheme(""); // A browser that keeps nothing has its own colours.
 }
 chat.showStatus("Loading the page");
+// On a touch screen the keyboard would cover the examples.
+if (matchMedia("(pointer: fine)").matches) chat.focus({ preventScroll: true });
 void boot();

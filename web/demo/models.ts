@@ -72,7 +72,7 @@ function knownGroup(served: Set<string>): HTMLOptGroupElement {
   for (const model of known.values()) {
     if (served.has(nameOf(model.id).replace(/\.gguf$/i, ""))) continue;
     const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-    const option = new Option(`${nameOf(model.id)}${size}`, model.id);
+    const option = new Option(`${nameOf(model.id).replace(/\.gguf$/i, "")}${size}`, model.id);
     option.dataset["name"] = model.id;
     group.append(option);
   }
@@ -91,7 +91,7 @@ async function tellLacks(): Promise<void> {
     const model = known.get(option.value);
     if (!model) continue;
     if (!adapter && isGguf(model.id)) option.text += ", needs WebGPU";
-    else if (adapter && model.needsF16 && !adapter.features.has("shader-f16")) option.text += ", needs a GPU with f16";
+    else if (adapter && model.needsF16 && !adapter.features.has("shader-f16")) option.text += ", needs f16";
   }
 }
 

@@ -246,7 +246,9 @@ export class Running {
     clearInterval(this.clock);
     if (!this.current) return;
     this.clock = setInterval(() => {
-      chat.showStatus(`${step}: ${Math.round((performance.now() - begun) / 1000)} s so far`);
+      const seconds = Math.round((performance.now() - begun) / 1000);
+      const slow = diagnostics.runsWithoutGpu() ? "; without a GPU it takes minutes" : "";
+      chat.showStatus(`${step}: ${seconds} s so far${slow}`);
     }, STEP_MS);
   }
 
