@@ -383,6 +383,40 @@ def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:
     expect(demo.page.locator("#fit-note")).to_have_text(re.compile(r"232 kB of it is stored in this browser"))
 
 
+def test_a_model_is_chosen_from_all_whether_it_fits_is_told_and_what_is_stored_of_it_is_deleted(demo: Demo) -> None:
+    page = demo.page
+    demo.send()
+    page.get_by_role("button", name="nano-llama", exact=True).click()
+    models = page.locator("#models .model")
+    row = models.filter(has=page.get_by_role("button", name="Use nano-llama", exact=True))
+    expect(row).to_have_attribute("aria-current", "true")
+    expect(row).to_contain_text("in use")
+    expect(row).to_contain_text("Continues a text; it has no chat template.")
+    expect(row).to_contain_text("Stored in this browser: 232 kB.", timeout=RUN_MS)
+    expect(page.locator("#models-note")).to_contain_text("of weights is stored in this browser; there is room for ")
+    hub = models.filter(has_text="SmolLM2-135M-Instruct.Q4_1.gguf")
+    expect(hub).to_contain_text("98.4 MB, 8,192 tokens at most, Apache-2.0")
+    expect(hub).to_contain_text("Nothing of it is stored.")
+    expect(hub.get_by_role("button", name="Delete")).to_have_count(0)
+    row.get_by_role("button", name="Does it fit? nano-llama").click()
+    expect(row.get_by_role("status")).to_have_text(re.compile(r"^Fits webgpu: .* kB for "), timeout=RUN_MS)
+    row.get_by_role("button", name="Delete what is stored of nano-llama").click()
+    expect(row).to_contain_text("Nothing of it is stored.", timeout=RUN_MS)
+    page.get_by_role("button", name="Use nano-qwen2", exact=True).click()
+    expect(page.locator("#models")).to_be_hidden()
+    expect(page.locator("#chosen")).to_have_text("nano-qwen2")
+    expect(page.locator("#prompt")).to_be_focused()
+    choose(page)
+    demo.hold(3)
+    page.click("#chosen")
+    expect(page.locator("#models-note")).to_contain_text("A run is under way")
+    expect(page.get_by_role("button", name="Use nano-qwen2", exact=True)).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(page.locator("#models")).to_be_hidden()
+    expect(page.locator("#conversation")).to_have_attribute("aria-busy", "true")
+    page.click("#stop")
+
+
 FIELDS = {
     "max_new_tokens": ("5", 5),
     "run_ahead": ("2", 2),

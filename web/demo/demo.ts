@@ -8,6 +8,7 @@ import { fieldOf } from "./failure";
 import { Fit } from "./fit";
 import { Inside } from "./inside";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
+import { Picker } from "./picker";
 import { Race } from "./race";
 import { Running } from "./running";
 import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
@@ -29,6 +30,7 @@ const stored = new Stored(engine);
 const fit = new Fit(engine);
 const race = new Race(engine, (on) => running.hold(on));
 const inside = new Inside(engine, running);
+const picker = new Picker(engine, running);
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
@@ -79,7 +81,7 @@ function useTheme(name: string): void {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || race.dialog.open || inside.dialog.open || isSideOpen()) return;
+  if (event.defaultPrevented || race.dialog.open || inside.dialog.open || picker.dialog.open || isSideOpen()) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     chat.submit();

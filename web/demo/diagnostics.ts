@@ -86,7 +86,7 @@ export function lacksGpu(): boolean {
   return adapter?.software ?? true;
 }
 
-/** Whether a GPU is chosen whose work the CPU does. */
+/** Whether WebGPU is chosen while the CPU does a GPU's work. */
 export function runsWithoutGpu(): boolean {
   return lacksGpu() && element("device", HTMLElement).textContent === "webgpu";
 }
