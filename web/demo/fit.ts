@@ -1,6 +1,7 @@
 // Whether the chosen model would fit this machine, and what of it is stored here, before anything is downloaded.
 
 import type { ModelsResult, PlanResult, StoredFile } from "capstan-webgpu";
+import { belongs } from "../src/storage/belongs";
 import { bytes, element, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
@@ -71,13 +72,7 @@ export async function fitOf(
 
 /** The stored weights of a model. */
 export function storedOf(model: Chosen, files: readonly StoredFile[]): StoredFile[] {
-  return files.filter(({ sources }) => sources.some((source) => belongs(source, model)));
-}
-
-/** Whether stored weights belong to a model, by their source's address. */
-function belongs(source: string, { folder }: Chosen): boolean {
-  if (typeof folder === "string") return source.startsWith(folder);
-  return "repository" in folder && source.includes(`/${folder.repository.split(":", 1)[0]}/`);
+  return files.filter(({ sources }) => sources.some((source) => belongs(source, model.folder)));
 }
 
 function verdict(plan: PlanResult): string {
