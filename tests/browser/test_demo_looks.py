@@ -259,6 +259,9 @@ def test_on_a_phone_the_options_are_a_drawer(demo: Demo) -> None:
         page.press("#max-new-tokens", "Enter")
         expect(title).to_be_hidden()
         demo.wait("status", "^Done$")
+        figures = page.locator(".figures :is(dt, dd)")
+        wider = "all => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"
+        assert figures.evaluate_all(wider) == [], "none is clipped"
     expect(title).to_be_in_viewport()
 
 
@@ -298,11 +301,17 @@ def test_the_page_can_be_installed_and_shared(demo: Demo, site: SiteServer) -> N
     assert demo.page.request.get(site.url + tags["og:image"]).ok
 
 
-def test_the_prompt_is_focused_and_three_examples_are_offered(browser: Browser, site: SiteServer) -> None:
+def test_the_keyboard_alone_leads_from_the_load_to_an_answer(browser: Browser, site: SiteServer) -> None:
     page = browser.new_page()
-    page.goto(site.url)
+    page.goto(f"{site.url}#model=nano-llama&device=wasm&max_new_tokens=4")
     expect(page.locator("#prompt")).to_be_focused()
     expect(page.locator("#examples button")).to_have_count(3)
+    page.keyboard.type("def f(")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
+    expect(page.locator("#tokens")).to_have_text("4")
+    page.keyboard.press("Shift+Tab")
+    expect(page.get_by_role("button", name="Copy", exact=True)).to_be_focused()
     page.close()
 
 
