@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
         return subprocess.call([venv_python(), "-m", "buildtools.documentation.options"], cwd=ROOT)
     if args.serve:
         make_typescript_pages()
-        return subprocess.call([*mkdocs("serve"), "--dev-addr", f"localhost:{args.port}"], cwd=ROOT)
+        command = [*mkdocs("serve"), "--dev-addr", f"localhost:{args.port}"]
+        return subprocess.call(command, cwd=ROOT, env={**os.environ, **QUIET})
     print(build_site())
     return 0
 

@@ -27,9 +27,11 @@ PLACES = {
     "examples": "examples.md",
 }
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 
 
+REPOSITORY_ONLY = re.compile(r"<!-- markdown -->.*?<!-- /markdown -->\n*", re.DOTALL)
+"""Text for readers of the file itself."""
 CONTENTS = re.compile(r"^(?:- \[[^\]]*\]\(#[^)]*\)\n)+\n?", re.MULTILINE)
 """A list of a page's own sections, which the site has beside each page."""
 
@@ -37,7 +39,7 @@ CONTENTS = re.compile(r"^(?:- \[[^\]]*\]\(#[^)]*\)\n)+\n?", re.MULTILINE)
 def site_links(markdown: str, page: str) -> str:
     """The text of a page for the site: links that are named by a page's file get its title, links to files that the
     site does not have become plain text. Code stays unchanged."""
-    markdown = CONTENTS.sub("", markdown)
+    markdown = CONTENTS.sub("", REPOSITORY_ONLY.sub("", markdown))
     parts, end = [], 0
     for code in FENCED.finditer(markdown):
         parts += [in_prose(markdown[end : code.start()], page), code[0]]
@@ -57,7 +59,8 @@ def in_prose(prose: str, page: str) -> str:
         inside = PLACES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
         if inside is not None:
             text = title(place) if text == posixpath.basename(path) and text.endswith(".md") else text
-            return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{hash_sign}{section})"
+            relative = posixpath.relpath(inside, posixpath.dirname(page) or ".")
+            return f"{link['image']}[{text}]({relative}{hash_sign}{section})"
         return text if posixpath.basename(place) in text or "`" in text else f"{text} (`{place}`)"
 
     return LINK.sub(replaced, prose)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,7 +52,9 @@ ROW, BOX, TOP, LEFT, RIGHT, WIDTH = 26, 20, 64, 16, 472, 800
 def step_of(model: Path) -> dict[str, Any]:
     """The recorded commands and the played operations of the model's decode step."""
     command = [sys.executable, str(ROOT / "build.py"), "exec", str(HERE / "tape_in_page.py"), "--model", str(model)]
-    printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    # Fusions depend on the adapter; the software adapter is on every machine.
+    env = {**os.environ, "CAPSTAN_ADAPTER": "software"}
+    printed = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
     step: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return step
 

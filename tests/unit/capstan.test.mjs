@@ -662,6 +662,58 @@ test("the tokenizer is the loaded model's", async () => {
     assert.match((await failure(refused)).message, message);
 });
 
+/** Float32s as the worker sends them. */
+const packed = (...numbers) => Buffer.from(new Float32Array(numbers).buffer).toString("base64");
+
+test("an encoder's vectors are OpenAI's embeddings", async () => {
+  loadReply = null;
+  behaviour = ({ request, good }) => {
+    if (request.kind === "load_embedder") good({ device: "webgpu", pooling: "cls", max_tokens: 64 });
+    if (request.kind === "embed")
+      good({ vectors: packed(0.6, 0.8, 0, 1).slice(0), dimensions: 2, tokens: request.texts.map(() => 3) });
+  };
+  const options = {
+    dtype: "fp16",
+    device: "webgpu",
+    pooling: "cls",
+    assetsUrl: "/here",
+    disableFileMappedWeights: true,
+  };
+  const embedder = await Capstan.loadEmbedder("owner/name", options);
+  const { model, ...request } = asked.at(-1);
+  assert.equal(model.repository, "owner/name");
+  assert.deepEqual(request, {
+    ...{ kind: "load_embedder", dtype: "fp16", device: "webgpu", pooling: "cls", disable_file_mapped_weights: true },
+  });
+  assert.deepEqual(embedder.stats, { device: "webgpu", pooling: "cls", maxTokens: 64 });
+  const [first, second] = await embedder.embed(["a", "b"]);
+  assert.deepEqual([[...first], [...second]], [[...new Float32Array([0.6, 0.8])], [0, 1]]);
+  const both = await embedder.embeddings.create({ input: ["a", "b"], model: "any", dimensions: 1 });
+  assert.deepEqual(both, {
+    ...{ object: "list", model: "any", usage: { prompt_tokens: 6, total_tokens: 6 } },
+    data: [
+      { object: "embedding", index: 0, embedding: [1] },
+      { object: "embedding", index: 1, embedding: [0] },
+    ],
+  });
+  const { data } = await embedder.embeddings.create({ input: ["a", "b"], encoding_format: "base64" });
+  assert.equal(data[0].embedding, packed(0.6, 0.8));
+  for (const [refused, message] of [
+    [() => embedder.embed("a"), /^texts is "a"; it must be a list of texts/],
+    [() => embedder.embed([5]), /^texts is \[5\]; it must be a list of texts/],
+    [() => embedder.embeddings.create({ input: ["a", "b"], dimensions: 3 }), /^dimensions is 3; .* from 1 to 2/],
+    [
+      () => embedder.embeddings.create({ input: ["a"], encoding_format: "hex" }),
+      /^encoding_format is "hex"; it must be/,
+    ],
+    [() => embedder.embeddings.create({ text: "a" }), /^text: no such option; there are input,/],
+    [() => Capstan.loadEmbedder("./m/", { capture: "off" }), /^capture: no such option/],
+  ])
+    assert.match((await failure(refused())).message, message);
+  embedder.close();
+  assert.equal((await failure(embedder.embed(["a"]))).code, "ClosedError");
+});
+
 test("log probabilities come with the tokens, and reasoning apart from the answer", async () => {
   const likely = { token_id: 1, text: "<think>Hm.</think>", log_probability: -0.5 };
   const other = { token_id: 9, text: "\ufffd", log_probability: -1 };

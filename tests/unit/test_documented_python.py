@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import re
 import warnings
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "trace.json").stat().st_size > 0
 
 
-@pytest.mark.parametrize("page", ["chat", "large_models", "tools"])
+@pytest.mark.parametrize("page", ["chat", "guidance", "large_models", "tools"])
 def test_the_examples_of_a_guide_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"folder": str(FIXTURES / "nano-qwen2")}
     asyncio.run(run_blocks((DOCS / f"{page}.md").read_text(encoding="utf-8"), names))
@@ -52,6 +53,8 @@ def test_the_examples_of_a_guide_run(page: str, monkeypatch: pytest.MonkeyPatch)
         assert [message["role"] for message in names["messages"]] == ["system", *["user", "assistant"] * 2]
     elif page == "tools":
         assert names["asked"]["arguments"]["city"] in ("Oslo", "Rome")
+    elif page == "guidance":
+        assert 0 <= json.loads(names["text"])["age"] <= 120
     else:
         assert names["need"].weights.bytes > 0
 
@@ -61,6 +64,13 @@ def test_a_public_name_is_in_the_reference_and_in_an_example(name: str) -> None:
     assert f"\n::: capstan.{name}\n" in REFERENCE
     blocks = BLOCKS.findall(REFERENCE + (DOCS / "pyodide.md").read_text(encoding="utf-8"))
     assert any(f"capstan.{name}" in block for block in blocks), f"no example has capstan.{name}"
+
+
+def test_every_search_option_is_in_the_reference() -> None:
+    stages = [base for base in capstan.SearchOptions.__bases__ if base.__name__ != "Guided"]  # set by guidance alone
+    assert [base for base in stages if f"\n::: {base.__module__}.{base.__name__}\n" not in REFERENCE] == []
+    texts = "".join(inspect.getdoc(each) or "" for each in (capstan.SearchOptions, *stages))
+    assert [name for name in capstan.SearchOptions.names() if f"`{name}`" not in texts] == []
 
 
 def test_every_public_function_class_and_member_has_a_docstring() -> None:

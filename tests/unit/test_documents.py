@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from buildtools import ROOT
+from buildtools.cli import parse
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benches/README.md", ROOT / "examples/README.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -29,6 +31,16 @@ def sections(page: Path) -> set[str]:
     """A Markdown page's headings as links name them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix().replace("/", "-"))
+def test_the_command_line_takes_the_commands(page: Path) -> None:
+    blocks = "\n".join(SHELL.findall(page.read_text(encoding="utf-8")))
+    for command in re.findall(r"python3 build\.py (.+)", blocks):
+        parse(shlex.split(command.replace(" ...", ""), comments=True))
 
 
 CITED = re.compile(r"`([\w.]+\.(?:py|mjs))`(?:, ([^;|]+))?")

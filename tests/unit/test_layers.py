@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading",),
     ("_js", "local"),
     ("onnxruntime",),
-    ("adapters", "generation", "measure", "model", "notebook", "tokenizer"),
+    ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
     ("genai", "page"),
     ("capstan",),
 )
@@ -101,7 +101,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "model_file parts wiring",
         "attention_writer carried one_node slices weights",
         "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
-        "nbits_products norms_apart plain_attention plain_norms plain_recurrence quantized_products scratch "
+        "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_products scratch "
         "session_weights soft_caps text_positions total_length turned_weights uncomputed wide_products "
         "whole_caches",
         "description gguf",
@@ -132,7 +132,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "layered_run",
         "not_finite",
     ),
-    "page": ("requests", "adapters inspection memory_requests read_request", "text_events", "page"),
+    "page": ("requests", "adapters embedding inspection memory_requests read_request", "text_events", "page"),
     "stages": (
         "option",
         "float_arithmetic stage",
@@ -171,6 +171,7 @@ INSIDE_FUNCTIONS = {
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
+    ("page.page", "page.embedding"): "for pages that embed texts only",
     ("page.read_request", "difflib"): "for an unknown field only",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",

@@ -39,11 +39,13 @@ def test_links_become_those_of_the_site() -> None:
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links(text, "web.md") == (
-        "[Which models run, and what of them is computed how](models.md#families), [here](notes.md), min_p.py, "
+        "[Which models run, and how](models.md#families), [here](notes.md), min_p.py, "
         "the loop (`web/src/storage/load.ts`), [hub](https://huggingface.co/a.md), [README](index.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links("[guide](../docs/lora.md) [x](results/)", "notes.md") == "[guide](lora.md) x (`benches/results`)"
+    assert site_links("a\n\n<!-- markdown -->\n\nb\n\n<!-- /markdown -->\n\nc\n", "web.md") == "a\n\nc\n"
+    assert site_links("![shown](docs/pictures/a.png)", "contributing.md") == "![shown](pictures/a.png)"
 
 
 def test_the_page_of_options_is_that_of_the_parsers(tmp_path: Path) -> None:

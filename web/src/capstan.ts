@@ -2,10 +2,12 @@
 
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
-import { asCapstanError, CapstanError, refused } from "./errors";
+import { Embedder, type EmbedderOptions } from "./embedder";
+import { asCapstanError, refused } from "./errors";
+import { ask, loadInWorker, pageAddress, WORKER_TYPES, type WorkerOptions } from "./loading";
 import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, tokenizerRequest } from "./options";
 import type { ChatOptions, ModelOptions, RunOptions } from "./options";
-import { fits, type Fit, type FitOptions, models, type Models, pageAddress } from "./stored_models";
+import { fits, type Fit, type FitOptions, models, type Models } from "./stored_models";
 import type {
   CapstanEvent,
   ChatRequest,
@@ -20,13 +22,15 @@ import type {
   Trace,
 } from "./protocol";
 import { type OptionTypes, reading, readOptions } from "./page_request";
-import { LoadMeter, type LoadProgress } from "./progress";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
 import { Tokenizer } from "./tokenizer";
 
 export * from "./client";
+export { Embedder, type EmbedderOptions } from "./embedder";
+export type { Embedding, EmbeddingParams, EmbeddingResponse } from "./embedder";
 export { CapstanError, type CapstanErrorCode } from "./errors";
+export type { WorkerOptions } from "./loading";
 export type {
   Completion,
   CompletionChunk,
@@ -51,23 +55,11 @@ export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stor
 export { type TemplateOptions, Tokenizer } from "./tokenizer";
 export type { LoadProgress } from "./progress";
 
-export interface LoadOptions extends ModelOptions {
-  /** Called while the model is loaded, and last with the fraction 1 when it is there. */
-  onProgress?: (progress: LoadProgress) => void;
-  /** Called for each event of the start (id 0) and of every request. */
-  onEvent?: (event: CapstanEvent, requestId: number) => void;
-  /** Ends the load: the worker ends, and the promise rejects with the signal's reason. */
-  signal?: AbortSignal;
-  /** The folder with worker.js, python.json, ort/, pyodide/ and wheels/; default: the folder of this module. */
-  assetsUrl?: string;
-  /** Whether Python may start from its memory snapshot (default), which is faster. */
-  snapshot?: boolean;
+export interface LoadOptions extends ModelOptions, WorkerOptions {
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
   cancelDeadline?: number;
   /** Take a trace, from the worker's start on; see Capstan.trace. */
   trace?: boolean;
-  /** Milliseconds without a run until stored weights are compared with their digests, 5 seconds unless given. See Client.start. */
-  verifyAfter?: number;
 }
 
 /** How a Python script ended. */
@@ -102,11 +94,7 @@ export interface Stats {
   lastRun: RunResult | null;
 }
 
-const LOAD_TYPES: OptionTypes = {
-  ...MODEL_TYPES,
-  ...{ onProgress: "function", onEvent: "function", signal: "signal", assetsUrl: "string", snapshot: "boolean" },
-  ...{ cancelDeadline: "number", verifyAfter: "number", trace: "boolean" },
-};
+const LOAD_TYPES: OptionTypes = { ...MODEL_TYPES, ...WORKER_TYPES, cancelDeadline: "number", trace: "boolean" };
 
 /** See Capstan.chat. */
 export interface Chat {
@@ -152,55 +140,33 @@ export class Capstan {
    */
   static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
     const options = readOptions("the options", given, LOAD_TYPES);
-    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline, verifyAfter, trace } = options;
-    signal?.throwIfAborted();
+    options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-    // Who thinks better of it at once, as React's StrictMode does, has started no worker.
-    await Promise.resolve();
-    signal?.throwIfAborted();
-    let ready: Ready | null = null;
-    let loaded = false;
-    const meter = new LoadMeter();
+    const { cancelDeadline, trace } = options;
     const start: StartOptions = {
-      bytes: onProgress !== undefined,
-      onEvent: (event, id) => {
-        if (event.kind === "ready") ready = event;
-        onEvent?.(event, id);
-        if (!onProgress || loaded) return;
-        const progress = meter.take(event);
-        if (progress) onProgress(progress);
-      },
-      ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
-      ...(snapshot === undefined ? {} : { snapshot }),
       ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
-      ...(verifyAfter === undefined ? {} : { verifyAfter }),
       ...(trace === undefined ? {} : { trace }),
-      ...(signal ? { signal } : {}),
       // The worker would begin with weights that are stored.
       ...(expectable(folder) && !options.disableFileMappedWeights ? { expected: expectedOf(folder, options) } : {}),
     };
-    let client: Client;
-    try {
-      client = await Client.start(start);
-    } catch (error) {
-      signal?.throwIfAborted();
-      throw startFailure(error);
-    }
-    const stop = (): void => client.close();
-    signal?.addEventListener("abort", stop, { once: true });
-    try {
-      const about = (await ask(client, loadRequest(folder, options))) as LoadResult;
-      signal?.throwIfAborted();
-      loaded = true;
-      onProgress?.(meter.ended());
-      return new Capstan(client, folder, options, about, () => ready);
-    } catch (error) {
-      client.close();
-      signal?.throwIfAborted();
-      throw asCapstanError(error);
-    } finally {
-      signal?.removeEventListener("abort", stop);
-    }
+    let ready: Ready | null = null;
+    const { client, about } = await loadInWorker(
+      options,
+      start,
+      () => loadRequest(folder, options),
+      (event) => {
+        if (event.kind === "ready") ready = event;
+      },
+    );
+    return new Capstan(client, folder, options, about as LoadResult, () => ready);
+  }
+
+  /**
+   * Load an encoder of texts (BERT, MiniLM, MPNet, bge, e5, gte and their like, as ONNX) for embeddings: the URL of a folder
+   * in the layout of Transformers.js or sentence-transformers, a hub's id, or what the user picked. Rejects as `load`.
+   */
+  static loadEmbedder(model: ModelFolder, options: EmbedderOptions = {}): Promise<Embedder> {
+    return Embedder.load(model, options);
   }
 
   /** The models that are known to fit; `list`, `size`, `delete` and `verify` are about those that this origin keeps. */
@@ -318,32 +284,4 @@ function expectable(folder: ModelFolder): folder is string | HubRepository {
 
 function expectedOf(model: string | HubRepository, { dtype, device }: ModelOptions): StartOptions["expected"] & {} {
   return { model, ...(dtype === undefined ? {} : { dtype }), ...(device === undefined ? {} : { device }) };
-}
-
-/** Send a request and wait for its result; throws a CapstanError that names the request. */
-async function ask(
-  client: Client,
-  request: Request,
-  onEvent?: (event: CapstanEvent, id: number) => void,
-): Promise<unknown> {
-  let number: number | null = null;
-  const reply = await client.request(request, (event, id) => {
-    number = id;
-    onEvent?.(event, id);
-  });
-  if (!reply.ok) throw new CapstanError(reply.error, number);
-  return reply.result;
-}
-
-/** The reason why the worker did not start, with the remedy. */
-function startFailure(error: unknown): CapstanError {
-  const known = asCapstanError(error, 0);
-  const { code, message, traceback } = known;
-  if (code === "OptionError") return known;
-  const remedy =
-    "serve the whole folder capstan/ of the package (npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl";
-  return new CapstanError(
-    { type: code === "ClosedError" ? code : "StartError", message: `${message}; ${remedy}`, traceback },
-    0,
-  );
 }

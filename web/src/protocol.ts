@@ -79,6 +79,22 @@ export interface Alternative {
   ends: boolean;
 }
 
+/** The result of a LoadEmbedderRequest. */
+export interface LoadEmbedderResult {
+  device: string;
+  pooling: string;
+  max_tokens: number;
+}
+
+/** The result of an EmbedRequest. */
+export interface EmbedResult {
+  /** Base64 of float32, one vector behind the other. */
+  vectors: string;
+  dimensions: number;
+  /** Of each text, special tokens included. */
+  tokens: number[];
+}
+
 /** The result of a TokenizerRequest. */
 export interface TokenizerResult {
   text: string;

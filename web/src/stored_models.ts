@@ -1,8 +1,8 @@
 // The models that this origin keeps, and whether another one fits: a worker of its own is asked, and closed.
 
-import { Client, type StartOptions } from "./client";
-import { CapstanError } from "./errors";
+import { Client } from "./client";
 import { knownModels, type KnownModel } from "./known_models";
+import { ask, pageAddress, startOptions } from "./loading";
 import { HUGGING_FACE, modelFolder, type ModelOptions } from "./options";
 import { type OptionTypes, reading, readOptions } from "./page_request";
 import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "./protocol";
@@ -88,11 +88,6 @@ export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<
   return { fits, reason, device: found, bytes, exact, maxLength, contextLength, largestMaxLength };
 }
 
-/** The base of this page's relative addresses. */
-export function pageAddress(): string {
-  return globalThis.document?.baseURI ?? location.href;
-}
-
 /** The stored files of a model, or of all, after `action`. */
 async function stored(
   action: ModelsRequest["action"],
@@ -153,18 +148,10 @@ function modelsOf(files: readonly StoredFile[]): StoredModel[] {
 type Ask = <T>(request: Request) => Promise<T>;
 
 /** The answer of a worker that is started for one question. */
-async function asked<T>({ assetsUrl, signal }: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
-  const options: StartOptions = {
-    ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
-    ...(signal ? { signal } : {}),
-  };
-  const client = await Client.start(options);
+async function asked<T>(options: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
+  const client = await Client.start(startOptions(options));
   try {
-    return await question(async <R>(request: Request) => {
-      const reply = await client.request(request);
-      if (!reply.ok) throw new CapstanError(reply.error);
-      return reply.result as R;
-    });
+    return await question(async <R>(request: Request) => (await ask(client, request)) as R);
   } finally {
     client.close();
   }

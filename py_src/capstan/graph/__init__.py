@@ -22,6 +22,7 @@
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     logits_of_all(model)              num_logits_to_keep becomes the constant 0
+    pooled(model, hidden, sentence)   one vector a row out of an encoder's hidden states
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
@@ -63,6 +64,7 @@ from .parts import Beside, Change, Narrow, Part, Turn, Unpack, change_of, fields
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
+from .pooling import hidden_output, pooled, sentence_output
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
@@ -126,6 +128,9 @@ __all__ = [
     "norms_apart",
     "parse",
     "plain_recurrence",
+    "hidden_output",
+    "pooled",
+    "sentence_output",
     "prepared",
     "quantized_products",
     "one_row_only",

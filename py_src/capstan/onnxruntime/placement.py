@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,7 +21,18 @@ from ..host.storage import MOST_GRAPH_BYTES, ExternalData
 from ..memory import PoolItem, weight_items
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
-__all__ = ["Placed", "place_session"]
+__all__ = ["GraphFile", "Placed", "place_session"]
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """The file of a graph in a folder that the host has adopted."""
+
+    folder: str
+    """Ending in a slash; its data files are there, too."""
+    name: str
+    rewrite: Callable[[ModelProto], ModelProto]
+    """Changes the graph before its session is made. Raises what it raises."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,11 @@ class ModelFiles:
 
 
 async def place_session(
-    host: Host, path_or_bytes: str | bytes | os.PathLike[str], providers: Sequence[str], owner: str, keep: bool
+    host: Host,
+    path_or_bytes: str | bytes | os.PathLike[str] | GraphFile,
+    providers: Sequence[str],
+    owner: str,
+    keep: bool,
 ) -> Placed:
     """A session on the first provider that can run the model; each step down is warned of and counted. `keep` says
     whether its data files may be kept in the browser's storage.
@@ -116,14 +131,17 @@ async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, 
     return session
 
 
-async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], keep: bool) -> ModelFiles:
+async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str] | GraphFile, keep: bool) -> ModelFiles:
     """The bytes of a model, and where the data files are that it names. Raises ModelFileError.
 
     A path is one of this interpreter's file system, else one that the host reads: in a page, from the page's origin.
     """
     path, folder = "", ""
     on_disk: bytes | None = None
-    if isinstance(path_or_bytes, str | os.PathLike):
+    if isinstance(path_or_bytes, GraphFile):
+        path, folder = path_or_bytes.folder + path_or_bytes.name, path_or_bytes.folder
+        model = await host.read_graph(folder, path_or_bytes.name, keep, lambda *_: None)
+    elif isinstance(path_or_bytes, str | os.PathLike):
         path = os.fspath(path_or_bytes)
         place, slash, name = path.rpartition("/")
         folder, on_disk = place + slash or "./", file_bytes(path)
@@ -133,6 +151,10 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], 
     else:
         model = bytes(path_or_bytes)
     parsed = graph.parse(model, path or "the model")
+    if isinstance(path_or_bytes, GraphFile):
+        with graph.changing(parsed):
+            parsed = path_or_bytes.rewrite(parsed)
+        model = graph.serialize(parsed)
     ends = graph.data_ends(parsed)
     if ends and not path:
         raise ModelFileError(

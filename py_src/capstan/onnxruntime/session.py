@@ -21,8 +21,8 @@ from .host_array import HostArray
 from .io_binding import BoundOutput, IOBinding, open_span
 from .open_session import OpenSession
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
-from .placement import Placed, place_session
-from .providers import WEBGPU, asked_for, blocking, provider_of
+from .placement import GraphFile, Placed, place_session
+from .providers import WEBGPU, Asked, asked_for, blocking, provider_of
 from .requirements import Ran, SessionRequirements, session_requirements
 from .session_options import SessionOptions, keeps_weights
 
@@ -85,11 +85,17 @@ class InferenceSession(OpenSession):
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> InferenceSession:
         """Make a session without blocking; see the class for the arguments and errors."""
-        keep = keeps_weights(sess_options)
+        asked = asked_for(providers, provider_options)
+        return await cls.of_graph(path_or_bytes, asked, keeps_weights(sess_options))
+
+    @classmethod
+    async def of_graph(
+        cls, graph: str | bytes | os.PathLike[str] | GraphFile, asked: Asked, keep: bool
+    ) -> InferenceSession:
+        """`create`, also for a graph that is rewritten first."""
         host = current_host()
         label = f"InferenceSession {next(numbers)}"
-        asked = asked_for(providers, provider_options)
-        placed = await place_session(host, path_or_bytes, asked.providers, label, keep)
+        placed = await place_session(host, graph, asked.providers, label, keep)
         session = cls.__new__(cls)
         session._set(host, label, placed, asked.capture)
         return session

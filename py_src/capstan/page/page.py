@@ -45,9 +45,11 @@ from .requests import (
     AnsweredRequest,
     ChatRequest,
     ConversationRequest,
+    EmbedRequest,
     EndSessionRequest,
     ExecRequest,
     GenerateRequest,
+    LoadEmbedderRequest,
     LoadRequest,
     ModelFolder,
     ModelRequest,
@@ -136,6 +138,8 @@ def answer_of(request: AnsweredRequest) -> Callable[[Any], Awaitable[Any]]:
         "plan": planned,
         "alternatives": alternatives,
         "tokenizer": tokenized,
+        "load_embedder": embeddings,
+        "embed": embeddings,
         "operations": operations,
         "end_session": end_session,
         "trace": traced,
@@ -389,6 +393,15 @@ async def tokenized(request: TokenizerRequest) -> dict[str, Any]:
             request.get("messages") or [], request.get("tools"), thinking=request.get("thinking")
         )
     return {"text": text, "ids": tokenizer.encode(text)}
+
+
+async def embeddings(request: LoadEmbedderRequest | EmbedRequest) -> dict[str, Any]:
+    """Load an encoder of texts, or embed some with it."""
+    from .embedding import embed, load_embedder
+
+    if request["kind"] == "embed":
+        return await embed(request)
+    return await load_embedder(request, folder_of(request["model"]))
 
 
 async def operations(request: OperationsRequest) -> dict[str, Any]:

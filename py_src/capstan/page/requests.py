@@ -13,9 +13,11 @@ __all__ = [
     "AnsweredRequest",
     "ChatRequest",
     "ConversationRequest",
+    "EmbedRequest",
     "EndSessionRequest",
     "ExecRequest",
     "GenerateRequest",
+    "LoadEmbedderRequest",
     "LoadRequest",
     "MemoryRequest",
     "ModelFolder",
@@ -208,6 +210,27 @@ class EndSessionRequest(TypedDict):
     session: str
 
 
+class LoadEmbedderRequest(TypedDict):
+    """Load an encoder of texts; see capstan.Embedder.load. It is this worker's until it ends."""
+
+    kind: Literal["load_embedder"]
+    model: ModelFolder
+    dtype: str | None
+    """As in ModelRequest."""
+    device: Device
+    pooling: Literal["mean", "cls", "last"] | None
+    """null is as the model's files say."""
+    disable_file_mapped_weights: NotRequired[bool | None]
+    """As in ModelRequest."""
+
+
+class EmbedRequest(TypedDict):
+    """Embed texts with the encoder that was loaded; see EmbedResult."""
+
+    kind: Literal["embed"]
+    texts: list[str]
+
+
 class ExecRequest(TypedDict):
     """Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply."""
 
@@ -255,6 +278,8 @@ AnsweredRequest = (
     | PlanRequest
     | AlternativesRequest
     | TokenizerRequest
+    | LoadEmbedderRequest
+    | EmbedRequest
     | EndSessionRequest
     | TraceRequest
 )

@@ -1,0 +1,77 @@
+"""One vector a row out of an encoder's hidden states.
+
+    hidden [B, S, H], capstan_weights [B, 1, S] float32 -> Cast, MatMul -> capstan_pooled [B, 1, H] float32
+
+The weights say which tokens count: all of a text alike (mean), the first one (cls) or the last one. Models of any opset
+have these two operators.
+"""
+
+from __future__ import annotations
+
+from .onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .wiring import copy_of, fresh_name, prune
+
+__all__ = ["POOLED", "WEIGHTS", "hidden_output", "pooled", "sentence_output"]
+
+WEIGHTS = "capstan_weights"
+POOLED = "capstan_pooled"
+HIDDEN = ("last_hidden_state", "token_embeddings", "hidden_states", "encoder_hidden_states")
+SENTENCE = ("sentence_embedding", "sentence_embeddings", "text_embeds")
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16}
+
+
+def sentence_output(model: ModelProto) -> str | None:
+    """The output that has one vector a row already, [B, H]; None if there is none."""
+    return next((value.name for value in model.graph.output if value.name in SENTENCE and is_float(value, 2)), None)
+
+
+def hidden_output(model: ModelProto) -> str | None:
+    """The output with the hidden states, [B, S, H]; None if there is none."""
+    found = [value.name for value in model.graph.output if is_float(value, 3)]
+    return next((name for name in HIDDEN if name in found), found[0] if len(found) == 1 else None)
+
+
+def is_float(value: ValueInfoProto, rank: int) -> bool:
+    """Whether a value is of floats and has so many dimensions, or tells none."""
+    about = value.type.tensor_type
+    return about.elem_type in FLOATS and (not about.HasField("shape") or len(about.shape.dim) == rank)
+
+
+def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -> ModelProto:
+    """A model whose one output is POOLED: `hidden` weighted by the input WEIGHTS, or `sentence` in float32."""
+    result = copy_of(model)
+    graph = result.graph
+    if hidden is None:
+        assert sentence is not None
+        graph.node.append(NodeProto(op_type="Cast", input=[sentence], output=[POOLED], attribute=[to_float()]))
+        shape: tuple[str | int, ...] = ("capstan_batch", "capstan_width")
+    else:
+        weigh(graph, hidden)
+        shape = ("capstan_batch", 1, "capstan_width")
+    del graph.output[:]
+    graph.output.append(float_value(POOLED, *shape))
+    prune(graph)
+    return result
+
+
+def weigh(graph: GraphProto, hidden: str) -> None:
+    wide = fresh_name(graph, "/capstan/pooling/hidden")
+    graph.node.append(NodeProto(op_type="Cast", input=[hidden], output=[wide], attribute=[to_float()]))
+    graph.node.append(NodeProto(op_type="MatMul", input=[WEIGHTS, wide], output=[POOLED]))
+    graph.input.append(float_value(WEIGHTS, "capstan_batch", 1, "capstan_tokens"))
+
+
+def to_float() -> AttributeProto:
+    return AttributeProto(name="to", type=AttributeProto.INT, i=TensorProto.FLOAT)
+
+
+def float_value(name: str, *dims: str | int) -> ValueInfoProto:
+    value = ValueInfoProto(name=name)
+    value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for dim in dims:
+        shape = value.type.tensor_type.shape.dim.add()
+        if isinstance(dim, int):
+            shape.dim_value = dim
+        else:
+            shape.dim_param = dim
+    return value

@@ -1,0 +1,91 @@
+"""`Capstan.loadEmbedder` in a page: vectors are those of the native onnxruntime, on both devices."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+from buildtools import ROOT
+from buildtools.server import SiteServer, running
+from buildtools.site import assemble
+from tests.encoders import ENCODERS, KINDS, TEXTS, vectors
+
+EMBED = """async ([address, texts, options]) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const embedder = await Capstan.loadEmbedder(address, options);
+  const found = await embedder.embed(texts);
+  const { stats } = embedder;
+  embedder.close();
+  return [found.map((vector) => [...vector]), stats, await Capstan.models.size(address)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def encoders() -> Iterator[SiteServer]:
+    with running(SiteServer(assemble(), {kind: ENCODERS / kind for kind in KINDS})) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, encoders: SiteServer) -> Iterator[Page]:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(encoders.url + "blank.html")
+    yield page
+    context.close()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_the_native_onnxruntime(kind: str, device: str, page: Page) -> None:
+    texts = [f"{TEXTS[place % 3]} {place}" for place in range(8)]
+    found, stats, stored = page.evaluate(EMBED, [f"/models/{kind}/", texts, {"device": device}])
+    assert np.array(found) == pytest.approx(vectors(kind, texts, KINDS[kind]), abs=1e-4)
+    assert stats == {"device": device, "pooling": KINDS[kind], "maxTokens": stats["maxTokens"]}
+    assert stats["maxTokens"] >= 60
+    assert stored > 0, "the weights in the graph's file are kept"
+
+
+SEARCH = """async ([address, sentences, question]) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const embedder = await Capstan.loadEmbedder(address, { device: "webgpu" });
+  const { data } = await embedder.embeddings.create({ input: sentences });
+  const [asked] = await embedder.embed([question]);
+  const near = ({ embedding }) => embedding.reduce((sum, number, place) => sum + number * asked[place], 0);
+  const best = data.toSorted((one, other) => near(other) - near(one)).map(({ index }) => index);
+  embedder.close();
+  return best.slice(0, 3);
+}"""
+
+
+def test_a_search_over_a_hundred_sentences_finds_what_the_definition_finds(page: Page) -> None:
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"[A-Z][a-z ,]{15,90}\.", text)[:100]
+    assert len(sentences) == 100
+    question = sentences[61].removesuffix(".")
+    found = page.evaluate(SEARCH, ["/models/bert/", sentences, question])
+    near = vectors("bert", sentences, "mean") @ vectors("bert", [question], "mean")[0]
+    assert found == list(np.argsort(-near, kind="stable")[:3])
+    assert found[0] == 61
+
+
+def test_what_is_no_encoder_is_told(page: Page, encoders: SiteServer, tmp_path: Path) -> None:
+    folder = tmp_path / "wrong"
+    shutil.copytree(ENCODERS / "bert", folder)
+    (folder / "tokenizer.json").unlink()
+    encoders.models["wrong"] = folder
+    told = "([address, options]) => import('/capstan/capstan.js').then(({ Capstan }) => "
+    told += "Capstan.loadEmbedder(address, options)).catch(({ code, message }) => [code, message])"
+    code, message = page.evaluate(told, ["/models/wrong/", {}])
+    assert code == "ModelFileError"
+    assert "/models/wrong/tokenizer.json is missing; copy the tokenizer's files" in message
+    code, message = page.evaluate(told, ["/models/bert/", {"pooling": "max"}])
+    assert code == "OptionError"
+    assert "pooling" in message
