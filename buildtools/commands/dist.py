@@ -30,11 +30,12 @@ TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site leaves out."""
-KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
+KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = (
     *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),
-    *("page_request", "page_types", "progress", "protocol", "requests", "run", "session", "tool_calls"),
+    *("page_request", "page_types", "progress", "protocol", "reasoning", "requests", "run", "session"),
+    *("stored_models", "tokenizer", "tool_calls"),
 )
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}
@@ -48,7 +49,20 @@ NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `dist`."""
+    parser.add_argument(
+        "--url",
+        type=site_url,
+        metavar="URL",
+        help="the address that the site will have, so that links to it have a preview picture",
+    )
     parser.add_argument("--notices", action="store_true", help="only write THIRD_PARTY_NOTICES.md anew")
+
+
+def site_url(text: str) -> str:
+    """A folder's address, with a slash at its end."""
+    if not re.match(r"https?://[^/]", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; give one that begins with https://")
+    return text.rstrip("/") + "/"
 
 
 def check(args: argparse.Namespace) -> None:
@@ -65,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     assemble()
     shutil.rmtree(TARGET, ignore_errors=True)
-    site = static_folder(TARGET / "site")
+    site = static_folder(TARGET / "site", args.url)
     (site / BILL).write_text(json.dumps(bill_of_materials(), indent=1) + "\n")
     precompress(site)
     found = downloads(site)
@@ -81,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def static_folder(target: Path) -> Path:
+def static_folder(target: Path, url: str | None = None) -> Path:
     """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
     shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
     shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
@@ -92,8 +106,20 @@ def static_folder(target: Path) -> Path:
     (target / "models/index.json").write_text(json.dumps(index))
     copy_licences(target)
     unpack_snapshot(target)
+    if url is not None:
+        tell_address(target / "index.html", url)
     work_offline(target)
     return target
+
+
+def tell_address(page: Path, url: str) -> None:
+    """Name the page and its preview picture by whole addresses: who shows a preview takes no other ones."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r'(<meta property="og:image" content=")\./', rf"\g<1>{url}", text, count=1)
+    own = f'    <meta property="og:url" content="{url}" />\n'
+    page.write_text(
+        text.replace('    <meta property="og:type"', own + '    <meta property="og:type"', 1), encoding="utf-8"
+    )
 
 
 def work_offline(site: Path) -> None:

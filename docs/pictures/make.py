@@ -1,4 +1,4 @@
-"""Makes the pictures of the demo page that the README shows, from the page itself.
+"""Makes the README's pictures of the demo page, its icons, and its preview for links, from the page itself.
 
 usage: .venv/bin/python docs/pictures/make.py [--adapter hardware] [--model FOLDER] [--out FOLDER]
 
@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+ICONS = ROOT / "web/demo/icons"
 sys.path.insert(0, str(ROOT))
 
 from buildtools.browser import find_browser, flags  # noqa: E402  # on the path just above
@@ -27,6 +28,7 @@ from buildtools.site import assemble  # noqa: E402
 
 SETTINGS = {"software": "#device=wasm&random_seed=7", "hardware": "#random_seed=7"}
 WAIT_MS = 600_000
+MASKED = 'viewBox="0 0 48 48" style="background: #1f5fa5; padding: 10%; box-sizing: border-box"'
 RACED = re.compile("^(All picked the same ids|Ids differ|The race ended)")
 
 
@@ -56,6 +58,20 @@ class Photographer:
         page.screenshot(path=self._folder / f"{name}.png")
 
 
+def make_icons(browser: Browser) -> None:
+    """The icons of an installed page, out of icon.svg. Systems cut a maskable one to a circle or the like."""
+    drawing = (ICONS / "icon.svg").read_text()
+    for name, size, svg in (
+        ("icon-192", 192, drawing),
+        ("icon-512", 512, drawing),
+        ("icon-maskable-512", 512, drawing.replace(' rx="10"', "").replace('viewBox="0 0 48 48"', MASKED)),
+    ):
+        page = browser.new_page(viewport={"width": size, "height": size})
+        page.set_content(f"<style>body {{ margin: 0; display: grid }}</style>{svg}")
+        page.screenshot(path=ICONS / f"{name}.png", omit_background=True)
+        page.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adapter", choices=SETTINGS, default="software")
@@ -67,8 +83,11 @@ def main() -> None:
             executable_path=str(find_browser()), args=["--headless=new", *flags(args.adapter)]
         )
         camera = Photographer(browser, server.url + SETTINGS[args.adapter], args.out)
+        make_icons(browser)
         wide = camera.answered(camera.opened("light", 1200, 760))
         camera.take(wide, "demo")
+        wide.set_viewport_size({"width": 1200, "height": 630})
+        wide.screenshot(path=ICONS / "preview.png")
         camera.take(camera.opened("dark", 390, 760), "demo-phone")
         if args.adapter == "hardware":
             wide.click("#drawer-open")

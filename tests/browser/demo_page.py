@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, Worker, expect
@@ -14,7 +16,7 @@ from playwright.sync_api import Browser, Page, Worker, expect
 from buildtools.server import SiteServer
 from tests.harness import watch
 
-__all__ = ["BOOT_MS", "RUN_MS", "Demo", "choose"]
+__all__ = ["BOOT_MS", "RUN_MS", "Demo", "choose", "png_size"]
 
 HOLD = """() => {
   const { postMessage } = self;
@@ -58,6 +60,14 @@ def choose(page: Page, model: str = "nano-llama") -> None:
     page.select_option("#model", value=page.locator(f"#model option[data-name='{model}']").get_attribute("value"))
     for selector, label in CHOOSE.items():
         page.select_option(selector, label=label)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """The width and the height of a picture."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
 
 
 @dataclass

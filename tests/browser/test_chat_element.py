@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests import oracle
 from tests.browser.demo_page import RUN_MS, Demo
-from tests.browser.model_variants import LLAMA
+from tests.browser.model_variants import LLAMA, Variants
 
 OPEN = """(attributes) => {
   const chat = document.createElement('capstan-chat');
@@ -116,7 +117,8 @@ def test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_t
     assert page.evaluate(MESSAGES) == ["one", "so one"]
     page.keyboard.press("Escape")
     say(page, "break")
-    expect(page.locator("#other #error-title")).to_have_text("DeviceLostError")
+    expect(page.locator("#other #error-title")).to_have_text("The GPU was lost")
+    expect(page.locator("#other #error-code")).to_have_text("DeviceLostError")
     assert page.evaluate(MESSAGES) == ["one", "so one", "break", "so "]
     expect(page.locator("#other .about").last).to_have_text("broken off")
     say(page, " ")
@@ -190,3 +192,24 @@ def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
     prompt = oracle.encode(LLAMA, "def fibonacci(n):")
     assert page.evaluate("() => chat.turns[0].answer") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
     expect(page.get_by_role("article", name="Text and completion")).to_be_visible()
+
+
+def test_an_answer_that_begins_within_the_reasoning_is_folded_from_its_first_word(
+    demo: Demo, page: Page, variants: Variants
+) -> None:
+    folder = variants.folder("thinks", LLAMA.parent / "nano-qwen2")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for message in messages %}{{ message.content }}\n{% endfor %}<think>\n"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    heading = ".turn:last-child .reasoning > summary"
+    page.evaluate(OPEN, {"model": "models/thinks/", "run-options": GREEDY, "options": '{ "device": "webgpu" }'})
+    page.evaluate(PUT)
+    expect(page.locator("#other #prompt")).to_be_enabled(timeout=RUN_MS)
+    page.evaluate("() => chat.send('Hello')")
+    expect(page.locator(f"#other {heading}")).to_contain_text("Reasoning, not finished")
+    assert page.evaluate("() => [chat.turns[0].reply, chat.turns[0].reasoning !== '']") == ["", True]
+    page.evaluate("() => chat.remove()")
+    demo.set(folder="models/thinks/")
+    demo.send()
+    expect(page.locator(f"#chat {heading}")).to_contain_text("Reasoning, not finished")
+    expect(page.locator("#finish")).to_have_text("the limit")

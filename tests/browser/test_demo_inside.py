@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from buildtools.server import SiteServer
 from tests import oracle
-from tests.browser.demo_page import RUN_MS, Demo, choose
+from tests.browser.demo_page import RUN_MS, Demo, choose, png_size
 from tests.browser.model_variants import LLAMA, Variants
 
 
@@ -209,7 +209,7 @@ def test_a_processor_in_python_edits_logits_and_is_changed_while_an_answer_strea
     demo.page.fill("#processor", "1 / 0\n" + ONLY.format(token=3))
     demo.page.click("#run")
     demo.wait("error-message", "^ZeroDivisionError: division by zero$")
-    assert demo.text("error-title") == "ProcessorError"
+    assert demo.text("error-code") == "ProcessorError"
     demo.set(processor="")
     demo.send()
 
@@ -232,10 +232,22 @@ def test_a_race_runs_each_way_in_turn_and_compares_the_ids(demo: Demo) -> None:
     assert [bool(re.fullmatch(r"[\d.]+ tokens/s", pace)) for pace in paces] == [True] * 4, paces
     assert len(set(lanes.locator(".lane-text").all_text_contents())) == 1
     assert set(lanes.locator("meter").evaluate_all("all => all.map((meter) => meter.value > 0)")) == {True}
+    picture = demo.page.locator("#race-picture")
+    told = picture.get_attribute("aria-label") or ""
+    assert all(f": {pace}" in told for pace in paces)
+    assert "All picked the same tokens. nano-llama, 48 tokens after “def fibonacci(n):”, " in told
+    with demo.page.expect_download() as saved:
+        demo.page.get_by_role("button", name="Save as a picture").click()
+    assert re.fullmatch(r"capstan-race-\d{4}-\d\d-\d\d\.png", saved.value.suggested_filename)
+    assert png_size(saved.value.path()) == (1200, 630)
+    demo.page.fill("#race-prompt", "class Point:")
     demo.page.click("#race-start")
+    expect(picture).to_be_hidden()
     demo.wait("race-note", "^Preparing")
     demo.page.click("#race-stop")
     demo.wait("race-note", "^Stopped")
+    assert demo.requests("generate")[-1]["prompt"] == "class Point:"
+    demo.page.fill("#race-prompt", "def fibonacci(n):")
     demo.page.locator("#race").get_by_role("button", name="Close").click()
     expect(demo.page.locator("#race")).to_be_hidden()
     demo.page.click("#race-open")

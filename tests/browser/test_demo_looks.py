@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from buildtools import BUILD, ROOT
 from buildtools.server import SiteServer
-from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose
+from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose, png_size
 from tests.gguf_files import gguf_file
 
 WATCH_SHIFTS = """() => {
@@ -90,6 +91,9 @@ EDGES = """() => {
 PICTURES = BUILD / "pictures" / "demo"
 THEMES = ("dark", "light")
 WIDTHS = (320, 768, 1280)
+NARROW = 896
+"""Up to this width the options are a drawer."""
+AXE = "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations.map(({ help }) => help)"
 
 
 def test_a_software_adapter_is_named_as_slow(demo: Demo) -> None:
@@ -216,20 +220,99 @@ def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) 
     demo.set(temperature="0.7", min_p="", token="")
 
 
-def test_links_lead_to_the_options_and_the_address_keeps_the_settings(demo: Demo) -> None:
+def test_a_link_leads_to_the_options_and_the_address_keeps_the_settings(demo: Demo) -> None:
     demo.set(max_new_tokens="7")
     demo.page.locator("#max-new-tokens").blur()
     address = demo.page.url
     assert "max_new_tokens=7" in address
-    demo.page.click("#chosen")
-    expect(demo.page.locator("#options")).to_be_focused()
     with demo.sized(320):
         demo.page.locator("#prompt").focus()
-        expect(demo.page.locator("#options-title")).not_to_be_in_viewport()
         demo.page.get_by_role("link", name="Options").click()
         expect(demo.page.locator("#options")).to_be_focused()
         expect(demo.page.locator("#options-title")).to_be_in_viewport()
     assert demo.page.url == address
+
+
+def test_on_a_phone_the_options_are_a_drawer(demo: Demo) -> None:
+    page, title = demo.page, demo.page.locator("#options-title")
+    page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+    with demo.sized(360):
+        expect(title).to_be_hidden()
+        page.locator("#prompt").focus()
+        page.get_by_role("link", name="Options").click()
+        expect(title).to_be_in_viewport()
+        expect(page.locator("#options")).to_be_focused()
+        for theme in THEMES:
+            page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
+            assert page.evaluate(AXE) == []
+        page.evaluate("() => { document.documentElement.dataset.theme = ''; }")
+        page.keyboard.press("Escape")
+        expect(title).to_be_hidden()
+        page.get_by_role("link", name="Options").click()
+        page.get_by_role("button", name="Close").click()
+        expect(title).to_be_hidden()
+        page.evaluate("() => { document.getElementById('max-new-tokens').value = '1.5'; }")
+        page.click("#run")
+        expect(page.locator("#max-new-tokens")).to_be_focused()
+        expect(page.locator("#max-new-tokens")).to_be_in_viewport()
+        page.fill("#max-new-tokens", "6")
+        page.press("#max-new-tokens", "Enter")
+        expect(title).to_be_hidden()
+        demo.wait("status", "^Done$")
+        figures = page.locator(".figures :is(dt, dd)")
+        wider = "all => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"
+        assert figures.evaluate_all(wider) == [], "none is clipped"
+    expect(title).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_no_model_in_the_list_is_clipped(width: int, demo: Demo) -> None:
+    with demo.sized(width):
+        if width <= NARROW:
+            demo.page.get_by_role("link", name="Options").click()
+        room, widths = demo.page.evaluate("""() => {
+          const select = document.getElementById('model');
+          const context = document.createElement('canvas').getContext('2d');
+          context.font = getComputedStyle(select).font;
+          const widths = [...select.options].map(({ text }) => [context.measureText(text).width, text]);
+          const arrow = 24;
+          return [select.clientWidth - arrow, widths];
+        }""")
+    assert not [text for width, text in widths if width > room], room
+
+
+def test_the_page_can_be_installed_and_shared(demo: Demo, site: SiteServer) -> None:
+    session = demo.page.context.new_cdp_session(demo.page)
+    errors = session.send("Page.getInstallabilityErrors")["installabilityErrors"]
+    assert [error["errorId"] for error in errors] == ["in-incognito"], "as the contexts of tests are"
+    manifest = session.send("Page.getAppManifest")
+    assert manifest["errors"] == []
+    for icon in json.loads(manifest["data"])["icons"]:
+        path = ROOT / "web/demo" / icon["src"]
+        assert path.suffix == ".svg" or png_size(path) == tuple(map(int, icon["sizes"].split("x")))
+    tags = dict(
+        demo.page.locator("meta[property^=og]").evaluate_all(
+            "all => all.map((meta) => [meta.getAttribute('property'), meta.content])"
+        )
+    )
+    assert {"og:title", "og:description", "og:image", "og:image:alt"} < set(tags)
+    size = int(tags["og:image:width"]), int(tags["og:image:height"])
+    assert png_size(ROOT / "web/demo" / tags["og:image"]) == size == (1200, 630)
+    assert demo.page.request.get(site.url + tags["og:image"]).ok
+
+
+def test_the_keyboard_alone_leads_from_the_load_to_an_answer(browser: Browser, site: SiteServer) -> None:
+    page = browser.new_page()
+    page.goto(f"{site.url}#model=nano-llama&device=wasm&max_new_tokens=4")
+    expect(page.locator("#prompt")).to_be_focused()
+    expect(page.locator("#examples button")).to_have_count(3)
+    page.keyboard.type("def f(")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
+    expect(page.locator("#tokens")).to_have_text("4")
+    page.keyboard.press("Shift+Tab")
+    expect(page.get_by_role("button", name="Copy", exact=True)).to_be_focused()
+    page.close()
 
 
 def test_parts_of_the_options_close_and_open(demo: Demo) -> None:
@@ -296,11 +379,15 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
     demo.wait("race-note", "^Stopped")
     look("race stopped")
     page.keyboard.press("Escape")
+    page.click("#chosen")
+    demo.wait("models-note", "is stored in this browser")
+    look("models")
+    page.keyboard.press("Escape")
     page.context.route("**/nano-qwen2/tokenizer.json", lambda route: route.fulfill(status=404, body="no such file"))
     choose(page, "nano-qwen2")
     demo.set(prompt="def fibonacci(n):")
     page.click("#run")
-    demo.wait("error-title", "^ModelFileError$")
+    demo.wait("error-code", "^ModelFileError$")
     look("a model that cannot be loaded")
     page.context.unroute("**/nano-qwen2/tokenizer.json")
     demo.errors.clear()  # Chromium writes of each 404.
@@ -312,6 +399,8 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
 @pytest.mark.parametrize("width", WIDTHS)
 def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
     with demo.sized(width):
+        if width <= NARROW:
+            demo.page.get_by_role("link", name="Options").click()
         options, diagnostics = demo.page.evaluate(EDGES)
     assert options <= diagnostics
 
@@ -335,6 +424,8 @@ LABELS_AT_FIELDS = """
 def test_no_label_touches_its_field(width: int, demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     with demo.sized(width):
+        if width <= NARROW:
+            demo.page.get_by_role("link", name="Options").click()
         assert demo.page.evaluate(LABELS_AT_FIELDS) == []
 
 

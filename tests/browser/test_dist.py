@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tarfile
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,17 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
         on_cpu["adapter"] == "cpu (wasm, 1 thread: no memory is shared, as in pages that are not cross-origin isolated)"
     )
     assert errors == []
+
+
+def test_a_site_whose_address_is_known_has_a_preview_by_whole_addresses(tmp_path: Path) -> None:
+    page = Path(shutil.copy(ROOT / "web/demo/index.html", tmp_path))
+    url = dist.site_url("https://models.example/capstan")
+    dist.tell_address(page, url)
+    text = page.read_text()
+    assert '<meta property="og:url" content="https://models.example/capstan/" />' in text
+    assert '<meta property="og:image" content="https://models.example/capstan/icons/preview.png" />' in text
+    with pytest.raises(ArgumentTypeError, match="'models.example' is no address"):
+        dist.site_url("models.example")
 
 
 @pytest.mark.extended

@@ -8,9 +8,11 @@ import { fieldOf } from "./failure";
 import { Fit } from "./fit";
 import { Inside } from "./inside";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
+import { Picker } from "./picker";
 import { Race } from "./race";
 import { Running } from "./running";
 import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
+import { hideSide, isSideOpen, watchSide } from "./side";
 import { Stored } from "./stored";
 
 /** Pyodide waits without end for a file of its own that cannot be loaded. */
@@ -28,6 +30,7 @@ const stored = new Stored(engine);
 const fit = new Fit(engine);
 const race = new Race(engine, (on) => running.hold(on));
 const inside = new Inside(engine, running);
+const picker = new Picker(engine, running);
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
@@ -78,7 +81,7 @@ function useTheme(name: string): void {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || raceDialog.open || inside.dialog.open) return;
+  if (event.defaultPrevented || race.dialog.open || inside.dialog.open || picker.dialog.open || isSideOpen()) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     chat.submit();
@@ -87,6 +90,7 @@ document.addEventListener("keydown", (event) => {
 // Enter in a field of the options.
 element("form", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
+  hideSide();
   chat.submit();
 });
 chat.addEventListener("capstan-busy", ({ detail: on }) => {
@@ -105,19 +109,8 @@ theme.addEventListener("change", () => {
     // It holds until the page is left.
   }
 });
-const raceDialog = element("race", HTMLDialogElement);
-element("race-open", HTMLButtonElement).addEventListener("click", () => raceDialog.showModal());
-raceDialog.addEventListener("close", () => race.stop());
 share.addEventListener("click", () => void copyLink());
-for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#options"]')) {
-  link.addEventListener("click", (event) => {
-    // The part of the address behind # holds the settings.
-    event.preventDefault();
-    const options = element("options", HTMLElement);
-    options.scrollIntoView();
-    options.focus({ preventScroll: true });
-  });
-}
+watchSide();
 addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
 watchPicking();
@@ -127,4 +120,6 @@ try {
   useTheme(""); // A browser that keeps nothing has its own colours.
 }
 chat.showStatus("Loading the page");
+// On a touch screen the keyboard would cover the examples.
+if (matchMedia("(pointer: fine)").matches) chat.focus({ preventScroll: true });
 void boot();

@@ -57,7 +57,7 @@ export async function findAdapter(): Promise<void> {
     const { vendor, architecture, description } = adapter;
     adapterName = [vendor, architecture, description].filter(Boolean).join(" ");
     if (description === UNNAMED) adapterName = nameByWebGL() || UNNAMED;
-    say("adapter", `${adapterName} (${sort()})`);
+    say("adapter", adapterInWords());
   } else {
     say("adapter", "none: this browser offers no WebGPU adapter");
   }
@@ -74,6 +74,21 @@ function nameByWebGL(): string {
   const name = String(gl.getParameter(unmasked ?? gl.RENDERER) ?? "");
   gl.getExtension("WEBGL_lose_context")?.loseContext();
   return name && `${name}, by WebGL's name`;
+}
+
+/** The adapter in words, as far as the browser tells. */
+export function adapterInWords(): string {
+  return adapter ? `${adapterName} (${sort()})` : "no WebGPU adapter";
+}
+
+/** Whether the CPU does the work of a GPU, or there is none. */
+export function lacksGpu(): boolean {
+  return adapter?.software ?? true;
+}
+
+/** Whether WebGPU is chosen while the CPU does a GPU's work. */
+export function runsWithoutGpu(): boolean {
+  return lacksGpu() && element("device", HTMLElement).textContent === "webgpu";
 }
 
 function sort(): string {
@@ -133,7 +148,7 @@ export function showNothingPrepared(): void {
 /** How the decode steps of a run are computed. */
 export function showHow(how: Ready | Result): void {
   say("device", how.device);
-  if (how.device === "webgpu") say("adapter", `${adapterName} (${sort()})`);
+  if (how.device === "webgpu") say("adapter", adapterInWords());
   say("capture", how.capture);
   say("capture-note", how.capture_note ?? leftOut(how.tape_passes));
 }
@@ -157,17 +172,18 @@ export function showPace({ generating, first, last, tokens }: Pace): void {
 /** A finished run, and the same in a line. */
 export function showFinished(result: Result): string {
   const { token_ids, tokens_per_second, time_to_first_token_ms, counters } = result;
-  const finish = result.finish_reason === "eos" ? "end of text" : result.finish_reason.replaceAll("_", " ");
+  const limited = result.finish_reason === "length" || result.finish_reason === "max_new_tokens";
+  const ended = result.finish_reason === "eos" ? "end of text" : result.finish_reason;
   const speed = tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1);
   const first = time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms);
   say("tokens", String(token_ids.length));
   say("speed", speed);
   say("first", first);
-  say("finish", finish);
+  say("finish", limited ? "the limit" : ended);
   showHow(result);
   if (counters) showCounters(counters);
   const paced = tokens_per_second === null ? "" : `, ${speed} a second`;
-  return `${token_ids.length} tokens${paced}`;
+  return `${token_ids.length} tokens${paced}${limited ? ", stopped at the limit" : ""}`;
 }
 
 function showCounters(counters: Record<string, number>): void {

@@ -13,7 +13,6 @@ const COMPLETION = {
     "def fibonacci(n):",
     'def read_lines(path):\n    """Return the lines of a file."""\n',
     "class Point:\n    def __init__(self, x, y):\n",
-    "import json\n\ndef load_config(path):\n",
   ],
 };
 const CHAT = {
@@ -23,8 +22,7 @@ const CHAT = {
   examples: [
     "Why is the sky blue?",
     "Write a haiku about a graphics card.",
-    "Explain recursion to a child.",
-    "Give me three names for a cat, and say why.",
+    "Explain recursion in Python, with an example.",
   ],
 };
 

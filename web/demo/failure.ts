@@ -19,5 +19,5 @@ export function startFailure(error: unknown): CapstanError {
     "its script could not be loaded",
   );
   const advice = "Reload the page; if that does not help, the folder capstan/ of this site is incomplete.";
-  return new CapstanError({ type: "The worker is not running", message: `${message}. ${advice}` });
+  return new CapstanError({ type: "StartError", message: `${message}. ${advice}` });
 }

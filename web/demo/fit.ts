@@ -1,6 +1,7 @@
 // Whether the chosen model would fit this machine, and what of it is stored here, before anything is downloaded.
 
-import type { ModelsResult, PlanResult } from "capstan-webgpu";
+import type { ModelsResult, PlanResult, StoredFile } from "capstan-webgpu";
+import { belongs } from "../src/storage/belongs";
 import { bytes, element, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
@@ -44,12 +45,10 @@ export class Fit {
     this.button.disabled = true;
     this.tell("Reading the model's graph");
     try {
-      const { device, dtype } = settings;
-      const plan = await this.engine.ask<PlanResult>({ kind: "plan", model: model.folder, device, dtype });
+      const verdict = await fitOf(this.engine, model, settings);
       const { files } = await this.engine.ask<ModelsResult>({ kind: "models", action: "list", which: null });
-      const stored = files.filter(({ sources }) => sources.some((source) => belongs(source, model)));
-      const kept = stored.reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
-      if (this.asked === key) this.tell(`${verdict(plan)} ${storage(kept)}`);
+      const kept = storedOf(model, files).reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
+      if (this.asked === key) this.tell(`${verdict} ${storage(kept)}`);
     } catch (error) {
       this.tell(told(error));
     } finally {
@@ -62,10 +61,18 @@ export class Fit {
   }
 }
 
-/** Whether stored weights belong to a model, by their source's address. */
-function belongs(source: string, { folder }: Chosen): boolean {
-  if (typeof folder === "string") return source.startsWith(folder);
-  return "repository" in folder && source.includes(`/${folder.repository.split(":", 1)[0]}/`);
+/** Whether a model fits this machine, and the memory that it needs. Its graph is read. */
+export async function fitOf(
+  engine: Engine,
+  { folder }: Chosen,
+  { device, dtype }: Pick<Settings, "device" | "dtype">,
+): Promise<string> {
+  return verdict(await engine.ask<PlanResult>({ kind: "plan", model: folder, device, dtype }));
+}
+
+/** The stored weights of a model. */
+export function storedOf(model: Chosen, files: readonly StoredFile[]): StoredFile[] {
+  return files.filter(({ sources }) => sources.some((source) => belongs(source, model.folder)));
 }
 
 function verdict(plan: PlanResult): string {

@@ -42,6 +42,8 @@ const offered = new Map<string, Offered>();
 const picked = new Map<string, { folder: Picked; name: string }>();
 /** Models of the Hugging Face hub by their ids. */
 const known = new Map<string, KnownModel>(knownModels().map((model) => [model.id, model]));
+/** The features that this machine lacks for some of them. */
+const lacks = new Map<string, string>();
 const HUB = "https://huggingface.co";
 
 /** Fill the list with what the site offers; the page opens with the first. */
@@ -72,7 +74,7 @@ function knownGroup(served: Set<string>): HTMLOptGroupElement {
   for (const model of known.values()) {
     if (served.has(nameOf(model.id).replace(/\.gguf$/i, ""))) continue;
     const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-    const option = new Option(`${nameOf(model.id)}${size}`, model.id);
+    const option = new Option(`${nameOf(model.id).replace(/\.gguf$/i, "")}${size}`, model.id);
     option.dataset["name"] = model.id;
     group.append(option);
   }
@@ -90,8 +92,12 @@ async function tellLacks(): Promise<void> {
   for (const option of select.options) {
     const model = known.get(option.value);
     if (!model) continue;
-    if (!adapter && isGguf(model.id)) option.text += ", needs WebGPU";
-    else if (adapter && model.needsF16 && !adapter.features.has("shader-f16")) option.text += ", needs a GPU with f16";
+    const needs = !adapter && isGguf(model.id) ? "needs WebGPU" : "";
+    const half = adapter && model.needsF16 && !adapter.features.has("shader-f16") ? "needs f16" : "";
+    const lack = needs || half;
+    if (!lack) continue;
+    option.text += `, ${lack}`;
+    lacks.set(model.id, lack);
   }
 }
 
@@ -110,6 +116,30 @@ export function needsWebGpu(): boolean {
   return isGguf(text("repository") || text("folder") || select.value);
 }
 
+/** A model of the list. */
+export interface Listed {
+  model: Chosen;
+  /** The facts that are known before it is loaded. */
+  about: string;
+  /** The features that this machine lacks for it, in words; empty if none is known. */
+  lack: string;
+}
+
+/** The models of the list, those of the site first. */
+export function listedModels(): Listed[] {
+  return [...select.options].map(({ value }) => {
+    const model = modelOf(value);
+    return { model, about: noteOf(model), lack: lacks.get(value) ?? "" };
+  });
+}
+
+/** Choose a model of the list. */
+export function choose({ key }: Chosen): void {
+  select.value = key;
+  for (const other of ["repository", "folder"]) element(other, HTMLInputElement).value = "";
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+}
+
 /** The model that the form names; throws FormError if it names none. Python checks ids and addresses of hubs. */
 export function chosenModel(): Chosen {
   const repository = text("repository");
@@ -125,6 +155,10 @@ export function chosenModel(): Chosen {
   }
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
+  return modelOf(value);
+}
+
+function modelOf(value: string): Chosen {
   const mine = picked.get(value);
   if (mine) return { ...mine, key: value, chat: null };
   if (known.has(value)) {
@@ -168,20 +202,21 @@ export function showChosen(): void {
   try {
     const chosen = chosenModel();
     name = chosen.name;
-    const { value } = select;
-    if (text("repository") || text("folder")) note = `Not used: the model is ${name}.`;
-    else if (picked.has(value)) note = "On this machine.";
-    else if (known.has(value)) note = knownNote(known.get(value)!);
-    else if (chosen.chat !== null) {
-      const size = sizeOf(offered.get(value));
-      const how = chosen.chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
-      note = size ? `${size}. ${how}` : how;
-    }
+    note = text("repository") || text("folder") ? `Not used: the model is ${name}.` : noteOf(chosen);
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }
   say("chosen", name);
   say("model-note", note);
+}
+
+function noteOf({ key, chat }: Chosen): string {
+  if (picked.has(key)) return "On this machine.";
+  if (known.has(key)) return knownNote(known.get(key)!);
+  if (chat === null) return "";
+  const size = sizeOf(offered.get(key));
+  const how = chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
+  return size ? `${size}. ${how}` : how;
 }
 
 // Folders of this machine.
@@ -191,9 +226,7 @@ function take(folder: Picked, name: string): void {
   picked.set(key, { folder, name });
   // Without a name for the page's address, since nobody else has the folder.
   select.append(new Option(`${name} (this machine)`, key));
-  select.value = key;
-  for (const other of ["repository", "folder"]) element(other, HTMLInputElement).value = "";
-  select.dispatchEvent(new Event("change", { bubbles: true }));
+  choose({ folder, name, key, chat: null });
 }
 
 async function pick(): Promise<void> {

@@ -1,7 +1,8 @@
 // A race: the same prompt and greedy picks, by each way of computing a decode step, in turn on this machine.
 
 import { CapstanError, type CapstanEvent, type GenerateRequest, type Request } from "capstan-webgpu";
-import type { Result } from "./diagnostics";
+import { asFile, draw, inWords, type RaceResult } from "./card";
+import { adapterInWords, lacksGpu, type Result } from "./diagnostics";
 import { button, element, made, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";
@@ -33,7 +34,6 @@ const RUNNERS: Runner[] = [
 ];
 /** Runs where the site has it and the model is in its layout. */
 const TRANSFORMERS: Runner = { name: "Transformers.js", device: "webgpu", capture: "off", elsewhere: true };
-const PROMPT = "def fibonacci(n):";
 const TOKENS = 48;
 /** With random or small models the first id that differs says more than the number of differing ids. */
 const REFERENCE = 0;
@@ -88,6 +88,10 @@ export class Race {
   private stopped = false;
   /** Ends the worker of Transformers.js while it runs. */
   private endElsewhere: (() => void) | null = null;
+  readonly dialog = element("race", HTMLDialogElement);
+  private readonly picture = element("race-picture", HTMLCanvasElement);
+  private result: RaceResult | null = null;
+  private prompt = "";
 
   constructor(
     private readonly engine: Engine,
@@ -99,6 +103,14 @@ export class Race {
     this.stopButton.disabled = true;
     element("race-buttons", HTMLElement).append(this.startButton, this.stopButton);
     this.show(null);
+    for (const id of ["race-open", "race-hero"])
+      element(id, HTMLButtonElement).addEventListener("click", () => {
+        element("race-slow", HTMLElement).hidden = !lacksGpu();
+        this.dialog.showModal();
+      });
+    this.dialog.addEventListener("close", () => this.stop());
+    element("race-save", HTMLButtonElement).addEventListener("click", () => void this.save());
+    element("race-share", HTMLButtonElement).addEventListener("click", () => void this.share());
   }
 
   /** Show those who can run this model, and return their lanes. */
@@ -115,19 +127,26 @@ export class Race {
     this.stopButton.disabled = false;
     this.startButton.disabled = true;
     for (const lane of this.lanes) lane.clear();
+    this.showResult(null);
+    this.prompt = element("race-prompt", HTMLInputElement).value;
     const finishes: (Finish | null)[] = [];
     try {
       const model = chosenModel();
-      for (const lane of this.show(model)) {
+      const lanes = this.show(model);
+      for (const lane of lanes) {
         if (this.stopped) break;
+        lane.element.ariaCurrent = "true";
         finishes.push(await (lane.runner.elsewhere ? this.runElsewhere(lane, model) : this.run(lane, model)));
+        lane.element.ariaCurrent = null;
         this.compare(finishes);
       }
       say("race-note", this.stopped ? "Stopped." : this.verdict(finishes));
+      if (!this.stopped) this.showResult(this.resultOf(lanes, finishes, model.name));
     } catch (error) {
       say("race-note", this.stopped ? "Stopped." : `The race ended: ${(error as Error).message}`);
     } finally {
       this.running = false;
+      for (const { element } of this.lanes) element.ariaCurrent = null;
       this.stopButton.disabled = true;
       this.startButton.disabled = false;
       this.hold(false);
@@ -150,7 +169,7 @@ export class Race {
       return null;
     }
     const library = new URL("./transformers.js/", document.baseURI).href;
-    const task: TransformersTask = { library, model: folder as string, dtype, prompt: PROMPT, tokens: TOKENS };
+    const task: TransformersTask = { library, model: folder as string, dtype, prompt: this.prompt, tokens: TOKENS };
     const worker = new Worker(new URL("./transformers_worker.js", document.baseURI), { type: "module" });
     try {
       return await new Promise<Finish | null>((resolve) => {
@@ -186,7 +205,7 @@ export class Race {
       ...settings,
       model: model.folder,
       max_new_tokens,
-      prompt: PROMPT,
+      prompt: this.prompt,
       prompt_ids: null,
     });
     this.engine.forgetLoaded();
@@ -222,16 +241,69 @@ export class Race {
   private verdict(finishes: (Finish | null)[]): string {
     const reference = finishes[REFERENCE];
     if (!reference) return "The tape could not run here.";
-    const others = finishes
-      .slice(1)
-      .flatMap((finish, index) => (finish ? [{ finish, name: this.lanes[index + 1]!.runner.name }] : []));
-    const differing = others.flatMap(({ finish, name }) => {
-      const at = finish.ids.findIndex((id, index) => id !== reference.ids[index]);
-      return at < 0 ? [] : [`${name} from token ${at + 1} on`];
+    const differing = finishes.flatMap((finish, index) => {
+      const at = finish ? firstDifference(finish, reference) : -1;
+      return at < 0 ? [] : [`${this.lanes[index]!.runner.name} from token ${at + 1} on`];
     });
     const agree = differing.length ? `Ids differ: ${differing.join(", ")}.` : "All picked the same ids.";
-    const best = Math.max(...others.map(({ finish }) => finish.perSecond ?? 0));
-    if (!reference.perSecond || !best) return agree;
-    return `${agree} The tape is ${(reference.perSecond / best).toFixed(1)} times as fast as the fastest other.`;
+    const times = timesOf(finishes);
+    return times === null ? agree : `${agree} The tape is ${times.toFixed(1)} times as fast as the fastest other.`;
   }
+
+  // The result.
+
+  private resultOf(lanes: Lane[], finishes: (Finish | null)[], model: string): RaceResult | null {
+    const reference = finishes[REFERENCE];
+    if (!reference) return null;
+    return {
+      model,
+      prompt: this.prompt,
+      tokens: reference.ids.length,
+      lanes: lanes.map(({ runner: { name } }, place) => ({ name, perSecond: finishes[place]?.perSecond ?? null })),
+      times: timesOf(finishes),
+      agree: finishes.every((finish) => !finish || firstDifference(finish, reference) < 0),
+      adapter: adapterInWords(),
+      date: new Date().toISOString().slice(0, 10),
+    };
+  }
+
+  private showResult(result: RaceResult | null): void {
+    this.result = result;
+    const card = element("race-card", HTMLElement);
+    card.hidden = !result;
+    if (!result) return;
+    draw(this.picture, result);
+    this.picture.ariaLabel = inWords(result);
+    const sample = new File([], "race.png", { type: "image/png" });
+    element("race-share", HTMLButtonElement).hidden = !navigator.canShare?.({ files: [sample] });
+    card.scrollIntoView({ block: "nearest" });
+  }
+
+  private async save(): Promise<void> {
+    const file = await asFile(this.picture, this.result!);
+    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(file), download: file.name });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  private async share(): Promise<void> {
+    const file = await asFile(this.picture, this.result!);
+    try {
+      await navigator.share({ files: [file], title: "Capstan", text: inWords(this.result!) });
+    } catch (error) {
+      // The user may think better of it.
+      if ((error as Error).name !== "AbortError") say("race-note", `It cannot be shared: ${(error as Error).message}`);
+    }
+  }
+}
+
+/** The place of the first id that differs, below 0 if there is none. */
+function firstDifference({ ids }: Finish, reference: Finish): number {
+  return ids.findIndex((id, index) => id !== reference.ids[index]);
+}
+
+/** How much faster the first was than the best of the others. */
+function timesOf([reference, ...others]: (Finish | null)[]): number | null {
+  const best = Math.max(0, ...others.map((finish) => finish?.perSecond ?? 0));
+  return reference?.perSecond && best ? reference.perSecond / best : null;
 }

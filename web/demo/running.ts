@@ -106,6 +106,7 @@ export class Running {
       this.meter = new LoadMeter();
       run.phase = "running";
       turn.continues = !about.can_chat;
+      turn.reasons = false;
       const request: ChatRequest | GenerateRequest = about.can_chat
         ? { ...load, kind: "chat", messages: [...systemMessages(), ...chat.messages] }
         : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
@@ -224,6 +225,7 @@ export class Running {
   /** Show what the worker tells of an answer. */
   private show(event: CapstanEvent, run: Run): void {
     if (event.kind === "status" && event.text === "generating") run.generating = performance.now();
+    if (event.kind === "reasoning") run.turn.reasons = true;
     if (event.kind !== "text") return this.tell(event);
     clearInterval(this.clock);
     const { turn, answered } = run;
@@ -246,7 +248,9 @@ export class Running {
     clearInterval(this.clock);
     if (!this.current) return;
     this.clock = setInterval(() => {
-      chat.showStatus(`${step}: ${Math.round((performance.now() - begun) / 1000)} s so far`);
+      const seconds = Math.round((performance.now() - begun) / 1000);
+      const slow = diagnostics.runsWithoutGpu() ? "; without a GPU it takes minutes" : "";
+      chat.showStatus(`${step}: ${seconds} s so far${slow}`);
     }, STEP_MS);
   }
 

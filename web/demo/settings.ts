@@ -2,6 +2,7 @@
 
 import { CapstanError, type GenerateRequest, type Message } from "capstan-webgpu";
 import { element } from "./elements";
+import { showSide } from "./side";
 
 /** A field whose value is none; its message begins with the name of the option. */
 export class FormError extends CapstanError {
@@ -100,6 +101,7 @@ export function pointOut(name: string): void {
   for (let around = input.closest("details"); around; around = around.parentElement!.closest("details"))
     around.open = true;
   input.setAttribute("aria-invalid", "true");
+  showSide();
   input.focus();
 }
 

@@ -71,7 +71,7 @@ export class Stored {
 }
 
 /** The store's key of a file: its content, or the address of an unfinished download. */
-function keyOf(file: StoredFile): string {
+export function keyOf(file: StoredFile): string {
   return file.content ?? file.sources[0] ?? "";
 }
 

@@ -2,6 +2,7 @@
 // attributes, properties, events and styles.
 
 import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
+import { headingOf } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
 import { ChatTurn } from "./chat_turn";
@@ -253,12 +254,13 @@ export class CapstanChat extends Element {
 
   /** Show a failure and tell the page; null shows none. */
   showError(error: unknown): void {
-    const { prompt, error: box, code, message, traceback } = this.parts;
+    const { prompt, error: box, heading, code, message, traceback } = this.parts;
     prompt.removeAttribute("aria-invalid");
     box.hidden = error === null;
     if (error === null) return;
     const told = asCapstanError(error);
     this.showStatus("");
+    heading.textContent = headingOf(told.code);
     code.textContent = told.code;
     message.textContent = told.message || "no message was given";
     traceback.textContent = told.traceback;

@@ -64,7 +64,8 @@ export class AnswerText {
 
   append(part: string): void {
     this.source += part;
-    this.frame ||= requestAnimationFrame(() => this.drawInTime());
+    if (this.shownAs === "source") this.grow(() => this.place.append(part));
+    else this.frame ||= requestAnimationFrame(() => this.drawInTime());
   }
 
   /** No more comes. */
@@ -91,7 +92,7 @@ export class AnswerText {
   private draw(growing: boolean): void {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    this.growing = growing;
+    this.growing = growing && this.shownAs !== "source";
     const { reasoning, answer, open } = this.parts(growing);
     const { folded } = this;
     const folds = folded.show(open, growing, Boolean(reasoning));

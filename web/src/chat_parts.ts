@@ -13,7 +13,8 @@ export function build(root: ShadowRoot) {
     welcome: made("slot", { name: "welcome" }),
     list: made("div", { id: "turns", part: "turns" }),
     error: made("div", { id: "error", part: "error", role: "alert", hidden: true }),
-    code: made("strong", { id: "error-title" }),
+    heading: made("strong", { id: "error-title" }),
+    code: made("code", { id: "error-code" }),
     message: made("p", { id: "error-message" }),
     traceback: made("pre", { id: "error-traceback", tabIndex: 0 }),
     status: made("p", { id: "status", part: "status", role: "status" }),
@@ -34,12 +35,13 @@ export function build(root: ShadowRoot) {
     stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop" }),
     send: made("button", { id: "run", part: "button send", textContent: "Send" }),
   };
-  const { log, welcome, list, error, code, message, traceback, status, progress, form, prompt, clear, keep } = parts;
+  const { log, welcome, list, error, heading, code, message, traceback, status, progress, form, prompt, clear, keep } =
+    parts;
   keep.textContent = "Keep as it was";
   log.append(welcome, list);
   const details = made("details", { id: "error-details" });
   details.append(made("summary", { textContent: "Traceback" }), traceback);
-  error.append(code, message, details);
+  error.append(heading, message, code, details);
   const state = made("div", { className: "state" });
   state.append(status, progress);
   const keys = made("span", { id: "keys", part: "hint", className: "hint" });

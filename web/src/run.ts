@@ -95,7 +95,6 @@ export class Run implements AsyncIterable<string> {
   /** Those that came so far; see RunResult. */
   readonly logprobs: TokenLogprob[] = [];
   private readonly parts: string[] = [];
-  /** Whether the prompt ended within the model's reasoning. */
   private begun = false;
   private readonly tokenIds: number[] = [];
   private ended = false;
@@ -135,6 +134,11 @@ export class Run implements AsyncIterable<string> {
     } finally {
       this.abort();
     }
+  }
+
+  /** Whether the prompt ended within the model's reasoning, so that the text begins there; known with its first part. */
+  get reasons(): boolean {
+    return this.begun;
   }
 
   /** As the iteration over the run, with a chat's reasoning apart from its answer. */

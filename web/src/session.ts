@@ -4,7 +4,6 @@ import { refused } from "./errors";
 import type { ChatOptions } from "./options";
 import { shown } from "./page_request";
 import type { Message } from "./protocol";
-import { splitReasoning } from "./reasoning";
 import type { Run } from "./run";
 
 /** Answers the last of the messages, with what was computed for the session of that name. */
@@ -93,9 +92,9 @@ export class Session {
     this.running = true;
     this.kept = asked;
     void run.result.then(
-      ({ text }) => {
+      ({ answer }) => {
         this.running = false;
-        this.kept = [...asked, { role: "assistant", content: splitReasoning(text).answer }];
+        this.kept = [...asked, { role: "assistant", content: answer }];
       },
       () => {
         this.running = false;

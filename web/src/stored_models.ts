@@ -7,6 +7,7 @@ import { HUGGING_FACE, modelFolder, type ModelOptions } from "./options";
 import { type OptionTypes, reading, readOptions } from "./page_request";
 import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "./protocol";
 import { isGguf } from "./storage/gguf";
+import { belongs, OF_HUB } from "./storage/belongs";
 
 /** A model of which this origin keeps weights. */
 export interface StoredModel {
@@ -65,9 +66,6 @@ const FIT_TYPES: OptionTypes = {
   dtype: "string",
   device: "string",
 };
-/** The address of a file of a hub's repository. */
-const OF_HUB = /^(https?:\/\/[^/]+)\/([^/]+\/[^/]+)\/resolve\/[^/]+\/(.+)$/;
-
 export const models: Models = Object.assign(knownModels, {
   list: async (options: StoredOptions = {}) => modelsOf((await stored("list", undefined, options)).files),
   async size(model?: string, options: StoredOptions = {}) {
@@ -122,14 +120,6 @@ async function placesOf(
   if (file === undefined) return [whole];
   const { files } = await about("list", null);
   return files.flatMap(({ sources }) => sources).filter((source) => belongs(source, folder));
-}
-
-function belongs(source: string, folder: ModelFolder): boolean {
-  if (typeof folder === "string") return isGguf(folder) ? source === folder : source.startsWith(folder);
-  if (!("repository" in folder)) return false;
-  const [, hub, name, file] = OF_HUB.exec(source) ?? [];
-  const [wanted, part] = folder.repository.split(":");
-  return hub === folder.hub.replace(/\/$/, "") && name === wanted && (part === undefined || part === file);
 }
 
 /** A source's model: see StoredModel. */
