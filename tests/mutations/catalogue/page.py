@@ -43,13 +43,13 @@ PAGE = (
     Mutation(
         "capstan.failed_load",
         "web/src/loading.ts",
-        """    } catch (error) {
-      client.close();
-      signal?.throwIfAborted();
-      throw asCapstanError(error);""",
-        """    } catch (error) {
-      signal?.throwIfAborted();
-      throw asCapstanError(error);""",
+        """  } catch (error) {
+    client.close();
+    signal?.throwIfAborted();
+    throw asCapstanError(error);""",
+        """  } catch (error) {
+    signal?.throwIfAborted();
+    throw asCapstanError(error);""",
         "a load that fails leaves its worker",
         unit("web_api"),
     ),
