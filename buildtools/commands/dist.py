@@ -32,11 +32,6 @@ HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site leaves out."""
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
-TYPES = (
-    *("assets", "capstan", "chat_turn", "client", "completions", "errors", "known_models", "options"),
-    *("page_request", "page_types", "progress", "protocol", "reasoning", "requests", "run", "session"),
-    *("stored_models", "tokenizer", "tool_calls"),
-)
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
@@ -241,8 +236,12 @@ def declare_types(target: Path) -> None:
     flags: list[str | Path] = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--outDir", made]
     run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
     target.mkdir(parents=True)
-    for name in (*TYPES, *BESIDE):
+    names = ["capstan", *BESIDE]
+    # Those that are named on the way are behind them in the list.
+    for name in names:
         declared = next(made.rglob(f"{name}.d.ts")).read_text(encoding="utf-8")
+        found = re.findall(r"""(?:from|import\(|import) ?["']\./(\w+)["']""", declared)
+        names += sorted(set(found) - set(names))
         # Who resolves modules as Node does needs the extension.
         whole = re.sub(r"""((?:from|import\(|import) ?["']\./\w+)(?=["'])""", r"\1.js", declared)
         (target / f"{name}.d.ts").write_text(whole, encoding="utf-8")
