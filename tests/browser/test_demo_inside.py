@@ -240,6 +240,12 @@ def test_a_race_runs_each_way_in_turn_and_compares_the_ids(demo: Demo) -> None:
         demo.page.get_by_role("button", name="Save as a picture").click()
     assert re.fullmatch(r"capstan-race-\d{4}-\d\d-\d\d\.png", saved.value.suggested_filename)
     assert png_size(saved.value.path()) == (1200, 630)
+    slowest = min(range(4), key=lambda place: float(paces[place].split()[0]))
+    fastest = max(range(4), key=lambda place: float(paces[place].split()[0]))
+    whole = lanes.locator(".lane-text").first.text_content() or ""
+    demo.page.get_by_role("button", name="Replay side by side").click()
+    expect(lanes.nth(fastest).locator(".lane-text")).to_have_text(whole, use_inner_text=False, timeout=RUN_MS)
+    assert len(lanes.nth(slowest).locator(".lane-text").text_content() or "") < len(whole)
     demo.page.fill("#race-prompt", "class Point:")
     demo.page.click("#race-start")
     expect(picture).to_be_hidden()

@@ -3,20 +3,12 @@
 import { CapstanError, type CapstanEvent, type GenerateRequest, type Request } from "capstan-webgpu";
 import { asFile, draw, inWords, type RaceResult } from "./card";
 import { adapterInWords, lacksGpu, type Result } from "./diagnostics";
-import { button, element, made, say, told } from "./elements";
+import { button, element, say, told } from "./elements";
 import type { Engine } from "./engine";
+import { Lane, type Runner } from "./lane";
 import { type Chosen, chosenModel } from "./models";
 import { readSettings } from "./settings";
 import type { TransformersEvent, TransformersTask } from "./transformers_worker";
-
-/** One who runs: a device and how its decode steps are computed. */
-interface Runner {
-  name: string;
-  device: "webgpu" | "wasm";
-  capture: "tape" | "ort" | "off";
-  /** Not Capstan at all; see transformers_worker.ts. */
-  elsewhere?: true;
-}
 
 /** The result of one lane. */
 interface Finish {
@@ -38,48 +30,6 @@ const TOKENS = 48;
 /** With random or small models the first id that differs says more than the number of differing ids. */
 const REFERENCE = 0;
 
-class Lane {
-  readonly element = made("li", "lane");
-  private readonly text = made("p", "lane-text");
-  private readonly note = made("p", "help");
-  private readonly pace = made("strong", "lane-pace");
-  private readonly bar = document.createElement("meter");
-
-  constructor(readonly runner: Runner) {
-    const head = made("div", "lane-head");
-    head.append(made("span", "", runner.name), this.pace);
-    this.bar.min = 0;
-    this.bar.setAttribute("aria-label", `Tokens per second of ${runner.name}`);
-    this.element.append(head, this.bar, this.text, this.note);
-    this.clear();
-  }
-
-  clear(): void {
-    this.pace.textContent = "–";
-    this.text.textContent = "";
-    this.note.textContent = "";
-    this.bar.value = 0;
-  }
-
-  append(part: string): void {
-    this.text.append(part);
-  }
-
-  show(text: string): void {
-    this.text.textContent = text;
-  }
-
-  tell(note: string): void {
-    this.note.textContent = note;
-  }
-
-  showPace(perSecond: number, fastest: number): void {
-    this.pace.textContent = `${perSecond.toFixed(1)} tokens/s`;
-    this.bar.max = fastest;
-    this.bar.value = perSecond;
-  }
-}
-
 export class Race {
   private readonly lanes = [...RUNNERS, TRANSFORMERS].map((runner) => new Lane(runner));
   private readonly startButton = button("Race", () => void this.start());
@@ -91,6 +41,9 @@ export class Race {
   readonly dialog = element("race", HTMLDialogElement);
   private readonly picture = element("race-picture", HTMLCanvasElement);
   private result: RaceResult | null = null;
+  /** The lanes of the result, and the frame of their replay. */
+  private ran: Lane[] = [];
+  private frame = 0;
   private prompt = "";
 
   constructor(
@@ -108,7 +61,11 @@ export class Race {
         element("race-slow", HTMLElement).hidden = !lacksGpu();
         this.dialog.showModal();
       });
-    this.dialog.addEventListener("close", () => this.stop());
+    this.dialog.addEventListener("close", () => {
+      this.stop();
+      cancelAnimationFrame(this.frame);
+    });
+    element("race-replay", HTMLButtonElement).addEventListener("click", () => this.replay());
     element("race-save", HTMLButtonElement).addEventListener("click", () => void this.save());
     element("race-share", HTMLButtonElement).addEventListener("click", () => void this.share());
   }
@@ -127,6 +84,7 @@ export class Race {
     this.stopButton.disabled = false;
     this.startButton.disabled = true;
     for (const lane of this.lanes) lane.clear();
+    cancelAnimationFrame(this.frame);
     this.showResult(null);
     this.prompt = element("race-prompt", HTMLInputElement).value;
     const finishes: (Finish | null)[] = [];
@@ -141,6 +99,7 @@ export class Race {
         this.compare(finishes);
       }
       say("race-note", this.stopped ? "Stopped." : this.verdict(finishes));
+      this.ran = lanes;
       if (!this.stopped) this.showResult(this.resultOf(lanes, finishes, model.name));
     } catch (error) {
       say("race-note", this.stopped ? "Stopped." : `The race ended: ${(error as Error).message}`);
@@ -277,6 +236,18 @@ export class Race {
     const sample = new File([], "race.png", { type: "image/png" });
     element("race-share", HTMLButtonElement).hidden = !navigator.canShare?.({ files: [sample] });
     card.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Show all texts grow at once, each at the pace that was measured. */
+  private replay(): void {
+    cancelAnimationFrame(this.frame);
+    const begun = performance.now();
+    const draw = (): void => {
+      const seconds = (performance.now() - begun) / 1000;
+      if (!this.ran.map((lane) => lane.showAt(seconds)).every(Boolean)) this.frame = requestAnimationFrame(draw);
+    };
+    draw();
+    element("lanes", HTMLElement).scrollIntoView({ block: "start" });
   }
 
   private async save(): Promise<void> {
