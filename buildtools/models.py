@@ -159,8 +159,10 @@ def has_chat_template(model: Path) -> bool:
     if model.is_file():
         first = shards(model)[0]
         return gguf_has_template(first, first.stat())
-    if (model / "chat_template.jinja").is_file():
-        return True
+    template = model / "chat_template.jinja"
+    if template.is_file():
+        # An empty one says that there is none.
+        return template.stat().st_size > 0
     config = model / "tokenizer_config.json"
     content = read_json(config) if config.is_file() else {}
     return isinstance(content, dict) and bool(content.get("chat_template"))

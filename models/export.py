@@ -87,7 +87,10 @@ def tidy(out: Path, tokenizer: Path) -> None:
     config = json.loads(path.read_text())
     config["search"].update(top_k=40, top_p=0.95, temperature=0.8, do_sample=False, max_length=Shape().context)
     path.write_text(json.dumps(config, indent=2) + "\n")
+    # Pages ask for a chat template: an empty file is none, and no missing file in their consoles.
+    (out / "chat_template.jinja").touch()
     keep = {"genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"}
+    keep |= {"chat_template.jinja"}
     for file in out.iterdir():
         if file.name not in keep:
             file.unlink()

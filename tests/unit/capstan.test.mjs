@@ -81,10 +81,12 @@ beforeEach(() => {
   };
   globalThis.Worker = StandInWorker;
   globalThis.location = { href: PAGE, origin: "http://page.test" };
+  globalThis.origin = "http://page.test";
 });
 afterEach(() => {
   delete globalThis.Worker;
   delete globalThis.location;
+  delete globalThis.origin;
 });
 
 const load = (options) => Capstan.load("../models/nano", options);

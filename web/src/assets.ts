@@ -42,7 +42,7 @@ export function here(): string {
  */
 export function startWorker(assets: Assets): Worker {
   const url = assetUrl(assets, "worker.js");
-  if (new URL(url).origin === location.origin) return new Worker(url, { type: "module" });
+  if (new URL(url).origin === globalThis.origin) return new Worker(url, { type: "module" });
   const source = new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" });
   return new Worker(URL.createObjectURL(source), { type: "module" });
 }
@@ -50,6 +50,11 @@ export function startWorker(assets: Assets): Worker {
 /** Why a script was not loaded, which a browser does not tell: what its server answers now. */
 export async function loadFailure(url: string): Promise<string> {
   const because = (reason: string): string => `${url} cannot be loaded (${reason})`;
+  if (globalThis.origin === "null")
+    return because(
+      "this page has an opaque origin, as a sandboxed iframe, whose workers a browser refuses: add allow-same-origin to " +
+        "the iframe's sandbox",
+    );
   let response: Response;
   try {
     response = await fetch(url);
@@ -66,5 +71,11 @@ export async function loadFailure(url: string): Promise<string> {
       "this page is cross-origin isolated, so that its server has to send this file, too, with " +
         "Cross-Origin-Embedder-Policy: require-corp",
     );
-  return because("it is there, but the browser refused it: see the console, and the page's Content-Security-Policy");
+  const { origin } = new URL(url);
+  const needed =
+    origin === globalThis.origin
+      ? "see the console, and the page's Content-Security-Policy"
+      : `a page's Content-Security-Policy has to allow worker-src blob: ${origin} and script-src ${origin} ` +
+        "'wasm-unsafe-eval'; see the console";
+  return because(`it is there, but the browser refused it: ${needed}`);
 }
