@@ -59,7 +59,7 @@ async function perform(run, { plan, source, file, spans, hashes }) {
   const hash = hashes ? (start, bytes) => send("hash", start, base64(bytes)) : undefined;
   try {
     const told = (at) => send("told", at);
-    send("outcome", await new WeightLoad(plan, target, remoteFile, told, remoteSource, backing, hash).run());
+    send("outcome", await new WeightLoad(plan, null, target, remoteFile, told, remoteSource, backing, hash).run());
   } catch (error) {
     send("thrown", String(error.stack));
   }

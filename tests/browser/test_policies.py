@@ -58,7 +58,7 @@ def outcome(page: Page, places: Places, origin: str, policy: str = "", frame: st
     (places.folder / name).write_text(f"<!doctype html>{meta}{script}{body}")
     page.goto(places.own + name)
     for _ in range(10 * SECONDS):
-        # A policy may forbid what `wait_for_function` does.
+        # `wait_for_function` evaluates text, which policies forbid.
         if told := page.evaluate("window.told"):
             return str(told)
         page.wait_for_timeout(100)

@@ -21,6 +21,7 @@ RUN_OPTIONS = {
     "speculation": {"ngram_size": 3, "max_draft_tokens": 4},
     "logits_processor": "shorter",
     "recoveries": 0,
+    "log_probabilities": 3,
     "timeline": True,
 }
 TALK = {**RUN, "max_length": None}
@@ -44,6 +45,9 @@ LEAST: dict[str, dict[str, Any]] = {
     "operations": MODEL,
     "plan": {"model": HUB, "dtype": "q4", "device": "wasm"},
     "alternatives": {**TALK, "prompt": None, "answer": [1, 2], "count": 8},
+    "tokenizer": {**MODEL, "action": "encode"},
+    "load_embedder": {"model": HUB, "dtype": None, "device": "auto", "pooling": "cls"},
+    "embed": {"texts": ["a"]},
     "end_session": {"session": "session 1"},
     "trace": {"action": "start"},
 }
@@ -51,9 +55,14 @@ LEAST: dict[str, dict[str, Any]] = {
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
     "generate": {**RUN_OPTIONS, "as_message": True, "begun": [1]},
-    "chat": {**TALK_OPTIONS, "tools": TOOLS, "begun": [1]},
+    "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "begun": [1]},
     "operations": MODEL_OPTIONS,
-    "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS},
+    "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
+    "tokenizer": {
+        **MODEL_OPTIONS,
+        **{"text": "a", "ids": [1], "messages": MESSAGES, "tools": TOOLS, "thinking": True},
+    },
+    "load_embedder": {"disable_file_mapped_weights": True},
 }
 """The fields that it may have besides."""
 KINDS = list(LEAST)
@@ -84,9 +93,10 @@ WORDS = {
     **dict.fromkeys(("source", "filename"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "logits_processor"), "a string or null"),
     **dict.fromkeys(
-        ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), "a whole number or null"
+        ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache", "log_probabilities"),
+        "a whole number or null",
     ),
-    **dict.fromkeys(("as_message", "timeline", "disable_file_mapped_weights"), "true or false or null"),
+    **dict.fromkeys(("as_message", "timeline", "disable_file_mapped_weights", "thinking"), "true or false or null"),
     **dict.fromkeys(("search", "models", "files"), "an object"),
     **dict.fromkeys(("guidance", "speculation"), "an object or null"),
     "model": "a string or an object",
@@ -94,16 +104,19 @@ WORDS = {
     "capture": "'tape', 'ort', 'off' or null",
     "stall_timeout": "a number or null",
     "count": "a whole number",
+    "text": "a string or null",
+    "pooling": "'mean', 'cls', 'last' or null",
 }
 """A message's words for the type of each field."""
 ITEMS = {
     **dict.fromkeys(("messages", "tools"), "an object"),
-    **dict.fromkeys(("prompt_ids", "begun", "answer"), "a whole number"),
-    "argv": "a string",
+    **dict.fromkeys(("prompt_ids", "begun", "answer", "ids"), "a whole number"),
+    **dict.fromkeys(("argv", "texts"), "a string"),
 }
 """Words for the items of an array."""
 OF_A_KIND = {
     ("end_session", "session"): "a string",
+    ("tokenizer", "action"): "'encode', 'decode' or 'template'",
     ("trace", "action"): "'start' or 'stop'",
     ("models", "action"): "'list', 'evict' or 'verify'",
 }
