@@ -60,7 +60,11 @@ MOST: dict[str, dict[str, Any]] = {
     "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
     "tokenizer": {
         **MODEL_OPTIONS,
-        "text": "a", "ids": [1], "messages": MESSAGES, "tools": TOOLS, "thinking": True,
+        "text": "a",
+        "ids": [1],
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "thinking": True,
     },
     "load_embedder": {"disable_file_mapped_weights": True},
 }
