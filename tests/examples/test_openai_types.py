@@ -10,7 +10,7 @@ from buildtools import ROOT
 from tests import products
 
 PAGE = """import type OpenAI from "openai";
-import type { Capstan, Completion, CompletionChunk, CompletionMessage, CompletionTool } from "capstan-webgpu";
+import { Capstan, type Completion, type CompletionChunk, type CompletionMessage, type CompletionTool } from "capstan-webgpu";
 
 type Chat = typeof OpenAI.Chat.Completions.prototype;
 type Given = Parameters<Chat["create"]>[0];
@@ -25,6 +25,14 @@ for await (const chunk of stream) {
 }
 const message: OpenAI.ChatCompletionMessageParam = whole.choices[0]!.message;
 await llm.chat.completions.create({ messages: [...messages, message] });
+const likely = await llm.chat.completions.create({ messages, logprobs: true, top_logprobs: 3, user: "me", n: 1 });
+const tokens: OpenAI.ChatCompletionTokenLogprob[] = likely.choices[0]!.logprobs!.content;
+const params: OpenAI.ChatCompletionCreateParamsNonStreaming = { model: "any", messages, temperature: 0.5, seed: 7 };
+const { model, temperature, seed } = params;
+await llm.chat.completions.create({ model, messages, temperature, seed });
+const embedder = await Capstan.loadEmbedder("model/");
+const embedded: OpenAI.CreateEmbeddingResponse = await embedder.embeddings.create({ input: ["a"], model: "any" });
+console.log(tokens, embedded);
 declare const completion: Completion;
 declare const chunk: CompletionChunk;
 const both: [OpenAI.ChatCompletion, OpenAI.ChatCompletionChunk] = [completion, chunk];

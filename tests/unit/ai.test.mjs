@@ -7,7 +7,7 @@ import { Completions } from "../../web/src/completions.ts";
 import { splitParts, splitReasoning } from "../../web/src/reasoning.ts";
 
 /** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */
-function over(parts, { finishReason = "eos", error = null, between = () => {} } = {}) {
+function over(parts, { finishReason = "eos", error = null, between = () => {}, specification = "v4" } = {}) {
   const asked = [];
   let left = 0;
   const chat = (messages, options) => {
@@ -38,7 +38,7 @@ function over(parts, { finishReason = "eos", error = null, between = () => {} } 
   };
   const model = capstanModel(
     { chat: Object.assign(chat, { completions: new Completions(chat) }) },
-    { modelId: "tiny" },
+    { modelId: "tiny", specification },
   );
   return { model, asked, left: () => left };
 }
@@ -62,6 +62,36 @@ test("a call gives its text, why it ended, and what it took", async () => {
   assert.equal(usage.outputTokens.total, 2);
   assert.deepEqual(warnings, []);
   assert.deepEqual(asked[0].messages, [{ role: "user", content: "hello" }]);
+});
+
+test("models of earlier specifications say the same in their words", async () => {
+  const asked = {
+    prompt: PROMPT,
+    reasoning: "high",
+    tools: [{ type: "provider-defined", id: "a.b", name: "b", args: {} }],
+  };
+  const { model: older } = over(["Hi", " there"], { finishReason: "max_new_tokens", specification: "v2" });
+  const { content, finishReason, usage, warnings } = await older.doGenerate(asked);
+  assert.deepEqual([older.specificationVersion, content[0].text, finishReason], ["v2", "Hi there", "length"]);
+  assert.deepEqual(usage, { inputTokens: 5, outputTokens: 2, totalTokens: 7, cachedInputTokens: 3 });
+  assert.deepEqual(
+    warnings.map(({ type, message }) => [type, message.split(":")[0]]),
+    [
+      ["other", "tool a.b"],
+      ["other", "reasoning"],
+    ],
+  );
+  const parts = await collected(await older.doStream(asked));
+  assert.equal(parts[0].warnings[0].type, "other");
+  assert.deepEqual(parts.at(-1), { type: "finish", finishReason: "length", usage });
+  assert.equal(parts.map(({ delta = "" }) => delta).join(""), "Hi there");
+  const { model: third } = over(["Hi"], { specification: "v3" });
+  assert.equal(third.specificationVersion, "v3");
+  assert.deepEqual((await third.doGenerate({ prompt: PROMPT })).finishReason, { unified: "stop", raw: "stop" });
+  assert.throws(() => over([], { specification: "v5" }), {
+    code: "OptionError",
+    message: /^specification is "v5"; it must be/,
+  });
 });
 
 test("reasoning is a part of its own, and providerOptions.capstan.thinking asks for it", async () => {

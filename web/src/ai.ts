@@ -1,6 +1,8 @@
 // `capstan-webgpu/ai`: a loaded model for Vercel's AI SDK (npm `ai`), over `llm.chat.completions`.
 
 import type {
+  LanguageModelV2,
+  LanguageModelV3,
   LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4Content,
@@ -20,21 +22,35 @@ import {
   type CompletionUsage,
   type FinishReason,
 } from "capstan-webgpu";
+import { asV2, asV3 } from "./ai_versions";
 
 export interface CapstanModelOptions {
   /** The model's name in the AI SDK's results and telemetry. */
   modelId?: string;
+  /** The version of the SDK's language model specification: "v4" (unless given) for `ai` 7, "v3" for 6, "v2" for 5. */
+  specification?: "v2" | "v3" | "v4";
 }
+
+type Llm = Pick<Capstan, "chat">;
 
 /**
  * `streamText({ model: capstanModel(llm), ... })`: a model that Capstan.load loaded, by the AI SDK's language model
- * specification, version 4 (`ai` 7). An option that the model does not support becomes a warning of the call; a file in
+ * specification, of a version that suits `ai`. An option that the model does not support becomes a warning of the call; a file in
  * a message is refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
  */
+export function capstanModel(llm: Llm, options: CapstanModelOptions & { specification: "v2" }): LanguageModelV2;
+export function capstanModel(llm: Llm, options: CapstanModelOptions & { specification: "v3" }): LanguageModelV3;
+export function capstanModel(llm: Llm, options?: CapstanModelOptions & { specification?: "v4" }): LanguageModelV4;
 export function capstanModel(
-  llm: Pick<Capstan, "chat">,
-  { modelId = "local" }: CapstanModelOptions = {},
-): LanguageModelV4 {
+  llm: Llm,
+  { modelId = "local", specification = "v4" }: CapstanModelOptions = {},
+): LanguageModelV2 | LanguageModelV3 | LanguageModelV4 {
+  const versions = { v2: asV2, v3: asV3, v4: (model: LanguageModelV4) => model };
+  if (!Object.hasOwn(versions, specification)) throw unknownSpecification(specification);
+  return versions[specification](latest(llm, modelId));
+}
+
+function latest(llm: Llm, modelId: string): LanguageModelV4 {
   async function* chunksOf(
     options: LanguageModelV4CallOptions,
     params: CompletionParams,
@@ -245,6 +261,11 @@ function told(output: Output): string {
       return part.text;
     })
     .join("");
+}
+
+function unknownSpecification(given: unknown): CapstanError {
+  const message = `specification is ${JSON.stringify(given)}; it must be "v4" (ai 7), "v3" (ai 6) or "v2" (ai 5)`;
+  return new CapstanError({ type: "OptionError", message });
 }
 
 function refused(type: string): CapstanError {
