@@ -320,6 +320,11 @@ test("a run's error is the completion's, of a stream at its loop", async () => {
 
 for (const [given, message] of [
   [{ n: 2 }, "n is 2; a run gives one answer: leave it out"],
+  [{ tools: [{ type: "custom", custom: {} }] }, 'tools: a tool of type "custom"; only functions are called'],
+  [
+    { tools: [TOOL], tool_choice: { type: "allowed_tools", allowed_tools: {} } },
+    'tool_choice is of type "allowed_tools"; "none", "auto", "required" or a function is understood',
+  ],
   [{ tool_choice: "required" }, 'tool_choice is "required", but there are no tools'],
   [
     { tools: [TOOL], tool_choice: { type: "function", function: { name: "a" } } },

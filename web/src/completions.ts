@@ -22,6 +22,8 @@ export interface CompletionTool {
   function: { name: string; description?: string; parameters?: Record<string, unknown> };
 }
 
+type ToolChoice = "none" | "auto" | "required" | { type: "function"; function: { name: string } };
+
 /** The supported parameters of OpenAI's API; all others are refused. null counts as left out. */
 export interface CompletionParams {
   messages: readonly CompletionMessage[];
@@ -44,8 +46,8 @@ export interface CompletionParams {
   presence_penalty?: number | null;
   /** By token ids. */
   logit_bias?: Record<string, number> | null;
-  /** 1: a run gives one answer. */
-  n?: 1 | null;
+  /** 1: a run gives one answer; another number is refused. */
+  n?: number | null;
   /** Tell each token's log probability; each token then waits for its logits. */
   logprobs?: boolean | null;
   /** With `logprobs`: so many of the most probable tokens besides each token, 0 to 20. */
@@ -61,8 +63,10 @@ export interface CompletionParams {
   service_tier?: string | null;
   safety_identifier?: string | null;
   prompt_cache_key?: string | null;
-  tools?: readonly CompletionTool[];
-  tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } };
+  /** Functions; custom tools are refused. */
+  tools?: readonly (CompletionTool | { type: "custom"; custom: unknown })[];
+  /** Allowed and custom tools are refused. */
+  tool_choice?: ToolChoice | { type: "allowed_tools"; allowed_tools: unknown } | { type: "custom"; custom: unknown };
   response_format?:
     | { type: "text" }
     | { type: "json_object" }
@@ -180,11 +184,12 @@ export class Completions {
       const { tools = [] } = params;
       for (const [name, value] of Object.entries({ messages: params.messages, tools }))
         if (!Array.isArray(value)) throw refused(`${name} is ${shown(value)}; it must be a list`);
-      const found = toolSource(params);
+      const given = toolsOf(params);
+      const found = toolSource(given);
       return {
         source: found,
         messages: params.messages.map(message),
-        options: chatOptions(params, found, controller.signal),
+        options: chatOptions(params, given, found, controller.signal),
         usage: params.stream_options?.include_usage === true,
       };
     });
@@ -237,8 +242,25 @@ function templateCall({ id, type, function: called }: NonNullable<CompletionMess
   }
 }
 
+interface Tools {
+  tools: readonly CompletionTool[];
+  choice: ToolChoice;
+}
+
+function toolsOf({ tools = [], tool_choice: choice = "auto" }: CompletionParams): Tools {
+  const functions = tools.map((tool) => {
+    if (tool.type !== "custom") return tool;
+    throw refused('tools: a tool of type "custom"; only functions are called');
+  });
+  if (typeof choice === "object" && choice.type !== "function")
+    throw refused(
+      `tool_choice is of type ${shown(choice.type)}; "none", "auto", "required" or a function is understood`,
+    );
+  return { tools: functions, choice };
+}
+
 /** The place of tool calls: none, in the text, or the whole text is one. */
-function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionParams): ToolSource {
+function toolSource({ tools, choice }: Tools): ToolSource {
   if (typeof choice === "object" && !tools.some((tool) => tool.function.name === choice.function.name))
     throw refused(`tool_choice: ${JSON.stringify(choice.function.name)} is none of the tools`);
   if (!tools.length && choice === "required") throw refused('tool_choice is "required", but there are no tools');
@@ -246,8 +268,13 @@ function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionPara
   return choice === "auto" ? "text" : "whole";
 }
 
-function chatOptions(params: CompletionParams, source: ToolSource, signal: AbortSignal): ChatOptions {
-  const { tools = [], tool_choice: choice, response_format: format } = params;
+function chatOptions(
+  params: CompletionParams,
+  { tools, choice }: Tools,
+  source: ToolSource,
+  signal: AbortSignal,
+): ChatOptions {
+  const { response_format: format } = params;
   if ((params.n ?? 1) !== 1) throw refused(`n is ${String(params.n)}; a run gives one answer: leave it out`);
   const options: ChatOptions = { signal };
   if (params.logprobs) options.logprobs = true;
