@@ -31,7 +31,8 @@ const asked = [];
 const create = async (params) => {
   asked.push(params);
   const last = params.messages.at(-1);
-  const answer = params.tools && last.role === "user" ? chunks("", [CALL]) : chunks(`said ${JSON.stringify(last.content)}`);
+  const calls = params.tools && last.role === "user";
+  const answer = calls ? chunks("", [CALL]) : chunks(`said ${JSON.stringify(last.content)}`);
   return { async *[Symbol.asyncIterator]() { yield* answer; } };
 };
 const model = capstanModel({ chat: { completions: { create } } }, { specification: process.argv[2] });

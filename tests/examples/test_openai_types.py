@@ -10,7 +10,8 @@ from buildtools import ROOT
 from tests import products
 
 PAGE = """import type OpenAI from "openai";
-import { Capstan, type Completion, type CompletionChunk, type CompletionMessage, type CompletionTool } from "capstan-webgpu";
+import { Capstan } from "capstan-webgpu";
+import type { Completion, CompletionChunk, CompletionMessage, CompletionTool } from "capstan-webgpu";
 
 type Chat = typeof OpenAI.Chat.Completions.prototype;
 type Given = Parameters<Chat["create"]>[0];

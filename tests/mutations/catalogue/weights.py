@@ -149,4 +149,20 @@ WEIGHTS = (
         "the check of stored weights keeps their file open, which other tabs wait for",
         unit("idle_verification::test_a_request_stops_it_at_once_and_it_goes_on_where_it_was"),
     ),
+    Mutation(
+        "hashing.here",
+        "web/src/storage/hashing.ts",
+        "if (!this.started) return",
+        "if (this.shards) return",
+        "all shards of a large file are hashed in the thread that stores them",
+        browser("weight_store::test_a_large_file_is_hashed_in_a_worker_of_its_own"),
+    ),
+    Mutation(
+        "hashing.buffer",
+        "web/src/storage/hashing.ts",
+        "    chunk.giveBack(buffer);\n",
+        "",
+        "a shard is stored as zeros once it was hashed beside",
+        browser("weight_store::test_a_large_file_is_hashed_in_a_worker_of_its_own"),
+    ),
 )
