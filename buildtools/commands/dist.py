@@ -35,6 +35,8 @@ KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm"
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
+JSX = sorted((ROOT / "web/jsx").glob("*.d.ts"))
+"""Types of the element in the markup of frameworks, which augment modules that only their users have."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
 that they name by `new URL`; it does not move packages whose entry has this ending."""
@@ -170,6 +172,7 @@ def npm_package(target: Path) -> Path:
                 }
                 for entry, (types, name) in entries.items()
             },
+            **{f"./jsx/{path.name.removesuffix('.d.ts')}": {"types": f"./types/jsx_{path.name}"} for path in JSX},
             # The client alone, which names no files: for bundlers that would take each one for a part of the page.
             "./capstan/capstan.js": {"types": "./types/capstan.d.ts", "default": "./capstan/capstan.js"},
             "./capstan/*": "./capstan/*",
@@ -245,6 +248,8 @@ def declare_types(target: Path) -> None:
         # Who resolves modules as Node does needs the extension.
         whole = re.sub(r"""((?:from|import\(|import) ?["']\./\w+)(?=["'])""", r"\1.js", declared)
         (target / f"{name}.d.ts").write_text(whole, encoding="utf-8")
+    for path in JSX:
+        shutil.copy(path, target / f"jsx_{path.name}")
 
 
 def bill_of_materials() -> dict[str, Any]:

@@ -33,6 +33,26 @@ export interface CapstanChatEvents {
   "capstan-clear": CustomEvent<null>;
 }
 
+/** The attributes of the element, in markup. */
+export interface CapstanChatAttributes {
+  /** The model's address or id. */
+  model?: string;
+  /** Options of Capstan.load, as JSON. */
+  options?: string;
+  /** Options of each answer, as JSON. */
+  "run-options"?: string;
+  system?: string;
+  placeholder?: string;
+  label?: string;
+  /** Answers are shown as they come, not as Markdown. */
+  plain?: boolean | "";
+}
+
+/** Listeners of the events as properties of an element in JSX: `oncapstan-load` and the like. */
+export type CapstanChatHandlers = {
+  [Name in keyof CapstanChatEvents as `on${Name}`]?: (event: CapstanChatEvents[Name]) => void;
+};
+
 export interface CapstanChat {
   addEventListener<Name extends keyof (HTMLElementEventMap & CapstanChatEvents)>(
     type: Name,
