@@ -36,7 +36,7 @@ PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": [f"--external:{COLOURS}"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
 JSX = sorted((ROOT / "web/jsx").glob("*.d.ts"))
-"""Types of the element in the markup of frameworks. They augment modules of these, so that each is an import of its own."""
+"""Types of the element in the markup of frameworks. They augment modules of theirs, so each is an import of its own."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
 that they name by `new URL`; it does not move packages whose entry has this ending."""
