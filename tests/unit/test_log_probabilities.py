@@ -85,7 +85,9 @@ def test_each_token_has_its_log_probability_by_the_models_logits(way: str, model
 
 
 def test_they_can_be_asked_for_and_left_out_in_the_midst(model: Model) -> None:
-    with Generator(model, params(model)) as plain, Generator(model, params(model)) as generator:
+    ahead = GeneratorParams(model, run_ahead=4)
+    ahead.set_search_options(do_sample=False, max_length=len(PROMPT) + TOKENS)
+    with Generator(model, params(model)) as plain, Generator(model, ahead) as generator:
         for each in (plain, generator):
             each.append_tokens(PROMPT)
         for place in range(TOKENS):

@@ -134,14 +134,6 @@ GENERATION = (
         unit("log_probabilities::test_each_token_has_its_log_probability_by_the_models_logits"),
     ),
     Mutation(
-        "log_probabilities.ahead",
-        "py_src/capstan/generation/row_loop.py",
-        "        if count != self.watched and not self.stale and not self.sample_first:\n            self.lose()\n",
-        "",
-        "tokens that were picked ahead have no log probabilities",
-        unit("log_probabilities::test_they_can_be_asked_for_and_left_out_in_the_midst"),
-    ),
-    Mutation(
         "embeddings.cut",
         "py_src/capstan/embeddings.py",
         "return row[: self.max_tokens - self._ending] + row[len(row) - self._ending :]",
