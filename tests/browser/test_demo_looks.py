@@ -265,6 +265,14 @@ def test_on_a_phone_the_options_are_a_drawer(demo: Demo) -> None:
     expect(title).to_be_in_viewport()
 
 
+@pytest.mark.parametrize("width", [360, 390, 430, 500])
+def test_a_model_with_a_long_name_leaves_the_page_as_wide_as_the_phone(width: int, demo: Demo) -> None:
+    named = "name => { const chip = document.getElementById('chosen'), before = chip.textContent; "
+    named += "chip.textContent = name; const { scrollWidth } = document.documentElement; chip.textContent = before; "
+    with demo.sized(width):
+        assert demo.page.evaluate(named + "return scrollWidth; }", "SmolLM2-135M-Instruct.Q4_1") == width
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_no_model_in_the_list_is_clipped(width: int, demo: Demo) -> None:
     with demo.sized(width):

@@ -41,7 +41,7 @@ def page(browser: Browser, encoders: SiteServer) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_are_those_of_the_native_onnxruntime(kind: str, device: str, page: Page) -> None:

@@ -489,7 +489,7 @@ def test_digests_are_checked_where_the_browser_has_no_sha_256(origin: Origin) ->
 
 
 def test_a_large_file_is_hashed_in_a_worker_of_its_own(origin: Origin) -> None:
-    size, shard, spoilt = 100 << 20, 1 << 20, 60
+    size, shard, spoilt = 72 << 20, 1 << 20, 60
     with (origin.folder / DATA).open("ab") as data:
         data.write(np.random.default_rng(0).bytes(size - SIZE))
     origin.faults.spoilt[spoilt * shard + 7] = 1
