@@ -81,6 +81,8 @@ SHARDS = -(-SIZE // SHARD)
 WHOLE = [SIZE, SIZE, True, []]
 BEHIND = SIZE - 6 * SHARD
 """Bytes that are asked for again behind a spoilt shard 5: the one after it came while it was checked."""
+STARTED_S = 8
+"""Seconds in which a worker of the page starts on a busy machine."""
 WAIT_S = 120
 """For what takes a second or two on an idle machine."""
 
@@ -494,9 +496,16 @@ def test_a_large_file_is_hashed_in_a_worker_of_its_own(origin: Origin) -> None:
         data.write(np.random.default_rng(0).bytes(size - SIZE))
     origin.faults.spoilt[spoilt * shard + 7] = 1
     origin.write_manifest(shard)
-    told = origin.tab().harness.exec(TRACED, argv=[f"/models/{origin.model}/", str(shard)])
+    # The download pauses until the worker has surely started.
+    origin.faults.hold_at = 2 * shard
+    harness = origin.tab().harness
+    harness.begin(exec_request(TRACED, (), [f"/models/{origin.model}/", str(shard)], "traced.py"))
+    origin.wait(origin.faults.held.is_set, "the download pauses")
+    time.sleep(STARTED_S)
+    origin.faults.hold_at = None
+    origin.faults.released.set()
+    told = harness.end_exec()
     assert told.status == 0, told.stderr
-    # The worker takes part as soon as it has started; a shard that is fetched again is hashed here.
     assert 0 < sum(map(int, told.stdout.split())) < size // shard
     assert origin.run("stored") == [[size, size, True, []]]
     assert origin.run("verify") == [[]]
