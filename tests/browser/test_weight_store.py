@@ -484,7 +484,8 @@ def test_digests_are_checked_where_the_browser_has_no_sha_256(origin: Origin) ->
         origin.write_manifest()
         origin.faults.spoilt[5 * SHARD + 7] = 1
         assert origin.load()["stored"] == [WHOLE]
-        assert origin.sent == SIZE + SHARD + BEHIND
+        # The stream ends at the spoilt shard; its server may have sent all of it by then.
+        assert SIZE + SHARD <= origin.sent <= SIZE + SHARD + BEHIND
     finally:
         origin.run("secure")
     assert origin.run("verify") == [[]]
@@ -519,7 +520,8 @@ def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin
     assert (found["error"], found["stored"]) == (None, [WHOLE])
     again = f"bytes={5 * SHARD}-{6 * SHARD - 1}"
     behind = f"bytes={6 * SHARD}-"
-    assert (origin.sent, origin.ranges) == (SIZE + 2 * SHARD + BEHIND, [None, again, again, behind])
+    assert SIZE + 2 * SHARD <= origin.sent <= SIZE + 2 * SHARD + BEHIND
+    assert origin.ranges == [None, again, again, behind]
 
 
 def test_a_folder_without_digests_is_served_with_them_and_verified(origin: Origin, tmp_path: Path) -> None:
