@@ -16,11 +16,11 @@ from .graph.onnx_pb2 import ModelProto
 from .graph.pooling import POOLED, WEIGHTS
 from .host import Host, current_host
 from .loading.folder import choose_dtype, place_of
-from .loading.opening import TOKENIZER_FILES, utf_8
+from .loading.opening import TOKENIZER_FILES, with_tokenizer
 from .loading.repository import onnx_file, require_dtype
 from .model_files.config import parse_object
 from .onnxruntime.placement import GraphFile
-from .onnxruntime.providers import asked_for
+from .onnxruntime.providers import WEBGPU, asked_for
 from .onnxruntime.session import InferenceSession
 from .signatures import check_arguments
 from .tokenizer import Tokenizer
@@ -101,12 +101,12 @@ class Embedder:
     @property
     def device(self) -> str:
         """'webgpu' or 'wasm'."""
-        return "webgpu" if self._session.get_providers() == ["WebGpuExecutionProvider"] else "wasm"
+        return "webgpu" if self._session.get_providers() == [WEBGPU] else "wasm"
 
     async def embed(self, texts: Sequence[str]) -> list[memoryview[float]]:
         """A vector of length 1 for each text: float32 [dimensions]. A text of more than `max_tokens` is cut.
 
-        Raises OptionError for what is no text, PromptError and OutOfMemoryError as a run of the model.
+        Raises OptionError for a text without tokens, OutOfMemoryError as a run of the model.
         """
         return (await self.embed_counted(texts))[0]
 
@@ -205,9 +205,7 @@ async def read_files(host: Host, folder: str) -> tuple[Mapping[str, Any], dict[s
     )
     if config is None:
         raise ModelFileError(f"{folder}config.json is missing; an encoder's folder has it beside tokenizer.json")
-    files = {name: utf_8(data, folder + name) for name, data in zip(names, others, strict=True) if data is not None}
-    if "tokenizer.json" not in files:
-        raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
+    files = with_tokenizer(folder, dict(zip(names, others, strict=True)))
     return parse_object(config, folder + "config.json"), files
 
 

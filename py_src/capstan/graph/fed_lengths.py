@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
+from .onnx_pb2 import ModelProto, TensorProto
 from .total_length import ATTENTION, SEQLENS_K, TOTAL_LENGTH
-from .wiring import Wiring, attribute, copy_of, fresh_name, integers, prune
+from .wiring import Wiring, attribute, copy_of, fresh_name, integers, prune, value_info
 
 __all__ = ["FedLengths", "lengths_as_inputs"]
 
@@ -51,7 +51,7 @@ def lengths_as_inputs(model: ModelProto, mask: str = "attention_mask") -> tuple[
         if not is_total(wiring, node.input[TOTAL_LENGTH], mask):
             return result, None, f"total_sequence_length of node {node.name} is no sum of {mask}"
     last, total = (fresh_name(graph, f"capstan.{part}") for part in ("seqlens_k", "total_sequence_length"))
-    graph.input.extend([int32_input(last, 1), int32_input(total)])
+    graph.input.extend([value_info(last, TensorProto.INT32, [1]), value_info(total, TensorProto.INT32, [])])
     for node in users:
         node.input[SEQLENS_K], node.input[TOTAL_LENGTH] = last, total
     prune(graph)
@@ -91,12 +91,3 @@ def is_total(wiring: Wiring, name: str, mask: str) -> bool:
     if node is None or node.op_type != "ReduceMax" or len(node.input) > 1 or attribute(node, "keepdims", 1) != 0:
         return False
     return not any(item.name == "axes" for item in node.attribute) and is_sum(wiring, node.input[0], mask)
-
-
-def int32_input(name: str, *sizes: int) -> ValueInfoProto:
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = TensorProto.INT32
-    value.type.tensor_type.shape.SetInParent()
-    for size in sizes:
-        value.type.tensor_type.shape.dim.add().dim_value = size
-    return value

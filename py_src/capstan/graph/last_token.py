@@ -10,8 +10,8 @@ If the first of the last positions is an input of the graph, each run chooses ho
 
 from __future__ import annotations
 
-from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
-from .wiring import Wiring, copy_of, fresh_name, int64_tensor
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto
+from .wiring import Wiring, copy_of, fresh_name, int64_tensor, value_info
 
 __all__ = ["last_token_logits", "logits_cut"]
 
@@ -47,7 +47,7 @@ def last_token_logits(model: ModelProto, logits: str = "logits", first: str = ""
     projection.input[0] = sliced
     insert_before(graph, projection, node)
     if first:
-        graph.input.append(int64_input(first, 1))
+        graph.input.append(value_info(first, TensorProto.INT64, [1]))
         return result, ""
     touched = {name for step in path for name in step.output}
     for value in [*graph.value_info, *graph.output]:
@@ -121,14 +121,6 @@ def is_weight(wiring: Wiring, name: str) -> bool:
 def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None:
     made = anchor.output[0]  # by one node only
     graph.node.insert(next(index for index, item in enumerate(graph.node) if made in item.output), node)
-
-
-def int64_input(name: str, size: int) -> ValueInfoProto:
-    value = ValueInfoProto(name=name)
-    tensor = value.type.tensor_type
-    tensor.elem_type = TensorProto.INT64
-    tensor.shape.dim.add().dim_value = size
-    return value
 
 
 def set_one(dim: TensorShapeProto.Dimension) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .model_file import serialize
-from .onnx_pb2 import AttributeProto, ModelProto, TensorProto, ValueInfoProto
+from .onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from .wiring import value_info
 
 __all__ = ["add_model", "attention_model", "cast_model"]
 
@@ -73,7 +74,7 @@ def one_node(
     node = graph.node.add(op_type=op, name=op, domain=domain)
     for values, declared, used in ((inputs, graph.input, node.input), (outputs, graph.output, node.output)):
         for name, dtype, dims in values:
-            declared.append(value_info(name, dtype, dims))
+            declared.append(value_info(name, TYPES[dtype], dims))
             used.append(name)
     for name, dims, numbers in constants:
         graph.initializer.add(name=name, data_type=TensorProto.INT32, dims=dims, int32_data=numbers)
@@ -81,12 +82,3 @@ def one_node(
     for name, number in (attributes or {}).items():
         node.attribute.add(name=name, type=AttributeProto.INT, i=number)
     return serialize(model)
-
-
-def value_info(name: str, dtype: str, dims: tuple[int, ...]) -> ValueInfoProto:
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = TYPES[dtype]
-    value.type.tensor_type.shape.SetInParent()
-    for size in dims:
-        value.type.tensor_type.shape.dim.add(dim_value=size)
-    return value

@@ -9,7 +9,7 @@ have these two operators.
 from __future__ import annotations
 
 from .onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .wiring import copy_of, fresh_name, prune
+from .wiring import copy_of, fresh_name, prune, value_info
 
 __all__ = ["POOLED", "WEIGHTS", "hidden_output", "pooled", "sentence_output"]
 
@@ -49,7 +49,7 @@ def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -
         weigh(graph, hidden)
         shape = ("capstan_batch", 1, "capstan_width")
     del graph.output[:]
-    graph.output.append(float_value(POOLED, *shape))
+    graph.output.append(value_info(POOLED, TensorProto.FLOAT, shape))
     prune(graph)
     return result
 
@@ -58,20 +58,8 @@ def weigh(graph: GraphProto, hidden: str) -> None:
     wide = fresh_name(graph, "/capstan/pooling/hidden")
     graph.node.append(NodeProto(op_type="Cast", input=[hidden], output=[wide], attribute=[to_float()]))
     graph.node.append(NodeProto(op_type="MatMul", input=[WEIGHTS, wide], output=[POOLED]))
-    graph.input.append(float_value(WEIGHTS, "capstan_batch", 1, "capstan_tokens"))
+    graph.input.append(value_info(WEIGHTS, TensorProto.FLOAT, ("capstan_batch", 1, "capstan_tokens")))
 
 
 def to_float() -> AttributeProto:
     return AttributeProto(name="to", type=AttributeProto.INT, i=TensorProto.FLOAT)
-
-
-def float_value(name: str, *dims: str | int) -> ValueInfoProto:
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for dim in dims:
-        shape = value.type.tensor_type.shape.dim.add()
-        if isinstance(dim, int):
-            shape.dim_value = dim
-        else:
-            shape.dim_param = dim
-    return value

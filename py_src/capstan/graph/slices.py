@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .wiring import captured_names, subgraphs
+from .wiring import captured_names, subgraphs, value_info
 
 __all__ = ["GraphSlice", "layer_of", "layer_slices", "slice_model"]
 
@@ -87,12 +87,7 @@ def slice_model(
     graph.node.extend(part.nodes)
     for name in part.reads:
         onnx_type, dims = given[name]
-        value = ValueInfoProto(name=name)
-        value.type.tensor_type.elem_type = onnx_type
-        value.type.tensor_type.shape.SetInParent()
-        for size in dims:
-            value.type.tensor_type.shape.dim.add(dim_value=size)
-        graph.input.append(value)
+        graph.input.append(value_info(name, onnx_type, dims))
     wanted = set(part.weights)
     for tensor in model.graph.initializer:
         if tensor.name in wanted:

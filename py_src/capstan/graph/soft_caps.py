@@ -16,8 +16,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .wiring import attribute, copy_of, fresh_name, int64_tensor
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .wiring import attribute, copy_of, fresh_name, int64_tensor, value_info
 
 __all__ = ["element_of", "has_soft_caps", "soft_caps_apart"]
 
@@ -154,19 +154,8 @@ class Capped:
             made.domain = "com.microsoft"
         self.made.append(made)
         if shape:
-            self.model.graph.value_info.append(self.told(output, shape))
+            self.model.graph.value_info.append(value_info(output, self.element, shape))
         return output
-
-    def told(self, name: str, shape: Iterable[int | str]) -> ValueInfoProto:
-        value = ValueInfoProto(name=name)
-        value.type.tensor_type.elem_type = self.element
-        for size in shape:
-            dim = value.type.tensor_type.shape.dim.add()
-            if isinstance(size, int):
-                dim.dim_value = size
-            else:
-                dim.dim_param = size
-        return value
 
     def ints(self, part: str, values: list[int], *, scalar: bool = False) -> str:
         name = self.name(part)

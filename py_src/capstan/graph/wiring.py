@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 __all__ = [
     "SAME_VALUES",
@@ -22,6 +22,7 @@ __all__ = [
     "int64_tensor",
     "integers",
     "prune",
+    "value_info",
 ]
 
 
@@ -95,6 +96,21 @@ def integers(tensor: TensorProto | None) -> list[int] | None:
     if tensor.raw_data:
         return list(struct.unpack(f"<{len(tensor.raw_data) // width}{code}", tensor.raw_data))
     return [int(value) for value in fields]
+
+
+def value_info(name: str, element_type: int, dims: Iterable[int | str]) -> ValueInfoProto:
+    """The declaration of a tensor: its TensorProto.DataType, and its sizes, free ones by a name."""
+    value = ValueInfoProto(name=name)
+    value.type.tensor_type.elem_type = element_type
+    # A tensor without dimensions has a shape, too.
+    value.type.tensor_type.shape.SetInParent()
+    for size in dims:
+        dim = value.type.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+        else:
+            dim.dim_param = size
+    return value
 
 
 def int64_tensor(name: str, values: Sequence[int], *, scalar: bool = False) -> TensorProto:

@@ -232,7 +232,13 @@ async def read_small_files(
     contents = dict(zip(names, await tokenizer, strict=True))
     if found.tokenizer is not None:
         return found, dict(found.tokenizer)
+    return found, with_tokenizer(folder, contents)
+
+
+def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[str, str]:
+    """The texts of those files that are there, by their names in the folder. Raises ModelFileError without a
+    tokenizer.json, ConfigError for a file that is no text."""
     files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
-    return found, files
+    return files

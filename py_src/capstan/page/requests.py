@@ -165,6 +165,7 @@ class AlternativesRequest(ConversationRequest):
     messages: NotRequired[list[Message] | None]
     """A conversation's in place of a prompt, up to what was answered; null for a prompt."""
     tools: NotRequired[list[Tool] | None]
+    """As in ChatRequest."""
     thinking: NotRequired[bool | None]
     """As in ChatRequest."""
     answer: list[int]
@@ -211,7 +212,7 @@ class EndSessionRequest(TypedDict):
 
 
 class LoadEmbedderRequest(TypedDict):
-    """Load an encoder of texts; see capstan.Embedder.load. It is this worker's until it ends."""
+    """Load an encoder of texts; see capstan.embeddings.Embedder.load. It is this worker's until it ends."""
 
     kind: Literal["load_embedder"]
     model: ModelFolder

@@ -44,8 +44,11 @@ def watch(generator: Generator, request: RunRequest) -> None:
 def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest) -> dict[str, Any] | None:
     """A LogProbability of web/src/protocol.ts for the last token of the sequence; None unless the request asks for it,
     and for a token that a grammar forced."""
-    count, [found] = request.get("log_probabilities"), generator.get_log_probabilities()
-    if count is None or not found:
+    count = request.get("log_probabilities")
+    if count is None:
+        return None
+    [found] = generator.get_log_probabilities()
+    if not found:
         return None
     sequence = generator.get_sequence()
     before, token = sequence[-1 - CONTEXT_TOKENS : -1], sequence[-1]

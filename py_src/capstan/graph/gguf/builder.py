@@ -16,7 +16,8 @@ from ...model_files.config import DecoderConfig
 from ...model_files.file_names import split_name
 from ...model_files.gguf.families import family_of
 from ...model_files.gguf.header import GgufFile
-from ..onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from ..onnx_pb2 import GraphProto, ModelProto, TensorProto
+from ..wiring import value_info
 from .tensors import Rows, TensorWriter, node_name
 
 __all__ = ["ROPE_FACTORS", "write_graph"]
@@ -107,13 +108,13 @@ class Builder:
         caches = [f"{layer}.{part}" for part in ("key", "value") for layer in range(self.layers)]
         cache = ("batch_size", self.kv_heads, "past_sequence_length", self.head)
         grown = ("batch_size", self.kv_heads, "total_sequence_length", self.head)
-        self.graph.input.append(declared("input_ids", TensorProto.INT64, batch))
+        self.graph.input.append(value_info("input_ids", TensorProto.INT64, batch))
         mask = ("batch_size", "total_sequence_length")
-        self.graph.input.append(declared("attention_mask", TensorProto.INT64, mask))
-        self.graph.output.append(declared("logits", self.element, (*batch, self.vocabulary)))
+        self.graph.input.append(value_info("attention_mask", TensorProto.INT64, mask))
+        self.graph.output.append(value_info("logits", self.element, (*batch, self.vocabulary)))
         for name in caches:
-            self.graph.input.append(declared(f"past_key_values.{name}", self.element, cache))
-            self.graph.output.append(declared(f"present.{name}", self.element, grown))
+            self.graph.input.append(value_info(f"past_key_values.{name}", self.element, cache))
+            self.graph.output.append(value_info(f"present.{name}", self.element, grown))
 
     def attention_lengths(self) -> list[str]:
         """The positions before the last one of each row, and the most positions."""
@@ -299,7 +300,7 @@ class Builder:
             else:
                 made = self.t.node(wave, f"{front}/{wave}", [angles])
                 self.t.node("Cast", f"{front}/{wave}/Cast", [made], name, to=self.element)
-            self.graph.value_info.append(declared(name, self.element, [self.context, len(frequencies)]))
+            self.graph.value_info.append(value_info(name, self.element, [self.context, len(frequencies)]))
 
     def constant(self, name: str, dims: Sequence[int], values: Sequence[float]) -> None:
         data = struct.pack(f"<{len(values)}f", *values)
@@ -321,15 +322,3 @@ class Builder:
             factor = self.file.real(f"{front}.rope.scaling.factor", 1.0)
             factors = [each * factor for each in factors]
         return [base ** (-pair / half) / factor for pair, factor in enumerate(factors)]
-
-
-def declared(name: str, kind: int, dims: Sequence[str | int]) -> ValueInfoProto:
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = kind
-    for size in dims:
-        dim = value.type.tensor_type.shape.dim.add()
-        if isinstance(size, str):
-            dim.dim_param = size
-        else:
-            dim.dim_value = size
-    return value
