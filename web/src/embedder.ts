@@ -54,11 +54,10 @@ const PARAMETER_TYPES: OptionTypes = {
   ...{ input: "any", model: "string", encoding_format: "any", dimensions: "any", user: "string" },
 };
 
-/** An encoder of texts in one worker. Calls wait for one another. */
+/** An encoder of texts in one worker, which answers calls in their order. */
 export class Embedder {
   /** OpenAI's `embeddings.create`. */
   readonly embeddings: { create(params: EmbeddingParams): Promise<EmbeddingResponse> };
-  private turn: Promise<unknown> = Promise.resolve();
 
   private constructor(
     private readonly client: Client,
@@ -105,10 +104,9 @@ export class Embedder {
         throw refused(`texts is ${shown(texts)}; it must be a list of texts`);
       return [...texts];
     });
-    const answer = this.turn.then(() => ask(this.client, { kind: "embed", texts: asked }));
-    this.turn = answer.catch(() => undefined);
     try {
-      const { vectors, dimensions, tokens } = (await answer) as EmbedResult;
+      const answer = await ask(this.client, { kind: "embed", texts: asked });
+      const { vectors, dimensions, tokens } = answer as EmbedResult;
       const bytes = Uint8Array.from(atob(vectors), (letter) => letter.charCodeAt(0));
       const numbers = new Float32Array(bytes.buffer);
       const each = (_: string, place: number): Float32Array =>

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..model_files.hub import HubRepository
 from ..tokenizer import Tokenizer
 from .requests import RunRequest
 
-__all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "tell_alternatives", "text_behind", "told_times"]
+__all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "tell_alternatives", "texts_behind", "told_times"]
 
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
@@ -25,10 +25,15 @@ REPEATS = 4
 """Repetitions of each operation's timing, whose median counts."""
 
 
-def text_behind(tokenizer: Tokenizer, before: Sequence[int], token: int) -> str:
-    """The text that a token adds to that of the tokens before it."""
-    known, whole = tokenizer.decode(before), tokenizer.decode([*before, token])
-    return whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
+def texts_behind(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int], str]:
+    """A function that gives the text which a token adds to that of the tokens before it."""
+    known = tokenizer.decode(before)
+
+    def text(token: int) -> str:
+        whole = tokenizer.decode([*before, token])
+        return whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
+
+    return text
 
 
 async def tell_alternatives(
@@ -37,12 +42,13 @@ async def tell_alternatives(
     """Run the model over the answer, which follows the generator's sequence, and tell the page of each token in turn.
     The sequence then ends before the answer's last token, or where this was cancelled."""
     before = generator.get_sequence()[-CONTEXT_TOKENS:]
-
-    def about(token: int, log_probability: float) -> dict[str, Any]:
-        text, probability = text_behind(tokenizer, before, token), math.exp(log_probability)
-        return {"token_id": token, "text": text, "probability": probability, "ends": token in ends}
-
     for place, token in enumerate(answer):
+        text_of = texts_behind(tokenizer, before)
+
+        def about(token: int, log_probability: float, text_of: Callable[[int], str] = text_of) -> dict[str, Any]:
+            text, probability = text_of(token), math.exp(log_probability)
+            return {"token_id": token, "text": text, "probability": probability, "ends": token in ends}
+
         found = await generator.log_probabilities_async(count, [token])
         best = [about(other, found[other]) for other in list(found)[:count]]
         host.emit({"kind": "alternatives", "place": place, "token": about(token, found[token]), "best": best})

@@ -9,7 +9,7 @@ from .._js import host
 from ..generation.generator import Generator
 from ..text.stream import StoppingStream
 from ..tokenizer import Tokenizer
-from .inspection import CONTEXT_TOKENS, text_behind
+from .inspection import CONTEXT_TOKENS, texts_behind
 from .requests import RunRequest
 
 __all__ = ["likelihood", "text_event", "text_events", "watch"]
@@ -51,10 +51,7 @@ def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest) 
     if not found:
         return None
     sequence = generator.get_sequence()
-    before, token = sequence[-1 - CONTEXT_TOKENS : -1], sequence[-1]
-    told = [
-        {"token_id": other, "text": text_behind(tokenizer, before, other), "log_probability": value}
-        for other, value in found.items()
-    ]
+    token, text_of = sequence[-1], texts_behind(tokenizer, sequence[-1 - CONTEXT_TOKENS : -1])
+    told = [{"token_id": other, "text": text_of(other), "log_probability": value} for other, value in found.items()]
     [own] = [each for each in told if each["token_id"] == token]
     return own | {"top": told[:count]}
