@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { capstanModel } from "../../web/src/ai.ts";
 import { Completions } from "../../web/src/completions.ts";
-import { splitParts, splitReasoning } from "../../web/src/reasoning.ts";
+import { madeUpRun } from "./made_up_run.mjs";
 
 /** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */
 function over(parts, { finishReason = "eos", error = null, between = () => {}, specification = "v4" } = {}) {
@@ -12,29 +12,7 @@ function over(parts, { finishReason = "eos", error = null, between = () => {}, s
   let left = 0;
   const chat = (messages, options) => {
     asked.push({ messages, options });
-    const tokenIds = parts.map((_, place) => place);
-    const result = error
-      ? Promise.reject(error)
-      : Promise.resolve({ ...splitReasoning(parts.join("")), tokenIds, promptTokens: 5, keptTokens: 3, finishReason });
-    result.catch(() => undefined);
-    return {
-      result,
-      logprobs: [],
-      split() {
-        return splitParts(this, () => false);
-      },
-      async *[Symbol.asyncIterator]() {
-        try {
-          for (const part of parts) {
-            yield part;
-            between();
-          }
-          await result;
-        } finally {
-          left++;
-        }
-      },
-    };
+    return madeUpRun(parts, { finishReason, error, between, keptTokens: 3, left: () => left++ });
   };
   const model = capstanModel(
     { chat: Object.assign(chat, { completions: new Completions(chat) }) },

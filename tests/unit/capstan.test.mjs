@@ -120,17 +120,11 @@ test("the text comes in parts, and the result says how it ended and what was kep
   for await (const part of run) parts.push(part);
   assert.deepEqual(parts, ["a", "b"]);
   const { requestId, ...result } = await run.result;
+  const answer = { text: "ab", reasoning: "", answer: "ab", logprobs: null, tokenIds: [1, 2], finishReason: "eos" };
   assert.deepEqual(result, {
-    ...{
-      text: "ab",
-      reasoning: "",
-      answer: "ab",
-      logprobs: null,
-      tokenIds: [1, 2],
-      finishReason: "eos",
-      promptTokens: 5,
-      keptTokens: 3,
-    },
+    ...answer,
+    choices: [answer],
+    ...{ promptTokens: 5, keptTokens: 3 },
     ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5 },
   });
   assert.equal(typeof requestId, "number");
@@ -747,8 +741,8 @@ test("log probabilities come with the tokens, and reasoning apart from the answe
   const parts = [];
   for await (const part of llm.chat(MESSAGES).split()) parts.push(part);
   assert.deepEqual(parts, [
-    { kind: "reasoning", text: "Hm." },
-    { kind: "answer", text: "Yes" },
+    { kind: "reasoning", text: "Hm.", choice: 0 },
+    { kind: "answer", text: "Yes", choice: 0 },
   ]);
 });
 

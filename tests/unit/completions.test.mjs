@@ -3,41 +3,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Completions } from "../../web/src/completions.ts";
-import { splitParts, splitReasoning } from "../../web/src/reasoning.ts";
 import { ToolCalls } from "../../web/src/tool_calls.ts";
+import { madeUpRun } from "./made_up_run.mjs";
 
 /** Completions over runs that say `parts`; what was asked for is kept in `asked`. */
 function over(parts, { finishReason = "eos", error = null, logprobs = [], begun = false } = {}) {
   const asked = [];
   const completions = new Completions((messages, options) => {
     asked.push({ messages, options });
-    const result = error
-      ? Promise.reject(error)
-      : Promise.resolve({
-          ...splitReasoning(parts.join(""), { begun }),
-          text: parts.join(""),
-          logprobs: options.logprobs ? logprobs : null,
-          tokenIds: parts.map((_, i) => i),
-          promptTokens: 5,
-          keptTokens: 2,
-          finishReason,
-        });
-    result.catch(() => undefined);
-    const came = [];
-    return {
-      result,
-      logprobs: came,
-      split() {
-        return splitParts(this, () => begun);
-      },
-      async *[Symbol.asyncIterator]() {
-        for (const [place, part] of parts.entries()) {
-          came.push(...logprobs.slice(place, place + 1));
-          yield part;
-        }
-        await result;
-      },
-    };
+    const told = { finishReason, error, begun, keptTokens: 2 };
+    return madeUpRun(parts, { ...told, logprobs: options.logprobs ? logprobs : null });
   });
   return { completions, asked };
 }
@@ -193,7 +168,7 @@ test("parameters are the run's options; null is as if it were left out", async (
   });
   const [{ signal, ...all }, { signal: other, ...none }] = asked.map(({ options }) => options);
   assert.deepEqual(all, {
-    ...{ temperature: 0.5, topP: 0.9, seed: 4, stop: ["x"], maxTokens: 7 },
+    ...{ temperature: 0.5, topP: 0.9, seed: 4, stop: ["x"], maxTokens: 7, n: 1 },
     ...{ frequencyPenalty: 0.1, presencePenalty: 0.2, search: { logit_bias: [[12, -5]] } },
   });
   assert.deepEqual(none, {});
@@ -319,7 +294,6 @@ test("a run's error is the completion's, of a stream at its loop", async () => {
 });
 
 for (const [given, message] of [
-  [{ n: 2 }, "n is 2; a run gives one answer: leave it out"],
   [{ tools: [{ type: "custom", custom: {} }] }, 'tools: a tool of type "custom"; only functions are called'],
   [
     { tools: [TOOL], tool_choice: { type: "allowed_tools", allowed_tools: {} } },

@@ -132,7 +132,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "layered_run",
         "not_finite",
     ),
-    "page": ("requests", "adapters embedding inspection memory_requests read_request", "text_events", "page"),
+    "page": (
+        "requests",
+        "adapters embedding inspection memory_requests read_request",
+        "text_events",
+        "completion",
+        "page",
+    ),
     "stages": (
         "option",
         "float_arithmetic stage",

@@ -48,7 +48,15 @@ export type {
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { ToolCall } from "./tool_calls";
 export type { ReasoningPart } from "./reasoning";
-export { type LikelyToken, Run, type RunEnd, type RunResult, type TokenLogprob } from "./run";
+export {
+  type LikelyToken,
+  Run,
+  type RunChoice,
+  type RunEnd,
+  type RunPart,
+  type RunResult,
+  type TokenLogprob,
+} from "./run";
 export { Session } from "./session";
 export type { KnownModel } from "./known_models";
 export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
@@ -256,7 +264,7 @@ export class Capstan {
     void run.result.then(
       (result) => {
         this.sums.runs++;
-        this.sums.tokens += result.tokenIds.length;
+        for (const { tokenIds } of result.choices) this.sums.tokens += tokenIds.length;
         this.sums.lastRun = result;
       },
       () => undefined,

@@ -4,7 +4,8 @@ import { refused } from "./errors";
 import type { ChatOptions } from "./options";
 import { type OptionTypes, reading, readOptions, shown } from "./page_request";
 import type { Message } from "./protocol";
-import type { LikelyToken, Run, RunResult, TokenLogprob } from "./run";
+import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
+import type { ReasoningPart } from "./reasoning";
 import { schemaOfCalls, type ToolCall, ToolCalls, type ToolSource } from "./tool_calls";
 
 /** A message as OpenAI's clients write it. Content parts are texts; `arguments` of a tool call are JSON. */
@@ -46,7 +47,7 @@ export interface CompletionParams {
   presence_penalty?: number | null;
   /** By token ids. */
   logit_bias?: Record<string, number> | null;
-  /** 1: a run gives one answer; another number is refused. */
+  /** So many answers, up to 32, sampled side by side as rows of one batch. */
   n?: number | null;
   /** Tell each token's log probability; each token then waits for its logits. */
   logprobs?: boolean | null;
@@ -201,9 +202,9 @@ export class Completions {
       created: Math.floor(Date.now() / 1000),
       model: params.model ?? "",
     };
-    if (!params.stream) return completion(head, await run.result, calls());
+    if (!params.stream) return completion(head, await run.result, calls);
     const told = { usage, logprobs: params.logprobs === true };
-    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls(), told) };
+    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls, told) };
   }
 
   private warn(params: CompletionParams): void {
@@ -275,8 +276,8 @@ function chatOptions(
   signal: AbortSignal,
 ): ChatOptions {
   const { response_format: format } = params;
-  if ((params.n ?? 1) !== 1) throw refused(`n is ${String(params.n)}; a run gives one answer: leave it out`);
   const options: ChatOptions = { signal };
+  if (params.n != null) options.n = params.n;
   if (params.logprobs) options.logprobs = true;
   if (params.top_logprobs != null) options.topLogprobs = params.top_logprobs;
   const { enable_thinking: thinking, ...others } = params.chat_template_kwargs ?? {};
@@ -308,13 +309,14 @@ function chatOptions(
   return options;
 }
 
-function finishReason({ finishReason: reason }: RunResult, calls: readonly ToolCall[]): FinishReason {
+function finishReason({ finishReason: reason }: RunChoice, calls: readonly ToolCall[]): FinishReason {
   if (calls.length) return "tool_calls";
   return reason === "length" || reason === "max_new_tokens" ? "length" : "stop";
 }
 
-function usageOf({ promptTokens, tokenIds, keptTokens }: RunResult): CompletionUsage {
-  const [prompt_tokens, completion_tokens] = [promptTokens ?? 0, tokenIds.length];
+function usageOf({ promptTokens, choices, keptTokens }: RunResult): CompletionUsage {
+  const prompt_tokens = promptTokens ?? 0;
+  const completion_tokens = choices.reduce((sum, { tokenIds }) => sum + tokenIds.length, 0);
   const prompt_tokens_details = { cached_tokens: keptTokens ?? 0 };
   return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens, prompt_tokens_details };
 }
@@ -328,51 +330,76 @@ function logprobsOf(tokens: readonly TokenLogprob[] | null): CompletionLogprobs 
   return { content, refusal: null };
 }
 
-function completion(head: Head, result: RunResult, found: ToolCalls): Completion {
-  const content = found.push(result.answer) + found.end();
+function completion(head: Head, result: RunResult, calls: () => ToolCalls): Completion {
+  const choices = result.choices.map((choice, index) => ({ index, ...completed(choice, calls()) }));
+  return { ...head, object: "chat.completion", choices, usage: usageOf(result) };
+}
+
+function completed(choice: RunChoice, found: ToolCalls): Omit<Completion["choices"][number], "index"> {
+  const content = found.push(choice.answer) + found.end();
   const { calls } = found;
-  const answer = {
+  const message = {
     role: "assistant" as const,
     content: calls.length && !content.trim() ? null : content,
     refusal: null,
-    ...(result.reasoning ? { reasoning_content: result.reasoning } : {}),
+    ...(choice.reasoning ? { reasoning_content: choice.reasoning } : {}),
     ...(calls.length ? { tool_calls: calls } : {}),
   };
-  const logprobs = logprobsOf(result.logprobs);
-  const choice = { index: 0, message: answer, logprobs, finish_reason: finishReason(result, calls) };
-  return { ...head, object: "chat.completion", choices: [choice], usage: usageOf(result) };
+  return { message, logprobs: logprobsOf(choice.logprobs), finish_reason: finishReason(choice, calls) };
+}
+
+type Delta = CompletionChunk["choices"][number]["delta"];
+
+/** Makes the chunks of one answer. */
+class Chunks {
+  private likely = 0;
+  private told = 0;
+
+  constructor(
+    private readonly head: Head,
+    private readonly run: Run,
+    private readonly index: number,
+    private readonly found: ToolCalls,
+    private readonly asked: { usage: boolean; logprobs: boolean },
+  ) {}
+
+  chunk(delta: Delta, finish_reason: FinishReason | null = null): CompletionChunk {
+    const { usage, logprobs } = this.asked;
+    const tokens = logprobs ? logprobsOf(this.run.logprobs(this.index).slice(this.likely)) : null;
+    this.likely += tokens?.content.length ?? 0;
+    return {
+      ...this.head,
+      object: "chat.completion.chunk",
+      choices: [{ index: this.index, delta, ...(logprobs ? { logprobs: tokens } : {}), finish_reason }],
+      ...(usage ? { usage: null } : {}),
+    };
+  }
+
+  of({ kind, text }: ReasoningPart): CompletionChunk[] {
+    return kind === "reasoning" ? [this.chunk({ reasoning_content: text })] : this.content(this.found.push(text));
+  }
+
+  end(choice: RunChoice): CompletionChunk[] {
+    return [...this.content(this.found.end()), this.chunk({}, finishReason(choice, this.found.calls))];
+  }
+
+  private content(content: string): CompletionChunk[] {
+    const calls = this.found.calls.slice(this.told).map((call, place) => ({ index: this.told + place, ...call }));
+    this.told += calls.length;
+    return [...(content ? [this.chunk({ content })] : []), ...calls.map((call) => this.chunk({ tool_calls: [call] }))];
+  }
 }
 
 async function* chunks(
   head: Head,
   run: Run,
-  found: ToolCalls,
-  { usage, logprobs }: { usage: boolean; logprobs: boolean },
+  calls: () => ToolCalls,
+  asked: { usage: boolean; logprobs: boolean },
 ): AsyncGenerator<CompletionChunk> {
-  type Choice = CompletionChunk["choices"][number];
-  let likely = 0;
-  const chunk = (delta: Choice["delta"], finish_reason: FinishReason | null = null): CompletionChunk => {
-    const tokens = logprobs ? logprobsOf(run.logprobs.slice(likely)) : null;
-    likely += tokens?.content.length ?? 0;
-    return {
-      ...head,
-      object: "chat.completion.chunk",
-      choices: [{ index: 0, delta, ...(logprobs ? { logprobs: tokens } : {}), finish_reason }],
-      ...(usage ? { usage: null } : {}),
-    };
-  };
-  let told = 0;
-  function* parts(content: string): Generator<CompletionChunk> {
-    if (content) yield chunk({ content });
-    for (; told < found.calls.length; told++) yield chunk({ tool_calls: [{ index: told, ...found.calls[told]! }] });
-  }
-  yield chunk({ role: "assistant", content: "" });
-  for await (const { kind, text } of run.split()) {
-    if (kind === "reasoning") yield chunk({ reasoning_content: text });
-    else yield* parts(found.push(text));
-  }
-  yield* parts(found.end());
+  const makers = Array.from({ length: run.count }, (_, index) => new Chunks(head, run, index, calls(), asked));
+  for (const maker of makers) yield maker.chunk({ role: "assistant", content: "" });
+  for await (const { choice, ...part } of run.split()) yield* makers[choice]!.of(part);
   const result = await run.result;
-  yield chunk({}, finishReason(result, found.calls));
-  if (usage) yield { ...head, object: "chat.completion.chunk", choices: [], usage: usageOf(result) };
+  for (const [index, maker] of makers.entries()) yield* maker.end(result.choices[index]!);
+  if (asked.usage) yield { ...head, object: "chat.completion.chunk", choices: [], usage: usageOf(result) };
 }

@@ -60,6 +60,11 @@ export interface RunOptions {
   stop?: string | string[];
   /** Tokens of this answer. */
   maxTokens?: number;
+  /**
+   * So many answers, up to 32, sampled side by side as rows of one batch: the result has them as `choices`. The first one is
+   * what comes with the same seed without `n`. A session takes 1 only.
+   */
+  n?: number;
   /** Tokens of prompt and answer together. */
   maxLength?: number;
   /** A constraint of the output; docs/guidance.md lists the supported features. At most one of the four. */
@@ -91,6 +96,7 @@ export interface ChatOptions extends RunOptions {
 }
 
 const SEARCH = {
+  n: "num_return_sequences",
   topK: "top_k",
   topP: "top_p",
   minP: "min_p",
@@ -225,8 +231,11 @@ function search(run: RunOptions): Record<string, unknown> {
     const value = run[name as keyof typeof SEARCH];
     if (value !== undefined) given[theirs] = value;
   }
-  // Whoever sets how tokens are sampled wants them sampled, whatever the model's own configuration says.
-  if (DRAWING.some((name) => run[name] !== undefined)) given["do_sample"] = true;
+  // Whoever sets how tokens are sampled, or wants several answers, wants them sampled, whatever the model's own
+  // configuration says.
+  if (DRAWING.some((name) => run[name] !== undefined) || (run.n ?? 1) > 1) given["do_sample"] = true;
+  // One answer is asked for as without `n`, so that a conversation goes on from what was computed.
+  if (run.n === 1) delete given["num_return_sequences"];
   if (run.temperature === 0) given["do_sample"] = false;
   else if (run.temperature !== undefined) Object.assign(given, { do_sample: true, temperature: run.temperature });
   if (run.stop !== undefined) given["stop_strings"] = typeof run.stop === "string" ? [run.stop] : run.stop;

@@ -184,7 +184,8 @@ export type CapstanEvent =
    * the next request that names a model loads it anew.
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
-  | { kind: "text"; text: string; token_id: number; log_probability?: LogProbability }
+  /** With `row` it is of one of several answers. */
+  | { kind: "text"; text: string; token_id: number; log_probability?: LogProbability; row?: number }
   /** The prompt ended within the model's reasoning: the answer's text begins there. */
   | { kind: "reasoning" }
   /** The answer's token at a place, and the most probable tokens there. */

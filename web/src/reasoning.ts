@@ -63,24 +63,30 @@ export interface ReasoningPart {
   text: string;
 }
 
-/** Split a text that comes in parts; `begun` is as in SplitOptions, asked for with the first part. */
-export async function* splitParts(
-  parts: AsyncIterable<string>,
-  begun: () => boolean,
-): AsyncGenerator<ReasoningPart, void, undefined> {
-  const told = { reasoning: 0, answer: 0 };
-  let whole = "";
-  function* fresh(growing: boolean): Generator<ReasoningPart> {
-    const found = splitReasoning(whole, { begun: begun(), growing });
-    for (const kind of ["reasoning", "answer"] as const) {
-      const text = found[kind].slice(told[kind]);
-      told[kind] += text.length;
-      if (text) yield { kind, text };
-    }
+/** Splits a text that comes in parts. */
+export class Splitter {
+  private whole = "";
+  private readonly told = { reasoning: 0, answer: 0 };
+
+  /** `begun` is as in SplitOptions, asked for with the first part. */
+  constructor(private readonly begun: () => boolean) {}
+
+  push(part: string): ReasoningPart[] {
+    this.whole += part;
+    return this.fresh(true);
   }
-  for await (const part of parts) {
-    whole += part;
-    yield* fresh(true);
+
+  /** The parts that were held back. */
+  end(): ReasoningPart[] {
+    return this.fresh(false);
   }
-  yield* fresh(false);
+
+  private fresh(growing: boolean): ReasoningPart[] {
+    const found = splitReasoning(this.whole, { begun: this.begun(), growing });
+    return (["reasoning", "answer"] as const).flatMap((kind) => {
+      const text = found[kind].slice(this.told[kind]);
+      this.told[kind] += text.length;
+      return text ? [{ kind, text }] : [];
+    });
+  }
 }

@@ -10,7 +10,7 @@ import type {
   Reply,
   TokenLogProbability,
 } from "./protocol";
-import { type ReasoningPart, splitParts, splitReasoning } from "./reasoning";
+import { type ReasoningPart, splitReasoning, Splitter } from "./reasoning";
 
 /**
  * Why a run ended: "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached),
@@ -32,8 +32,8 @@ export interface TokenLogprob extends LikelyToken {
   topLogprobs: LikelyToken[];
 }
 
-/** How a run ended. */
-export interface RunResult {
+/** One answer of a run. */
+export interface RunChoice {
   /** All that was generated. */
   text: string;
   /** Its two parts: what stood in `<think>` of a chat's answer, and the rest. */
@@ -43,6 +43,12 @@ export interface RunResult {
   /** For each token of the text, if the run was asked for `logprobs`, else null. A token that a grammar forced has none. */
   logprobs: TokenLogprob[] | null;
   finishReason: RunEnd;
+}
+
+/** How a run ended; of several answers the first one is its own. */
+export interface RunResult extends RunChoice {
+  /** All answers: as many as the option `n`, else one. */
+  choices: RunChoice[];
   /** Tokens of the prompt, and how many of them an earlier run had computed already; null if the run was aborted early. */
   promptTokens: number | null;
   keptTokens: number | null;
@@ -55,11 +61,17 @@ export interface RunResult {
   requestId: number | null;
 }
 
-/** The fields that the worker's answers to chat and generate requests share. */
-interface Answer {
+/** The fields of an answer in the worker's replies to chat and generate requests. */
+interface AnswerChoice {
   text: string;
   token_ids: number[];
   finish_reason: Exclude<RunEnd, "abort"> | "cancel";
+}
+
+/** The fields that those replies share. */
+interface Answer extends AnswerChoice {
+  /** Set if there are several answers. */
+  choices?: AnswerChoice[];
   prompt_tokens?: number;
   prompt_ids?: number[];
   kept_tokens?: number;
@@ -85,18 +97,30 @@ export class Turns {
   }
 }
 
+/** A part of a run's answer. */
+export interface RunPart extends ReasoningPart {
+  /** The answer's place among several, from 0. */
+  choice: number;
+}
+
+/** The part of an answer that came so far. */
+class Growing {
+  text = "";
+  readonly tokenIds: number[] = [];
+  readonly logprobs: TokenLogprob[] = [];
+}
+
 /**
  * A run under way. Iterate over it for the text as it comes (leaving the loop ends the run), or await `result`. A run
- * that is aborted ends its loop without an error and keeps what it generated.
+ * that is aborted ends its loop without an error and keeps what it generated. With the option `n` the iteration is over
+ * the first answer's text; `split()` has the parts of all.
  */
 export class Run implements AsyncIterable<string> {
   /** How it ended; rejects with a CapstanError. */
   readonly result: Promise<RunResult>;
-  /** Those that came so far; see RunResult. */
-  readonly logprobs: TokenLogprob[] = [];
-  private readonly parts: string[] = [];
+  private readonly growing: Growing[];
+  private readonly parts: { choice: number; text: string }[] = [];
   private begun = false;
-  private readonly tokenIds: number[] = [];
   private ended = false;
   private waiting: (() => void)[] = [];
   private readonly own = new AbortController();
@@ -108,6 +132,8 @@ export class Run implements AsyncIterable<string> {
     private readonly request: ChatRequest | GenerateRequest,
     signal: AbortSignal | undefined,
   ) {
+    const count = request.search["num_return_sequences"];
+    this.growing = Array.from({ length: typeof count === "number" && count > 1 ? count : 1 }, () => new Growing());
     if (signal?.aborted) this.own.abort();
     const abort = (): void => this.own.abort();
     signal?.addEventListener("abort", abort, { once: true });
@@ -119,21 +145,24 @@ export class Run implements AsyncIterable<string> {
     this.result.catch(() => undefined);
   }
 
+  /** The number of answers. */
+  get count(): number {
+    return this.growing.length;
+  }
+
   /** End the run now; its result holds what was generated. */
   abort(): void {
     this.own.abort();
   }
 
+  /** The log probabilities that came so far of the first answer, or of another one; see RunResult. */
+  logprobs(choice = 0): TokenLogprob[] {
+    return [...(this.growing[choice]?.logprobs ?? [])];
+  }
+
   async *[Symbol.asyncIterator](): AsyncGenerator<string, RunResult, undefined> {
-    try {
-      for (let next = 0; ;) {
-        if (next < this.parts.length) yield this.parts[next++]!;
-        else if (this.ended) return await this.result;
-        else await new Promise<void>((resolve) => this.waiting.push(resolve));
-      }
-    } finally {
-      this.abort();
-    }
+    for await (const { choice, text } of this.pieces()) if (choice === 0) yield text;
+    return await this.result;
   }
 
   /** Whether the prompt ended within the model's reasoning, so that the text begins there; known with its first part. */
@@ -141,9 +170,25 @@ export class Run implements AsyncIterable<string> {
     return this.begun;
   }
 
-  /** As the iteration over the run, with a chat's reasoning apart from its answer. */
-  split(): AsyncGenerator<ReasoningPart, void, undefined> {
-    return splitParts(this, () => this.begun);
+  /** As the iteration over the run, with a chat's reasoning apart from its answer, and of all answers. */
+  async *split(): AsyncGenerator<RunPart, void, undefined> {
+    const splitters = this.growing.map(() => new Splitter(() => this.begun));
+    for await (const { choice, text } of this.pieces())
+      for (const part of splitters[choice]!.push(text)) yield { ...part, choice };
+    for (const [choice, splitter] of splitters.entries()) for (const part of splitter.end()) yield { ...part, choice };
+    await this.result;
+  }
+
+  private async *pieces(): AsyncGenerator<{ choice: number; text: string }, void, undefined> {
+    try {
+      for (let next = 0; ;) {
+        if (next < this.parts.length) yield this.parts[next++]!;
+        else if (this.ended) return;
+        else await new Promise<void>((resolve) => this.waiting.push(resolve));
+      }
+    } finally {
+      this.abort();
+    }
   }
 
   private async perform(
@@ -182,10 +227,13 @@ export class Run implements AsyncIterable<string> {
     this.id = id;
     if (event.kind === "reasoning") this.begun = true;
     if (event.kind !== "text" || this.ended) return;
-    if (event.token_id >= 0) this.tokenIds.push(event.token_id);
-    if (event.log_probability) this.logprobs.push(logprobOf(event.log_probability));
+    const choice = event.row ?? 0;
+    const growing = this.growing[choice]!;
+    if (event.token_id >= 0) growing.tokenIds.push(event.token_id);
+    if (event.log_probability) growing.logprobs.push(logprobOf(event.log_probability));
     if (!event.text) return;
-    this.parts.push(event.text);
+    growing.text += event.text;
+    this.parts.push({ choice, text: event.text });
     this.wake();
   }
 
@@ -195,10 +243,12 @@ export class Run implements AsyncIterable<string> {
       throw new CapstanError(reply.error, this.id);
     }
     const answer = reply.result as Answer;
+    const choices = (answer.choices ?? [answer]).map(({ text, token_ids: tokenIds, finish_reason: reason }, place) =>
+      this.told(place, text, tokenIds, reason === "cancel" ? "abort" : reason),
+    );
     return {
-      ...this.told(answer.text),
-      tokenIds: answer.token_ids,
-      finishReason: answer.finish_reason === "cancel" ? "abort" : answer.finish_reason,
+      ...choices[0]!,
+      choices,
       promptTokens: answer.prompt_tokens ?? answer.prompt_ids?.length ?? null,
       keptTokens: answer.kept_tokens ?? 0,
       tokensPerSecond: answer.tokens_per_second,
@@ -209,18 +259,18 @@ export class Run implements AsyncIterable<string> {
     };
   }
 
-  private told(text: string): Pick<RunResult, "text" | "reasoning" | "answer" | "logprobs"> {
+  private told(place: number, text: string, tokenIds: number[], finishReason: RunEnd): RunChoice {
     const { kind, log_probabilities: asked } = this.request;
     const { reasoning, answer } =
       kind === "chat" ? splitReasoning(text, { begun: this.begun }) : { reasoning: "", answer: text };
-    return { text, reasoning, answer, logprobs: asked == null ? null : [...this.logprobs] };
+    return { text, reasoning, answer, tokenIds, logprobs: asked == null ? null : this.logprobs(place), finishReason };
   }
 
   private partial(): RunResult {
+    const choices = this.growing.map(({ text, tokenIds }, place) => this.told(place, text, [...tokenIds], "abort"));
     return {
-      ...this.told(this.parts.join("")),
-      tokenIds: [...this.tokenIds],
-      finishReason: "abort",
+      ...choices[0]!,
+      choices,
       promptTokens: null,
       keptTokens: null,
       tokensPerSecond: null,

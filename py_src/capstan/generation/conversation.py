@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..text.stream import StoppingStream
 from .generator import Generator
 
-__all__ = ["ChatTokenizer", "Conversation", "History"]
+__all__ = ["ChatTokenizer", "Conversation", "History", "begins_reasoning"]
 
 
 class ChatTokenizer(Protocol):
@@ -108,8 +108,8 @@ class Conversation:
 
     @property
     def begins_reasoning(self) -> bool:
-        """Whether the prompt that was asked ends within the model's reasoning."""
-        return self._text.rstrip().endswith("<think>")
+        """See the function of that name."""
+        return begins_reasoning(self._text)
 
     def _mark(self) -> None:
         self._marks.append((len(self._text), self.generator.token_count()))
@@ -146,6 +146,11 @@ class Conversation:
                 self._mark()
             if rest:
                 show(-1, rest)
+
+
+def begins_reasoning(prompt: str) -> bool:
+    """Whether a prompt ends within the model's reasoning."""
+    return prompt.rstrip().endswith("<think>")
 
 
 def shared(present: Sequence[int], wanted: Sequence[int]) -> int:

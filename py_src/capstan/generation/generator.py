@@ -190,6 +190,11 @@ class Generator:
         return self._loop.finish_reason
 
     @property
+    def finish_reasons(self) -> list[str | None]:
+        """For each row the reason of its own end; see `finish_reason`."""
+        return [self._loop.reason([row], self._loop.late) for row in self._loop.rows]
+
+    @property
     def capture(self) -> str | None:
         """How decode steps run: 'tape', 'ort' or 'off'; None before the first token."""
         return None if self._loop.decoder is None else self._loop.decoder.capture

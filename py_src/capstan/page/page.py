@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from pyodide.code import eval_code_async
@@ -24,7 +23,7 @@ from .._js import host
 from .._js.errors import require_memory, spent
 from .._js.files import mount
 from ..errors import CapstanError, ConfigError, OptionError, OutOfMemoryError, PromptError
-from ..generation.conversation import Conversation, History
+from ..generation.conversation import Conversation, History, begins_reasoning
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
@@ -33,10 +32,9 @@ from ..host.spans import span
 from ..host.tracing import begin_trace, end_trace
 from ..model import Model
 from ..model_files.hub import HubRepository
-from ..stages.speculation import Speculation
-from ..text.stream import StoppingStream
 from ..tokenizer import Tokenizer
 from .adapters import adapt, forget_adapters
+from .completion import complete, generator_params, limit_length, require_one_sequence, told_ready, told_steps
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import idle_verification, live_memory, stored_weights
 from .read_request import read_request
@@ -55,11 +53,10 @@ from .requests import (
     ModelRequest,
     OperationsRequest,
     PlanRequest,
-    RunRequest,
     TokenizerRequest,
     TraceRequest,
 )
-from .text_events import likelihood, text_event, text_events, watch
+from .text_events import likelihood, text_event, watch
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
@@ -212,7 +209,7 @@ def leave_unrecorded() -> None:
 
 
 async def generate(request: GenerateRequest) -> dict[str, Any]:
-    """Complete a prompt; the keys of the result are those of `build.py run --json`."""
+    """Complete a prompt."""
     model = await load_once(request)
     tokenizer = Tokenizer(model)
     prompt_ids = request["prompt_ids"]
@@ -223,100 +220,40 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
         prompt_ids = tokenizer.encode(prompt)
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
-    params = GeneratorParams(model, **generator_options(request))
-    params.set_search_options(**request["search"])
-    guide(params, request)
-    require_one_sequence(params)
-    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
-    begun = request.get("begun") or []
-    ids: list[int] = []
-    text: list[str] = []
-    async with Generator(model, params) as generator:
-        await adapt(model, generator, request)
-        generator.append_tokens([*prompt_ids, *begun])
-        host.emit({"kind": "status", "text": "preparing the decode step"})
-        # A first token is awaited.
-        await generator.prepare_async(record=False)
-        tell = told_steps(model, generator)
-        host.emit({"kind": "status", "text": "generating"})
-        stream = StoppingStream(tokenizer.decode, params.search.stop_strings)
-        for token in begun:
-            stream.push(token)
-        show = text_events(stream, text.append)
-        watch(generator, request)
-        generator.timing.bursts = burst_list(request)
-        while not generator.is_done():
-            length = generator.token_count()
-            token = await generator.generate_next_token_async()
-            ids.append(token)
-            added = generator.token_count() > length
-            show(token, added, likelihood(generator, tokenizer, request) if added else None)
-            tell()
-        show(-1, False, None)
-        return {
-            "text": "".join(text),
-            "token_ids": ids,
-            "prompt_ids": prompt_ids,
-            "finish_reason": generator.finish_reason,
-            **tell(),
-            "tape_passes": generator.tape_passes,
-            **told_times(generator.timing),
-            "counters": generator.counters,
-            "speculation": None if generator.speculation is None else asdict(generator.speculation),
-        }
+    params = generator_params(model, request)
+    limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
+    return await complete(model, tokenizer, request, params, prompt_ids)
 
 
-def guide(params: GeneratorParams, request: RunRequest) -> None:
-    """Take the request's speculation and grammar, if it has them. Raises OptionError, GuidanceError."""
-    if (drafting := request.get("speculation")) is not None:
-        params.set_speculation(Speculation(**drafting))
-    if (guidance := request.get("guidance")) is not None:
-        params.set_guidance(**guidance)
+async def chat_rows(request: ChatRequest) -> dict[str, Any]:
+    """Answer the last message of a conversation several times, as rows of one batch, of which nothing is kept."""
+    model = await load_once(request)
+    tokenizer = Tokenizer(model)
+    params = generator_params(model, request)
+    if request.get("session") is not None:
+        require_one_sequence(params)
+    text = tokenizer.apply_chat_template(request["messages"], request.get("tools"), thinking=request.get("thinking"))
+    if begins_reasoning(text):
+        host.emit({"kind": "reasoning"})
+    prompt, limit, most = tokenizer.encode(text), request["max_new_tokens"], chat_length(model, request["max_length"])
+    limit_length(params, model, len(prompt), limit, most)
+    told = await complete(model, tokenizer, request, params, prompt)
+    if limit is not None and len(prompt) + limit <= most:
+        for choice in (told, *told["choices"]):
+            if choice["finish_reason"] == "length":
+                choice["finish_reason"] = "max_new_tokens"
+    return told
 
 
-def require_one_sequence(params: GeneratorParams) -> None:
-    """Raise OptionError for a batch, several sequences of a prompt or a beam search."""
-    for name in ("batch_size", "num_beams", "num_return_sequences"):
-        value = getattr(params.search, name)
-        if value != 1:
-            raise OptionError(
-                f"{name} is {value}; a request generates one sequence and no beam search: leave {name} at 1, or use "
-                "capstan.Generator in a script (build.py exec)"
-            )
-
-
-def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
-    """How the generator's steps run; the page is told."""
-    about = {
-        "device": model.device_type,
-        "adapter": model.adapter,
-        "capture": generator.capture,
-        "capture_note": generator.capture_note,
-        "tape_passes": generator.tape_passes,
-    }
-    host.emit({"kind": "ready", **about})
-    return about
-
-
-def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
-    """Tells the page how the generator's steps run; called after a token, the result tells it that the next one waits
-    for the decode step to be recorded, and how steps run then. It returns the last."""
-    about, recording = told_ready(model, generator), False
-
-    def tell() -> dict[str, Any]:
-        nonlocal about, recording
-        if recording != generator.records_next:
-            recording = generator.records_next
-            text = "recording and checking the decode step" if recording else "answering"
-            host.emit({"kind": "status", "text": text})
-            about = about if recording else told_ready(model, generator)
-        return about
-
-    return tell
+def chat_length(model: Model, asked: int | None) -> int:
+    """The `max_length` of a conversation."""
+    return min(CHAT_LENGTH, model.config.context_length) if asked is None else asked
 
 
 async def chat(request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
+    if request["messages"] and request["search"].get("num_return_sequences", 1) != 1:
+        return await chat_rows(request)
     begun = request.get("begun") or []
     model = await load_once(request)
     talk = await conversation_with(model, request)
@@ -373,9 +310,9 @@ async def alternatives(request: AlternativesRequest) -> None:
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
     prompt_ids = tokenizer.encode(request["prompt"] or "")
-    params = GeneratorParams(model, **generator_options(request))
-    params.set_search_options(**request["search"])
-    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    params = generator_params(model, request)
+    require_one_sequence(params)
+    limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
@@ -408,7 +345,7 @@ async def operations(request: OperationsRequest) -> dict[str, Any]:
     """The operations of a decode step, and the GPU time of each."""
     model = await load_once(request)
     params = GeneratorParams(model)
-    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length))
+    params.set_search_options(max_length=chat_length(model, None))
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         return await tape_of(generator, Tokenizer(model).encode(SAMPLE) or [0])
@@ -445,12 +382,9 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
             f"{model.folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): "
             "take a model that was made for chats, or complete a prompt with it"
         )
-    params = GeneratorParams(model, **generator_options(request))
-    length = request["max_length"]
-    params.set_search_options(**request["search"])
-    guide(params, request)
+    params = generator_params(model, request)
     require_one_sequence(params)
-    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
+    params.set_search_options(max_length=chat_length(model, request["max_length"]))
     generator = Generator(model, params)
     try:
         await adapt(model, generator, request)
@@ -464,14 +398,6 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async(record=False)
     return talk
-
-
-def generator_options(request: RunRequest) -> dict[str, Any]:
-    """The options in a request that concern its generator, besides the search."""
-    options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
-    if (processor := request.get("logits_processor")) is not None:
-        options |= named_processor(processor).options
-    return {name: value for name, value in options.items() if value is not None}
 
 
 async def end_conversation(session: str | None) -> None:
@@ -557,18 +483,6 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
         return model
     finally:
         loading = None
-
-
-def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None) -> None:
-    """`max_new_tokens` as a max_length, within the model's context."""
-    context = model.config.context_length
-    if prompt >= context:
-        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
-    if new_tokens is None:
-        return
-    if new_tokens < 1:
-        raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
-    params.set_search_options(max_length=min(prompt + new_tokens, context))
 
 
 async def execute(request: ExecRequest) -> dict[str, int]:

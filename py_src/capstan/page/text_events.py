@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from .._js import host
@@ -12,23 +12,38 @@ from ..tokenizer import Tokenizer
 from .inspection import CONTEXT_TOKENS, texts_behind
 from .requests import RunRequest
 
-__all__ = ["likelihood", "text_event", "text_events", "watch"]
+__all__ = ["Choice", "likelihood", "text_event", "watch"]
 
 
-def text_events(
-    stream: StoppingStream, keep: Callable[[str], None]
-) -> Callable[[int, bool, dict[str, Any] | None], None]:
-    """A function that turns each id of the sequence (-1 at the end) into text, keeps it and tells the page."""
+class Choice:
+    """A sequence that continues a prompt: its ids and its text, of which the page is told."""
 
-    def show(token: int, in_sequence: bool, log_probability: dict[str, Any] | None) -> None:
-        delta = stream.push(token) if in_sequence else ""
-        if token < 0:
-            delta = stream.flush()
-        keep(delta)
-        if token >= 0 or delta:
-            host.emit(text_event(delta, token, log_probability))
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], begun: Sequence[int], row: int | None) -> None:
+        """`begun` are its first tokens, which are given; `row` its place among several, None of one."""
+        self.ids: list[int] = []
+        self.text = ""
+        self.reason: str | None = None
+        """Why it ended."""
+        self._tokenizer, self._row = tokenizer, row
+        self._stream = StoppingStream(tokenizer.decode, stops)
+        for token in begun:
+            self._stream.push(token)
 
-    return show
+    def take(self, token: int, in_sequence: bool, generator: Generator, request: RunRequest) -> None:
+        """Take the next token; one that ends the sequence is no part of it."""
+        self.ids.append(token)
+        told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
+        self._tell(self._stream.push(token) if in_sequence else "", token, told)
+
+    def end(self, reason: str | None) -> None:
+        self.reason = reason
+        if rest := self._stream.flush():
+            self._tell(rest, -1, None)
+
+    def _tell(self, text: str, token: int, log_probability: dict[str, Any] | None) -> None:
+        self.text += text
+        row = {} if self._row is None else {"row": self._row}
+        host.emit(text_event(text, token, log_probability) | row)
 
 
 def text_event(text: str, token: int, log_probability: dict[str, Any] | None) -> dict[str, Any]:
@@ -41,16 +56,16 @@ def watch(generator: Generator, request: RunRequest) -> None:
     generator.watch_log_probabilities(request.get("log_probabilities"))
 
 
-def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest) -> dict[str, Any] | None:
-    """A LogProbability of web/src/protocol.ts for the last token of the sequence; None unless the request asks for it,
-    and for a token that a grammar forced."""
+def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest, row: int = 0) -> dict[str, Any] | None:
+    """A LogProbability of web/src/protocol.ts for the last token of a row's sequence; None unless the request asks for
+    it, and for a token that a grammar forced."""
     count = request.get("log_probabilities")
     if count is None:
         return None
-    [found] = generator.get_log_probabilities()
+    found = generator.get_log_probabilities()[row]
     if not found:
         return None
-    sequence = generator.get_sequence()
+    sequence = generator.get_sequence(row)
     token, text_of = sequence[-1], texts_behind(tokenizer, sequence[-1 - CONTEXT_TOKENS : -1])
     told = [{"token_id": other, "text": text_of(other), "log_probability": value} for other, value in found.items()]
     [own] = [each for each in told if each["token_id"] == token]

@@ -1,0 +1,142 @@
+"""Completes a prompt for the page: by one sequence, or by several that are sampled together, the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .._js import host
+from ..errors import OptionError, PromptError
+from ..generation.generator import Generator
+from ..generation.generator_params import GeneratorParams
+from ..generation.named_processors import named_processor
+from ..model import Model
+from ..stages.speculation import Speculation
+from ..tokenizer import Tokenizer
+from .adapters import adapt
+from .inspection import burst_list, told_times
+from .requests import RunRequest
+from .text_events import Choice, watch
+
+__all__ = ["complete", "generator_params", "limit_length", "require_one_sequence", "told_ready", "told_steps"]
+
+
+async def complete(
+    model: Model, tokenizer: Tokenizer, request: RunRequest, params: GeneratorParams, prompt: Sequence[int]
+) -> dict[str, Any]:
+    """Continue a prompt with a generator of its own, and tell the page of each token. The keys of the result are those
+    of `build.py run --json`; where the prompt has several sequences, `choices` has all and the rest is of the first."""
+    begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
+    search = params.search
+    rows: list[int | None] = [None] if params.rows == 1 else [*range(params.rows)]
+    choices = [Choice(tokenizer, search.stop_strings, begun, row) for row in rows]
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        generator.append_tokens([*prompt, *begun])
+        host.emit({"kind": "status", "text": "preparing the decode step"})
+        # A first token is awaited.
+        await generator.prepare_async(record=False)
+        tell = told_steps(model, generator)
+        host.emit({"kind": "status", "text": "generating"})
+        watch(generator, request)
+        generator.timing.bursts = burst_list(request)
+        while not generator.is_done():
+            going = [reason is None for reason in generator.finish_reasons]
+            await generator.generate_next_token_async()
+            for choice, token, goes in zip(choices, generator.get_next_tokens(), going, strict=True):
+                if goes:
+                    choice.take(token, token not in search.end_token_ids, generator, request)
+            tell()
+        for choice, reason in zip(choices, generator.finish_reasons, strict=True):
+            choice.end(reason)
+        told = [{"text": choice.text, "token_ids": choice.ids, "finish_reason": choice.reason} for choice in choices]
+        return {
+            **told[0],
+            **({} if len(told) == 1 else {"choices": told}),
+            "prompt_ids": [*prompt],
+            **tell(),
+            "tape_passes": generator.tape_passes,
+            **told_times(generator.timing),
+            "counters": generator.counters,
+            "speculation": None if generator.speculation is None else asdict(generator.speculation),
+        }
+
+
+def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
+    """The parameters of a request, without its lengths. Raises OptionError, GuidanceError."""
+    options: dict[str, Any] = {name: request.get(name) for name in ("run_ahead", "recoveries")}
+    if (processor := request.get("logits_processor")) is not None:
+        options |= named_processor(processor).options
+    params = GeneratorParams(model, **{name: value for name, value in options.items() if value is not None})
+    params.set_search_options(**request["search"])
+    if (drafting := request.get("speculation")) is not None:
+        params.set_speculation(Speculation(**drafting))
+    if (guidance := request.get("guidance")) is not None:
+        params.set_guidance(**guidance)
+    for name in ("batch_size", "num_beams"):
+        value = getattr(params.search, name)
+        if value != 1:
+            raise OptionError(
+                f"{name} is {value}; a request has one prompt and no beam search: leave {name} at 1, or use "
+                "capstan.Generator in a script (build.py exec)"
+            )
+    count = params.search.num_return_sequences
+    if count > 1 and params.search.greedy:
+        raise OptionError(
+            f"num_return_sequences (n) is {count}, but the most probable token is taken each time, so that all would "
+            "be the same: set a temperature above 0, top_k, top_p or min_p, or leave it at 1"
+        )
+    return params
+
+
+def require_one_sequence(params: GeneratorParams) -> None:
+    """Raise OptionError for several sequences."""
+    if (count := params.search.num_return_sequences) != 1:
+        raise OptionError(
+            f"num_return_sequences (n) is {count}; a session goes on from one answer: leave it at 1, or ask without a "
+            "session"
+        )
+
+
+def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> None:
+    """Set max_length: `most`, or what `new_tokens` behind the prompt make if that is less, within the model's context.
+    Raises PromptError, OptionError."""
+    context = model.config.context_length
+    if prompt >= context:
+        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
+    if new_tokens is not None and new_tokens < 1:
+        raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
+    limits = [each for each in (most, None if new_tokens is None else prompt + new_tokens) if each is not None]
+    if limits:
+        params.set_search_options(max_length=min([*limits, context] if new_tokens is not None else limits))
+
+
+def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
+    """How the generator's steps run; the page is told."""
+    about = {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "capture": generator.capture,
+        "capture_note": generator.capture_note,
+        "tape_passes": generator.tape_passes,
+    }
+    host.emit({"kind": "ready", **about})
+    return about
+
+
+def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
+    """Tells the page how the generator's steps run; called after a token, the result tells it that the next one waits
+    for the decode step to be recorded, and how steps run then. It returns the last."""
+    about, recording = told_ready(model, generator), False
+
+    def tell() -> dict[str, Any]:
+        nonlocal about, recording
+        if recording != generator.records_next:
+            recording = generator.records_next
+            text = "recording and checking the decode step" if recording else "answering"
+            host.emit({"kind": "status", "text": text})
+            about = about if recording else told_ready(model, generator)
+        return about
+
+    return tell
