@@ -295,6 +295,8 @@ def test_the_page_can_be_installed_and_shared(demo: Demo, site: SiteServer) -> N
     assert [error["errorId"] for error in errors] == ["in-incognito"], "as the contexts of tests are"
     manifest = session.send("Page.getAppManifest")
     assert manifest["errors"] == []
+    named = demo.page.locator("link[rel=manifest]").evaluate("link => link.href")
+    assert manifest["url"] == named != ""
     for icon in json.loads(manifest["data"])["icons"]:
         path = ROOT / "web/demo" / icon["src"]
         assert path.suffix == ".svg" or png_size(path) == tuple(map(int, icon["sizes"].split("x")))

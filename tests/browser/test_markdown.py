@@ -433,6 +433,31 @@ def test_a_block_of_code_is_copied_by_keyboard_alone(page: Page) -> None:
     assert page.evaluate("() => copied.trimEnd()") == code
 
 
+def test_a_block_that_grows_keeps_the_focus_and_copies_all_of_it(page: Page) -> None:
+    found = page.evaluate("""async () => {
+      navigator.clipboard.writeText = async (text) => { window.copied = text; };
+      const found = {};
+      window.answer = async (turn) => {
+        turn.append('- Look:\\n\\n  ```python\\n  one = 1\\n');
+        await frame();
+        await frame();
+        const copy = slot().querySelector('.code-head button');
+        copy.focus();
+        getSelection().selectAllChildren(slot().querySelector('li p'));
+        turn.append('  two = 2\\n  ```\\n');
+        await frame();
+        await frame();
+        found.focused = chat.shadowRoot.activeElement === copy;
+        found.selected = String(getSelection());
+        copy.click();
+      };
+      await chat.send('ask');
+      found.copied = window.copied;
+      return found;
+    }""")
+    assert found == {"focused": True, "selected": "Look:", "copied": "one = 1\ntwo = 2\n"}
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_code_and_reasoning(
     browser: Browser, site: SiteServer, scripts: Scripts, theme: Literal["light", "dark"]

@@ -212,13 +212,16 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
         found = blank_page.evaluate(RUN_BLOCKS, blocks)
-        streamed, bar, result, processed, likely, tokens, stored, session, completion, trace, error = found
+        streamed, bar, result, processed, several, likely, tokens, stored, session, completion, trace, error = found
     assert 1 < len(streamed) <= 8
     assert bar == []
     assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
     assert result[0].endswith(" 4 max_new_tokens")
     even = [int(token) % 2 for token in processed[0].split()]
     assert even == [0] * 4
+    choices = json.loads(several[-1])
+    assert [line.split()[0] for line in several[:-1] if line.startswith(("0 ", "1 ", "2 "))] != []
+    assert len({text for text, _ in choices}) == 3
     assert len(likely) == 3
     assert all(re.fullmatch(r'".*" -[\d.]+ .*,.*', line, re.DOTALL) for line in likely)
     assert int(tokens[0].split()[0]) > int(tokens[0].split()[1]) > 0

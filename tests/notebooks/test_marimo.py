@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from importlib.metadata import version
@@ -80,7 +81,10 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(mirror: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("marimo")
-    commands = fresh_venv(folder / "venv", f"marimo=={MARIMO}", f"playwright=={version('playwright')}", "uv")
+    documented = re.search(r"^pip install (marimo .*)$", (ROOT / "docs/pyodide.md").read_text(), re.MULTILINE)
+    assert documented
+    packages = documented[1].replace("marimo", f"marimo=={MARIMO}").split()
+    commands = fresh_venv(folder / "venv", *packages, f"playwright=={version('playwright')}")
     lay_beside(folder / "public")
     shutil.copy(NOTEBOOK, folder)
     with serving_plainly(mirror, any_origin=True) as url:

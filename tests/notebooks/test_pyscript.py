@@ -20,12 +20,11 @@ PAGE = """<!doctype html><title>PyScript</title>
 <output id="answer"></output>
 """
 MAIN = """
-from pyscript import document, window
+from pyscript import document
 import capstan
 
-origin = window.location.origin
-capstan.configure(ort_url=f"{origin}/ort/")
-model = await capstan.Model.load(f"{origin}/models/nano-llama/", device="webgpu")
+capstan.configure(ort_url="/ort/")
+model = await capstan.Model.load("models/nano-llama/", device="webgpu")
 params = capstan.GeneratorParams(model)
 params.set_search_options(do_sample=False, max_length=17)
 async with capstan.Generator(model, params) as generator:

@@ -116,7 +116,7 @@ export class AnswerText {
   }
 }
 
-/** Nodes that stay as they were keep the reader's selection, and so does a text that grew. */
+/** Nodes that stay as they were keep the focus and the reader's selection, and so do those of which only the end grew. */
 function replace(place: HTMLElement, nodes: ChildNode[]): void {
   const shown = [...place.childNodes];
   const differs = shown.findIndex((node, index) => !nodes[index]?.isEqualNode(node));
@@ -124,6 +124,9 @@ function replace(place: HTMLElement, nodes: ChildNode[]): void {
   const [before, now] = [shown[same], nodes[same]];
   if (before instanceof Text && now instanceof Text && now.data.startsWith(before.data)) {
     before.appendData(now.data.slice(before.length));
+    same++;
+  } else if (before instanceof HTMLElement && now && before.cloneNode(false).isEqualNode(now.cloneNode(false))) {
+    replace(before, [...now.childNodes]);
     same++;
   }
   for (const node of shown.slice(same)) node.remove();

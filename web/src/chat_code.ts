@@ -19,7 +19,11 @@ const kept = new Map<string, DocumentFragment>();
 export function codeBlock(pre: HTMLPreElement, info: string, again: () => void): void {
   const box = Object.assign(document.createElement("div"), { className: "code" });
   const head = Object.assign(document.createElement("div"), { className: "code-head" });
-  const copy: HTMLButtonElement = button("Copy", () => void copied(copy, code.textContent!), "Copy this code");
+  const copy: HTMLButtonElement = button(
+    "Copy",
+    () => void copied(copy, box.querySelector("pre")!.textContent!),
+    "Copy this code",
+  );
   const name = Object.assign(document.createElement("span"), { textContent: nameIn(info) });
   const [code] = pre.children as unknown as [HTMLElement];
   head.append(name, copy);

@@ -342,6 +342,22 @@ PAGE = (
         browser("markdown::test_html_of_an_answer_is_shown_as_text"),
     ),
     Mutation(
+        "markdown.focus",
+        "web/src/chat_answer.ts",
+        "    replace(before, [...now.childNodes]);\n    same++;\n",
+        "",
+        "a block that grows is another one: the focus and the selection in it go",
+        browser("markdown::test_a_block_that_grows_keeps_the_focus_and_copies_all_of_it"),
+    ),
+    Mutation(
+        "demo.manifest",
+        "web/demo/index.html",
+        '<link rel="manifest" href="./manifest.webmanifest" />',
+        "",
+        "the demo cannot be installed: its page names no manifest",
+        browser("demo_looks::test_the_page_can_be_installed_and_shared"),
+    ),
+    Mutation(
         "markdown.links",
         "web/src/markdown.ts",
         "  ALLOWED_URI_REGEXP: /^(?:https?:\\/\\/|mailto:)/i,\n",
