@@ -14,6 +14,8 @@ from playwright.sync_api import Locator, Page
 __all__ = ["Film"]
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PACE = 1.0
+"""Seconds between two pictures, which a software adapter has to draw, too."""
 LAST_SECONDS = 3.0
 """The last picture stays so long."""
 
@@ -33,6 +35,7 @@ class Film:
             found = place.inner_text() if place.count() else ""
             if re.search(text, found):
                 return found
+            self._page.wait_for_timeout(1000 * PACE)
         raise AssertionError(f"after {seconds} s the page shows {found!r}, and no {text!r}")
 
     def take(self) -> None:
@@ -41,7 +44,7 @@ class Film:
             self._pictures.append((picture, time.monotonic()))
 
     def save(self, path: Path) -> None:
-        """Write the film. The format is the PNG specification's third edition: acTL, and an fcTL before each picture."""
+        """Write the film: by the third edition of the PNG specification, acTL, and an fcTL before each picture."""
         path.parent.mkdir(parents=True, exist_ok=True)
         begun = [when for _, when in self._pictures]
         ends = [*begun[1:], begun[-1] + LAST_SECONDS]

@@ -1,0 +1,95 @@
+"""docs/typescript.md uses every public name of the package's TypeScript; its blocks are type-checked, and run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser
+
+from buildtools import ROOT
+from buildtools.server import SiteServer
+from tests.encoders import ENCODERS
+from tests.harness import watch
+
+ENTRIES = {"capstan-webgpu": "capstan.ts", "capstan-webgpu/chat": "chat.ts", "capstan-webgpu/ai": "ai.ts"}
+SOURCES = ROOT / "web/src"
+DOCUMENT = (ROOT / "docs/typescript.md").read_text(encoding="utf-8")
+LISTED = re.compile(r"^export (?:type )?\{(.*?)\}", re.MULTILINE | re.DOTALL)
+DECLARED = re.compile(r"^export (?:class|function|interface|type|const) (\w+)", re.MULTILINE)
+ALL_OF = re.compile(r'^export \* from "\./(\w+)"', re.MULTILINE)
+TOOLS = ROOT / "node_modules/.bin"
+
+
+def exported(file: str) -> set[str]:
+    text = (SOURCES / file).read_text(encoding="utf-8")
+    listed = {name.split()[-1] for names in LISTED.findall(text) for name in names.split(",") if name.strip()}
+    return listed.union(DECLARED.findall(text), *(exported(f"{module}.ts") for module in ALL_OF.findall(text)))
+
+
+def program() -> str:
+    """The blocks as one module, which imports what they name."""
+    code = "".join(re.findall(r"^```ts\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
+    used = set(re.findall(r"\w+", code))
+    imports = []
+    for module, file in ENTRIES.items():
+        place = module if module == "capstan-webgpu" else SOURCES / file.removesuffix(".ts")
+        names = ", ".join(sorted(exported(file) & used - ({"Answer"} if file == "capstan.ts" else set())))
+        imports.append(f"import {{ {names} }} from {json.dumps(str(place))};\n")
+        imports += [f"import {json.dumps(str(place))};\n"] if file == "chat.ts" else []
+    return "".join(imports) + code
+
+
+def test_every_public_name_is_in_an_example() -> None:
+    names = set().union(*(exported(file) for file in ENTRIES.values()))
+    assert {"Capstan", "Client", "RunResult", "StoredFile", "ChatTurn", "capstanModel"} < names
+    code = program()
+    assert {name for name in names if not re.search(rf"\b{name}\b", code.split("\n", 4)[4])} == set()
+
+
+def test_the_examples_are_of_the_types_that_are_exported(tmp_path: Path) -> None:
+    (tmp_path / "examples.ts").write_text(program(), encoding="utf-8")
+    options: dict[str, Any] = {
+        "extends": str(ROOT / "tsconfig.json"),
+        "include": [],
+        "files": ["examples.ts", *map(str, SOURCES.glob("*.d.ts"))],
+    }
+    paths = {"capstan-assets": [str(SOURCES / "assets_beside.ts")], "capstan-webgpu": [str(SOURCES / "capstan.ts")]}
+    roots = [str(ROOT / "node_modules/@types"), str(ROOT / "node_modules")]
+    options["compilerOptions"] = {"paths": paths, "typeRoots": roots}
+    (tmp_path / "tsconfig.json").write_text(json.dumps(options))
+    done = subprocess.run([TOOLS / "tsc", "-p", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) -> None:
+    source, made = tmp_path / "examples.ts", tmp_path / "examples.js"
+    source.write_text(program(), encoding="utf-8")
+    page = browser.new_page()
+    client = f"{site.url}capstan/capstan.js"
+    options = ["--bundle", "--format=esm", f"--alias:capstan-webgpu={client}", f"--external:{client}"]
+    options += ["--external:./highlight.js", "--log-level=error", f"--outfile={made}"]
+    subprocess.run([TOOLS / "esbuild", source, *options], check=True, cwd=ROOT)
+    errors = watch(page, [])
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    site.models["minilm"] = ENCODERS / "bert"
+    try:
+        page.goto(site.url + "blank.html")
+        page.evaluate(
+            """(code) => {
+              const url = URL.createObjectURL(new Blob([code], { type: 'text/javascript' }));
+              return import(url).then(() => null);
+            }""",
+            made.read_text(encoding="utf-8"),
+        )
+    finally:
+        del site.models["minilm"]
+        page.close()
+    assert not errors, f"the page reported {errors}"
+    assert said[-1] == "nano v3"
+    assert any(line.startswith("OptionError max_new_tokens is 0") for line in said)
+    assert any(re.fullmatch(r"true true \d+ \d+", line) for line in said)
