@@ -60,7 +60,8 @@ export async function request(
   what = `${shown(url)} cannot be fetched`,
 ): Promise<Response> {
   const abort = new AbortController();
-  const answered = fetch(url, { ...init, signal: abort.signal });
+  // A worker that was started from a blob resolves no relative address itself.
+  const answered = fetch(new URL(url, here()).href, { ...init, signal: abort.signal });
   try {
     return await withinStall(answered, "the server has not answered", () => abort.abort());
   } catch (error) {
