@@ -211,10 +211,16 @@ REAL = [
 ]
 
 
+@pytest.mark.parametrize("case", [Case(1024, 67, residual=True), Case(1024, 37, norm=True, gated=True)], ids=str)
+def test_a_thread_takes_many_runs_of_a_long_row(kernel_page: KernelPage, case: Case) -> None:
+    check(kernel_page, case, cut(case, 4, 2, 4, 16, staged=True))
+    check(kernel_page, case, cut(case, 4, 1, 4, 16, most=3, staged=True))
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
-    check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
+    check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, case.bits, WorkgroupLimits(software=True)))
 
 
 @pytest.mark.one_in(12)
@@ -228,7 +234,7 @@ def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int
         Case(3072, 67, residual=True),
         Case(1152, 150, norm=True, behind=True, gated=True, gelu=True, wide=half),
     ):
-        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
+        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, case.bits, WorkgroupLimits(lanes)), half)
 
 
 FUSED = [
@@ -328,7 +334,7 @@ def test_rows_may_end_within_a_run(kernel_page: KernelPage, lanes: int, half: bo
     ):
         check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True), half=half)
         check(kernel_page, case, cut(case, lanes, 4, 4, 16, most=3), half=half)
-        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
+        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, case.bits, WorkgroupLimits(lanes)), half)
 
 
 @pytest.mark.one_in(22)
@@ -345,5 +351,5 @@ def test_the_tuning_for_larger_subgroups_computes_the_same_without_them(kernel_p
         check(
             kernel_page,
             case,
-            replace(tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(32)), lanes=0, most=3),
+            replace(tune_matvec(case.k, case.n, case.gated, False, case.bits, WorkgroupLimits(32)), lanes=0, most=3),
         )

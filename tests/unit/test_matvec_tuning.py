@@ -14,6 +14,8 @@ SHAPES = [
     *[(896, 1152, False), (896, 896, False), (896, 4864, True), (4864, 896, False), (896, 151936, False)],
     *[(1152, 1536, False), (1024, 1152, False), (1152, 6912, True), (6912, 1152, False), (1152, 262144, False)],
     *[(2048, 3072, False), (2048, 2048, False), (2048, 8192, True), (8192, 2048, False), (2048, 128256, False)],
+    *[(2560, 6144, False), (4096, 2560, False), (2560, 9728, True), (9728, 2560, False), (2560, 151936, False)],
+    *[(4096, 6144, False), (4096, 4096, False), (4096, 14336, True), (4096, 128256, False), (18944, 3584, False)],
     *[(3072, 5120, False), (3072, 3072, False), (3072, 8192, True), (8192, 3072, False), (3072, 128256, False)],
     *[
         (32, 1, False),
@@ -38,11 +40,12 @@ LIMITS = [
 
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
 @looped("half", [False, True])
+@looped("bits", [4, 8])
 @looped("limits", LIMITS)
 def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
-    k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits
+    k: int, n: int, gated: bool, half: bool, bits: int, limits: WorkgroupLimits
 ) -> None:
-    tuning = tune_matvec(k, n, gated, half, limits)
+    tuning = tune_matvec(k, n, gated, half, bits, limits)
     lanes = limits.lanes
     span, workgroup = tuning.span, tuning.workgroup
     assert workgroup % span == 0
@@ -70,21 +73,24 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
 
 
 def test_a_processor_without_subgroups_gets_fewer_threads() -> None:
-    software, other = (tune_matvec(2048, 8192, True, False, WorkgroupLimits(software=s)) for s in (True, False))
+    software, other = (tune_matvec(2048, 8192, True, False, 4, WorkgroupLimits(software=s)) for s in (True, False))
     assert software.workgroup * software.workgroups < other.workgroup * other.workgroups
 
 
 @pytest.mark.parametrize("k", [1024, 1152, 1280, 1536, 2048, 3072])
 @pytest.mark.parametrize(("n", "gated"), [(1536, False), (6912, True), (262144, False)])
 def test_of_the_threads_that_share_a_row_a_quarter_idles_at_most(k: int, n: int, gated: bool) -> None:
-    tuning = tune_matvec(k, n, gated, True, WorkgroupLimits(32, 1024, 49152))
+    tuning = tune_matvec(k, n, gated, True, 4, WorkgroupLimits(32, 1024, 49152))
     assert k >= 0.75 * 32 * tuning.steps * tuning.span
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_what_a_thread_keeps_of_x_and_of_sums_does_not_grow_with_the_weights(limits: WorkgroupLimits) -> None:
     for k, n, gated in SHAPES:
-        tuning = tune_matvec(k, n, gated, True, limits)
-        if limits.lanes and k <= 3 * 32 * 256:
-            assert tuning.steps <= 3
-        assert tuning.constants()["SUMS"] <= 16
+        for bits in (4, 8):
+            tuning = tune_matvec(k, n, gated, True, bits, limits)
+            sums = int(tuning.constants()["SUMS"])
+            if limits.lanes and k <= 3 * 32 * 256:
+                assert tuning.steps <= 3 or tuning.staged
+            assert sums <= 16
+            assert not tuning.staged or sums * tuning.steps * bits // 4 <= 32, "words of weights under way"

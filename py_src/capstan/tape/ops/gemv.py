@@ -301,7 +301,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
         return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
-    tuning = tune_matvec(what.k, what.n, gated, half, limits)
+    tuning = tune_matvec(what.k, what.n, gated, half, what.bits, limits)
     constants = {
         **fused,
         "PREPARED": what.prepared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..kernel_plan import WorkgroupLimits
@@ -10,6 +11,10 @@ __all__ = ["MatvecTuning", "tune_matvec"]
 
 STEPS = 3
 """Runs of x that a thread takes at most, if workgroups can be that large: 16 registers each."""
+WORDS = 32
+"""Words of weights, of 16 bytes, that a thread has under way at most: 4 registers each."""
+PROCESSORS = 132
+"""Processors of the GPU that made the tables."""
 SPARE = 512
 """Bytes of workgroup memory that x leaves for sums."""
 
@@ -73,45 +78,69 @@ class MatvecTuning:
         }
 
 
-def tune_matvec(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> MatvecTuning:
-    """For weights of `n` rows of `k` int4 (two such matrices if `gated`), and activations of float16 if `half`.
+def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: WorkgroupLimits) -> MatvecTuning:
+    """For weights of `n` rows of `k` integers of `bits` (two such matrices if `gated`), and activations of float16 if
+    `half`.
 
     Measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
     x, and request the next weights before they use the present ones. Their number keeps up to 132 processors busy;
     fewer run them in turns. On a CPU adapter few small workgroups are best (SwiftShader: 6 ms instead of 20).
     """
-    lanes = limits.lanes
+    lanes, runs = limits.lanes, -(-k // 32)
 
     def cut(rows: int, span: int, workgroup: int, most: int | None = None, *, staged: bool = False) -> MatvecTuning:
         return MatvecTuning(k, n, gated, lanes, rows, span, workgroup, staged, most)
+
+    def slots(span: int) -> int:
+        return -(-runs // span) * span
 
     if limits.software and lanes == 0:
         return cut(2, 4, 16, 32)
     if lanes == 0:
         return cut(2, 16, 64)
-    runs = -(-k // 32)
+    room = (limits.memory - SPARE) // (64 if half else 128)
+    large = limits.threads >= 512
+    if large and slots(lanes) <= room:
+        if n >= 32768:
+            # The fewest idle threads in the last turn: 36 runs are 5 turns of 8, 80 are 5 of 16.
+            span = min((max(4, lanes // part) for part in (1, 2, 4)), key=slots)
+            rows = max(8 // -(-runs // span) // 2 * 2, 1)
+            return cut(min(rows, span), span, 512, PROCESSORS, staged=True)
+        if runs > STEPS * lanes and lanes >= 32:
+            long = cut_long(cut, k, n, gated, bits // 4, lanes)
+            if long.rows * (1 + gated) * long.steps * bits // 4 <= WORDS:
+                return long
     span = lanes
     while span // 2 >= max(runs, 4):
         span //= 2
     while runs > STEPS * span and span < 256:
         span *= 2
-    if span >= 8 and -(-2 * runs // span) <= STEPS and -(-2 * runs // span) < 2 * -(-runs // span):
+    if span >= 8 and -(-2 * runs // span) <= STEPS and slots(span // 2) < slots(span):
         # The last turn of half as many threads leaves fewer of them idle: 36 runs are 3 turns of 16, not 2 of 32.
         span //= 2
     steps = -(-runs // span)
-    if span > lanes or steps * span * (64 if half else 128) > limits.memory - SPARE:
+    if span > lanes or slots(span) > room:
         span = max(span, min(128, 2 * span))
         return cut(2, span, max(span, 128), 528)
-    large = limits.threads >= 512
     if n >= 32768:
-        rows = min(4 if steps > 1 else 8, span)
-        if large:
-            return cut(min(rows, max(8 // steps // 2 * 2, 1)), span, 512, 132, staged=True)
-        return cut(rows, span, 128, 1056, staged=True)
+        return cut(min(4 if steps > 1 else 8, span), span, 128, 1056, staged=True)
     if gated and large and steps > 1:
-        return cut(1, span, 512, 264 if steps == 2 else 132, staged=True)
+        return cut(1, span, 512, 2 * PROCESSORS if steps == 2 else PROCESSORS, staged=True)
     if gated:
         return cut(2, span, 128, 264 if steps > 1 else 528, staged=True)
     if n > k and large:
         return cut(1, span, 512, staged=True)
     return cut(2, span, 128, 528, staged=True)
+
+
+def cut_long(cut: Callable[..., MatvecTuning], k: int, n: int, gated: bool, words: int, span: int) -> MatvecTuning:
+    """The cut of rows of more than 3072 elements: x is staged, a row has a subgroup. A run has `words` of 16 bytes."""
+    if gated:
+        return cut(1, span, 512, PROCESSORS, staged=True)
+    if n > k:
+        return cut(2, span, 128, 2 * PROCESSORS, staged=True)
+    if k < 8192:
+        return cut(2 if n >= 2048 else 1, span, 128, staged=True)
+    two = cut(2, span, 512, staged=True)
+    # Two rows are faster where there are workgroups enough, and registers.
+    return two if two.workgroups >= 80 and 2 * two.steps * words <= WORDS else cut(1, span, 512, staged=True)
