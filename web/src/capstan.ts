@@ -24,6 +24,7 @@ import type {
 import { type OptionTypes, reading, readOptions } from "./page_request";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
+import { sharedName } from "./sharing";
 import { Tokenizer } from "./tokenizer";
 
 export * from "./client";
@@ -68,6 +69,11 @@ export interface LoadOptions extends ModelOptions, WorkerOptions {
   cancelDeadline?: number;
   /** Take a trace, from the worker's start on; see Capstan.trace. */
   trace?: boolean;
+  /**
+   * Share the worker and the model with other pages of the origin that load the same with the same options. If a
+   * SharedWorker has no WebGPU, this page has a worker of its own: `stats().sharedNote` and an event `unshared` say why.
+   */
+  shared?: boolean;
 }
 
 /** How a Python script ended. */
@@ -96,13 +102,22 @@ export interface Stats {
   /** Milliseconds from the worker's start until Python was ready. */
   pythonMs: number;
   python: "snapshot" | "plain";
+  /** Whether the worker is shared with other pages. If it was to be and is not, `sharedNote` has the reason. */
+  shared: boolean;
+  sharedNote: string | null;
   /** Runs that ended, and the tokens that they generated. */
   runs: number;
   tokens: number;
   lastRun: RunResult | null;
 }
 
-const LOAD_TYPES: OptionTypes = { ...MODEL_TYPES, ...WORKER_TYPES, cancelDeadline: "number", trace: "boolean" };
+const LOAD_TYPES: OptionTypes = {
+  ...MODEL_TYPES,
+  ...WORKER_TYPES,
+  cancelDeadline: "number",
+  trace: "boolean",
+  shared: "boolean",
+};
 
 /** See Capstan.chat. */
 export interface Chat {
@@ -151,9 +166,11 @@ export class Capstan {
     options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
     const { cancelDeadline, trace } = options;
+    const shared = await sharedName(folder, options);
     const start: StartOptions = {
       ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
       ...(trace === undefined ? {} : { trace }),
+      ...(shared === null ? {} : { shared: { name: shared, device: options.device ?? "auto" } }),
       // The worker would begin with weights that are stored.
       ...(expectable(folder) && !options.disableFileMappedWeights ? { expected: expectedOf(folder, options) } : {}),
     };
@@ -249,10 +266,14 @@ export class Capstan {
     const { device, adapter, can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
     const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
     const decoding = { device, adapter, capture, captureNote, tapePasses };
-    return { ...decoding, contextLength, canChat, loadTimes, pythonMs, python, ...this.sums };
+    const { shared, note: sharedNote } = this.client.sharing;
+    return { ...decoding, contextLength, canChat, loadTimes, pythonMs, python, shared, sharedNote, ...this.sums };
   }
 
-  /** End the worker and give its memory back; runs under way reject with ClosedError. */
+  /**
+   * End the worker and give its memory back; runs under way reject with ClosedError. A shared worker ends once the last
+   * page has left it.
+   */
   close(): void {
     this.client.close();
   }

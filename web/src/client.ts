@@ -1,22 +1,15 @@
 // The page's handle on the worker: start it, ask it, close it, and start another where it died.
 
 import { defaultAssets } from "capstan-assets";
-import { type Assets, assetUrl, loadFailure, startWorker } from "./assets";
+import type { Assets } from "./assets";
 import { asCapstanError, CapstanError, EngineError } from "./errors";
 import { awaitEnd, lifeName } from "./life";
-import { crossing, type OptionTypes, reading, readOptions } from "./page_request";
-import type {
-  CapstanEvent,
-  Expected,
-  FromWorker,
-  HubRepository,
-  Readiness,
-  Reply,
-  Request,
-  ToWorker,
-} from "./protocol";
-import { modelAddress } from "./storage/gguf";
+import { crossing, readOptions } from "./page_request";
+import type { CapstanEvent, Device, Expected, FromWorker, Readiness, Reply, Request, ToWorker } from "./protocol";
+import { expectedModel, START_TYPES, type StartOptions } from "./start_options";
+import { type Link, ownWorker, sharedWorker, unshareable } from "./worker_link";
 
+export type { StartOptions } from "./start_options";
 export type {
   Alternative,
   AlternativesRequest,
@@ -56,60 +49,7 @@ const CANCEL_DEADLINE_MS = 10_000;
 /** Milliseconds without a request until stored weights are compared with their digests. */
 const VERIFY_AFTER_MS = 5_000;
 
-export interface StartOptions {
-  /**
-   * URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: the folder of this
-   * module.
-   */
-  base?: string;
-  /** Whether Python may start from its memory snapshot (default), which is faster. */
-  snapshot?: boolean;
-  /**
-   * The model that will be asked for first, a folder's URL or a hub's repository, and for which device ("auto" unless
-   * given): its small files are fetched and the GPU is opened while Python starts. The graph of a repository is among
-   * them if `dtype` names it.
-   */
-  expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
-  /**
-   * Milliseconds that a request has to end after `cancel`, 10 seconds unless given. Then the worker is ended, the
-   * request is answered as stopped, and another worker is started. Infinity waits for ever.
-   */
-  cancelDeadline?: number;
-  /**
-   * Milliseconds without a request, 5 seconds unless given, until weights that were loaded from the browser's storage are
-   * compared with their digests, each file once. The next request stops that at once. Infinity is never.
-   */
-  verifyAfter?: number;
-  /** Take a trace, from the worker's start on, until TraceRequest ends it. */
-  trace?: boolean;
-  /** Have events of the kind `bytes` come, of the start and of loads, until the worker is replaced. */
-  bytes?: boolean;
-  /** Called for each event of the start (id 0) and of every request, with the request's id. */
-  onEvent?: (event: CapstanEvent, id: number) => void;
-  /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
-  onInput?: () => Promise<string | null>;
-  /** Ends the start: the worker is terminated and the promise rejects with the signal's reason. */
-  signal?: AbortSignal;
-}
-
-const START_TYPES: OptionTypes = {
-  ...{ base: "string", snapshot: "boolean", expected: "object", cancelDeadline: "number", verifyAfter: "number" },
-  ...{ trace: "boolean", bytes: "boolean", onEvent: "function", onInput: "function", signal: "signal" },
-};
-
-const EXPECTED_TYPES: OptionTypes = { model: "any", dtype: "string", device: "string" };
-const REPOSITORY_TYPES: OptionTypes = { repository: "string", hub: "string", revision: "string", token: "string" };
-
-/** The model of the first request as the worker knows it. */
-function expectedModel(given: NonNullable<StartOptions["expected"]>): Expected {
-  const { model, dtype = null, device = "auto" } = readOptions("expected", given, EXPECTED_TYPES);
-  if (typeof model === "string")
-    return reading("the expected model", () => {
-      return { model: new URL(modelAddress(model), location.href).href, dtype, device };
-    });
-  const { repository, hub, revision = null, token = null } = readOptions("expected.model", model, REPOSITORY_TYPES);
-  return { model: { repository, hub, revision, token }, dtype, device };
-}
+type Boot = Extract<ToWorker, { tag: "boot" }>;
 
 interface Pending {
   request: Request;
@@ -132,11 +72,14 @@ export class Client {
   private nextId = 1;
   private failure: Error | null = null;
   private ready: Readiness | null = null;
-  private worker: Worker | null = null;
+  private link: Link | null = null;
   private interrupt: Uint8Array | null = null;
   private endWaiting: () => void = () => {};
   private booted: { resolve: (ready: Readiness) => void; reject: (error: Error) => void } | null = null;
   private replaced = 0;
+  private note: string | null = null;
+  /** The pages of a shared worker tell one another that it is stuck. */
+  private readonly others: BroadcastChannel | null = null;
 
   private constructor(
     private readonly assets: Assets,
@@ -146,7 +89,17 @@ export class Client {
     private tracing: boolean,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
-  ) {}
+    private shared: { name: string; device: Device } | null,
+  ) {
+    if (!shared || typeof BroadcastChannel === "undefined") return;
+    this.others = new BroadcastChannel(shared.name);
+    this.others.onmessage = ({ data }: MessageEvent<string>) => {
+      // Whoever joins notices it.
+      if (!this.shared || this.booted) return;
+      this.unshare(data);
+      this.lost(data);
+    };
+  }
 
   /** The way Python started, and the time, in the present worker or in the last one that started it. */
   get readiness(): Readiness {
@@ -158,6 +111,11 @@ export class Client {
     return this.replaced;
   }
 
+  /** Whether the worker is shared with other pages; if it was to be and is not, `note` has the reason. */
+  get sharing(): { shared: boolean; note: string | null } {
+    return { shared: this.shared !== null, note: this.note };
+  }
+
   /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
   static async start(given: StartOptions = {}): Promise<Client> {
     const options = readOptions("the options", given, START_TYPES);
@@ -166,13 +124,14 @@ export class Client {
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
     const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, verifyAfter = VERIFY_AFTER_MS } = options;
-    const { expected: wanted, trace = false, bytes = false } = options;
+    const { expected: wanted, trace = false, bytes = false, shared } = options;
     if (!(cancelDeadline > 0))
       throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
     if (!(verifyAfter >= 0))
       throw new EngineError("OptionError", `verifyAfter is ${verifyAfter}; it must be milliseconds from 0`);
-    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, trace, onEvent, onInput);
     const expected = wanted ? expectedModel(wanted) : null;
+    const sharing = shared ? { name: shared.name, device: shared.device ?? "auto" } : null;
+    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, trace, onEvent, onInput, sharing);
     const stop = (): void => client.fail(signal!.reason as Error);
     signal?.addEventListener("abort", stop, { once: true });
     try {
@@ -213,28 +172,10 @@ export class Client {
   /** Start a worker, and send it the requests that wait. */
   private async boot(expected: Expected | null, bytes = false): Promise<void> {
     const { assets, snapshot, verifyAfter, tracing: trace } = this;
-    const worker = (this.worker = startWorker(assets));
-    // It is missing without cross-origin isolation, and in some browsers with it.
-    const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
-    this.interrupt = shared && new Uint8Array(shared);
-    const life = lifeName();
-    const lost = (reason: string): void => {
-      if (this.worker === worker) this.lost(reason);
-    };
-    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-      if (this.worker !== worker) return;
-      if (data.tag === "alive") this.endWaiting = awaitEnd(life!, () => lost("the browser ended it"));
-      else if (data.tag === "fatal" || (data.tag === "spent" && this.booted)) lost(data.reason);
-      // Requests that wait were not begun: the new worker answers them.
-      else if (data.tag === "spent") this.replace(data.reason);
-      else this.receive(data);
-    };
-    worker.onerror = (event) => {
-      if (event.message) lost(event.message);
-      else void loadFailure(assetUrl(assets, "worker.js")).then(lost);
-    };
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
-    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter, trace, bytes });
+    const refused = this.shared && unshareable(assets);
+    if (refused) this.unshare(refused);
+    this.connect({ tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes });
     try {
       this.ready = await booted;
     } catch (error) {
@@ -245,8 +186,50 @@ export class Client {
     for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
   }
 
+  private connect(about: Omit<Boot, "interrupt" | "life" | "shared">): void {
+    const shared = this.shared && { ...this.shared, tab: lifeName()! };
+    // It is missing without cross-origin isolation, and in some browsers with it; it is never shared with all pages.
+    const signal = shared || typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
+    this.interrupt = signal && new Uint8Array(signal);
+    const life = lifeName();
+    let joined = false;
+    const takeOwn = (reason: string): void => {
+      this.unshare(reason);
+      this.connect(about);
+    };
+    const failed = (reason: string): void => {
+      if (this.link !== link) return;
+      if (shared && !joined) takeOwn(reason);
+      else this.lost(reason);
+    };
+    const heard = (data: FromWorker): void => {
+      if (this.link !== link) return;
+      joined = data.tag !== "unsuited";
+      if (data.tag === "alive") this.endWaiting = awaitEnd(life!, () => failed("the browser ended it"));
+      else if (data.tag === "unsuited") takeOwn(data.reason);
+      else if (data.tag === "fatal" || (data.tag === "spent" && this.booted)) failed(data.reason);
+      // Requests that wait were not begun: the new worker answers them.
+      else if (data.tag === "spent") this.replace(data.reason);
+      else this.receive(data);
+    };
+    const link = shared
+      ? sharedWorker(about.assets, shared.name, shared.tab, this.cancelDeadline, { heard, failed })
+      : ownWorker(about.assets, { heard, failed });
+    this.link = link;
+    this.post({ ...about, interrupt: signal, life, shared: shared && { tab: shared.tab, device: shared.device } });
+  }
+
   private post(message: ToWorker): void {
-    this.worker!.postMessage(message);
+    this.link!.post(message);
+  }
+
+  /** Share no worker from now on. */
+  private unshare(reason: string): void {
+    this.endWorker();
+    this.others?.close();
+    this.shared = null;
+    this.note = reason;
+    this.onEvent({ kind: "unshared", reason }, 0);
   }
 
   private receive(message: FromWorker): void {
@@ -254,8 +237,8 @@ export class Client {
       this.pending.get(message.id)?.onEvent?.(message.event, message.id);
       this.onEvent(message.event, message.id);
     } else if (message.tag === "input") {
-      const { worker } = this;
-      const answer = (line: string | null): void => worker!.postMessage({ tag: "input", line } satisfies ToWorker);
+      const { link } = this;
+      const answer = (line: string | null): void => link!.post({ tag: "input", line });
       this.onInput().then(answer, () => answer(null));
     } else if (message.tag === "booted") {
       this.booted?.resolve(message);
@@ -292,13 +275,14 @@ export class Client {
   private endWorker(): void {
     this.endWaiting();
     this.endWaiting = () => {};
-    this.worker?.terminate();
-    this.worker = null;
+    this.link?.end();
+    this.link = null;
   }
 
   private fail(error: Error): void {
     this.failure = error;
     this.endWorker();
+    this.others?.close();
     this.booted?.reject(error);
     this.rejectAll(error);
   }
@@ -329,6 +313,11 @@ export class Client {
         if (request.kind !== "cancel") continue;
         this.pending.delete(other);
         resolve({ ok: true, result: null });
+      }
+      if (this.shared) {
+        // A page cannot end it.
+        this.others?.postMessage(reason);
+        this.unshare(reason);
       }
       this.replace(reason);
       const message = `stopped by the user; ${reason}, so that its worker was ended and another one is started`;

@@ -177,6 +177,8 @@ export type CapstanEvent =
     }
   /** The worker died, or was ended since a cancelled request did not end, and another one is being started. */
   | { kind: "restarted"; reason: string }
+  /** A worker that pages share was asked for, and this page has one of its own for this reason. */
+  | { kind: "unshared"; reason: string }
   /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
   | { kind: "recovered"; reason: string; ms: number }
   /**
@@ -222,6 +224,8 @@ export type ToWorker =
       tag: "boot";
       assets: Assets;
       interrupt: SharedArrayBuffer | null;
+      /** The lock of a page that shares the worker, and what it asks for; null for a worker of the page's own. */
+      shared: { tab: string; device: Device } | null;
       snapshot: boolean;
       expected: Expected | null;
       /** The lock to hold as long as the worker lives; null where there are no locks. */
@@ -252,6 +256,8 @@ export interface Readiness {
 export type FromWorker =
   /** The worker holds its lock. */
   | { tag: "alive" }
+  /** A worker that pages share leaves this one to a worker of its own. */
+  | { tag: "unsuited"; reason: string }
   /** Python or onnxruntime-web ended by an error after which it cannot be used. */
   | { tag: "fatal"; reason: string }
   /** The worker has answered the request that it was at, and begins no other. */

@@ -1,9 +1,11 @@
 // Unpacks the memory snapshot in a worker of its own. A browser inflates a DecompressionStream in the thread that reads it,
-// which would keep everything waiting that this thread starts, other workers' scripts included: a quarter of a second.
+// which would keep everything waiting that this thread starts, other workers' scripts included: a quarter of a second. A
+// SharedWorker can start none, and unpacks it itself.
 
-import { type Assets, startWorker } from "./assets";
+import { type Assets, canStartWorkers, startWorker } from "./assets";
 import type { ToWorker } from "./protocol";
 
+type GzipStream = ReadableWritablePair<Uint8Array, Uint8Array>;
 type Answer = { memory: Uint8Array<ArrayBuffer> } | { reason: string };
 
 /** Unpack a gzipped stream into so many bytes, no more and no fewer; `url` is named in errors. */
@@ -13,6 +15,11 @@ export async function unpackBeside(
   url: string,
   bytes: number,
 ): Promise<Uint8Array> {
+  if (!canStartWorkers()) {
+    const memory = new Uint8Array(bytes);
+    await fill(memory, packed.pipeThrough(new DecompressionStream("gzip") as GzipStream), url);
+    return memory;
+  }
   const helper = startWorker(assets);
   const { port1: pieces, port2 } = new MessageChannel();
   const answer = new Promise<Uint8Array>((resolve, reject) => {

@@ -2,34 +2,33 @@
 
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
+import { dropAhead, openGpu, prepare } from "./ahead";
 import { type Assets, here, startWorker } from "./assets";
-import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/adapter";
 import { makeHost } from "./host";
-import { holdLife } from "./life";
+import { awaitEnd, holdLife, whileAlone } from "./life";
 import { countAssets, loadBytes } from "./load_bytes";
 import type {
   CapstanEvent,
-  Expected,
+  Device,
   FromHelper,
   FromWorker,
   HubRepository,
   ModelFolder,
+  Readiness,
   Reply,
   Request,
   ToWorker,
 } from "./protocol";
 import { hashShards } from "./storage/hashing";
 import { adopt } from "./storage/picked";
-import { openAhead } from "./storage/opfs";
-import { dropPrefetched, prefetch } from "./storage/prefetch";
-import { dropExpected } from "./storage/source";
-import { expectWeights, FOLDER } from "./storage/weights_ahead";
 import { onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
+import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
 import { unpackPieces } from "./unpack";
+import { doorName } from "./worker_link";
 
 type Handler = PyCallable & {
   (request: string, id: number): Promise<string>;
@@ -51,39 +50,56 @@ let handler: Handler | null = null;
 let cancel: PyCallable | null = null;
 /** The page writes a signal's number here to interrupt Python. */
 let signal: Uint8Array | null = null;
-/** The request being answered; events carry its id. */
-let current = 0;
+const tabs = new Tabs();
+/** The number of the last request in Python; it is the page's own for a page that has the worker to itself. */
+let number = 0;
 
 /** Why no request is begun any more. */
 let spent: string | null = null;
-let answering = false;
 
 function spend(reason: string): void {
   spent = reason;
-  if (!answering) post({ tag: "spent", reason });
+  if (!tabs.answering) endFor({ tag: "spent", reason });
 }
 
-function post(message: FromWorker): void {
-  (postMessage as (message: FromWorker) => void)(message);
+/** Whether pages share this worker. */
+const SHARED = "SharedWorkerGlobalScope" in self;
+
+/** Tell that this worker is of no use any more: its page ends it, or starts another one with the pages that share it. */
+function endFor(message: FromWorker): void {
+  if (SHARED) void leaveTo(() => tabs.post(message));
+  else tabs.post(message);
+}
+
+/** End a worker that pages share, while none joins it. */
+function leaveTo(before: () => boolean | void): Promise<void> {
+  return whileAlone(doorName(self.name), async () => {
+    if (before() === false) return;
+    close();
+    // The lock ends with the worker.
+    await new Promise(() => {});
+  });
+}
+
+/** The last load that succeeded: the pages that share this worker join it. */
+let loaded: { request: string; reply: Reply } | null = null;
+/** How decode steps run, as it was told last. */
+let ready: CapstanEvent | null = null;
+
+/** End a shared worker that has no page. */
+async function endUnused(): Promise<void> {
+  if (tabs.count === 0) await leaveTo(() => tabs.count === 0);
 }
 
 function emit(event: CapstanEvent): void {
-  post({ tag: "event", id: current, event });
+  if (event.kind === "ready") ready = event;
+  tabs.tell(event);
 }
 
 /** Pass an event on, of Python or of a load ahead of it. */
 function tellEvent(event: CapstanEvent): void {
   if (event.kind === "progress") loadBytes.reachedOf(event.what, event.done, event.total);
   emit(event);
-}
-
-/** A GPU that was opened ahead. */
-let gpuAhead: Promise<GpuEngine> | null = null;
-
-function openGpu(assets: Assets): Promise<GpuEngine> {
-  const opened = gpuAhead ?? GpuEngine.open(assets);
-  gpuAhead = null;
-  return opened;
 }
 
 /** Python's file system, once Python is there. */
@@ -105,7 +121,7 @@ let giveLine: (line: string | null) => void = () => {};
 function readLine(): Promise<string | null> {
   return new Promise((resolve) => {
     giveLine = resolve;
-    post({ tag: "input" });
+    tabs.current?.tab?.post({ tag: "input" });
   });
 }
 
@@ -161,7 +177,7 @@ async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
       started.postMessage({ tag: "warm up", assets, bytes } satisfies ToWorker);
     });
   } catch {
-    // It is warmed up here alone.
+    // It is warmed up here alone, as in a SharedWorker, which can start no other.
   }
   await warmUpOrt(assets);
   tracer.add("load", "compile onnxruntime-web in a second worker", begun);
@@ -171,7 +187,7 @@ async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
 
 /** Tell the page that this worker is of no use any more. */
 function died(what: string, error: unknown): void {
-  post({ tag: "fatal", reason: `${what} ended by a fatal error, ${String(error)}` });
+  endFor({ tag: "fatal", reason: `${what} ended by a fatal error, ${String(error)}` });
 }
 
 /** The part of Pyodide that its types leave out. */
@@ -181,53 +197,15 @@ interface WithFatal {
 
 type Boot = Extract<ToWorker, { tag: "boot" }>;
 
-/** Begin with what the first request needs and Python does not. */
-async function prepare(assets: Assets, { model, dtype, device }: Expected): Promise<void> {
-  // Whoever asks for the model hears of a failure.
-  const plans = prefetch(model, dtype)
-    .then(async (files) => {
-      const found = await Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) })));
-      if (files.length) loadBytes.knowModel();
-      return found;
-    })
-    .catch(() => []);
-  if (device === "wasm") return;
-  const adapter = await requestAdapter();
-  if (!adapter || (device === "auto" && summarize(adapter).software)) return;
-  const opening = (gpuAhead = GpuEngine.open(assets));
-  // Whoever asks for it hears of a failure.
-  const engine = (aheadOn = await opening.catch(() => null));
-  for (const { url, plan } of await plans) {
-    if (!plan || firstUseOver) continue;
-    const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
-    const told = (done: number): void => tellEvent({ kind: "progress", what, done, total: plan.load.end });
-    engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data, plan.load.end), told);
-  }
-}
-
-/** The engine on which weights are uploaded before they are requested. */
-let aheadOn: GpuEngine | null = null;
-/** Whether a request that can use a model has ended. */
-let firstUseOver = false;
-
-/** Drop work that was started ahead and that no request took. */
-function dropAhead(): void {
-  firstUseOver = true;
-  dropPrefetched();
-  dropExpected();
-  loadBytes.end();
-  void aheadOn?.dropAhead();
-}
-
-async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, trace, bytes }: Boot): Promise<void> {
+async function boot(given: Boot): Promise<Readiness> {
+  const { assets, interrupt, snapshot, expected, verifyAfter, trace, bytes } = given;
   if (trace) tracer.begin();
-  if (bytes) {
+  if (bytes || SHARED) {
     loadBytes.begin(emit);
     countAssets(assets, loadBytes);
   }
   tracer.add("load", "start the worker", 0);
   onFatalError((error) => died("onnxruntime-web", error));
-  if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
   const host = {
     ...makeHost(assets),
@@ -242,7 +220,7 @@ async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, 
   const starting = startPython(assets, host, snapshot, build);
   // Both take their time, and nearly everything that Python is asked for needs them.
   void (build === "cpu" ? warmUpOrt(assets, build) : warmUpBeside(assets, bytes));
-  (expected ? prepare(assets, expected) : requestAdapter()).catch(() => undefined);
+  (expected ? prepare(assets, expected, tellEvent) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   tracer.add("load", "start Python", begun, performance.now(), { from });
   const started = performance.now();
@@ -258,11 +236,53 @@ async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, 
   tracer.add("load", "import capstan", started);
   handler = page.handle;
   cancel = page.cancel;
-  post({ tag: "booted", id: 0, ready_ms: performance.now(), python: from });
+  return { ready_ms: performance.now(), python: from };
 }
 
-/** The last request under way; requests wait for one another, `cancel` does not. */
-let turn: Promise<void> = Promise.resolve();
+/** Python's start; the first page asks for it. */
+let booting: Promise<Readiness> | null = null;
+
+/** Why a page that shares a worker is better off with its own, null if it is not. */
+async function unsuited(device: Device): Promise<string | null> {
+  if (device === "wasm") return null;
+  const adapter = await requestAdapter().catch(() => null);
+  if (!adapter) return "this browser gives a SharedWorker no WebGPU";
+  if (device === "webgpu" || !summarize(adapter).software) return null;
+  return "the GPU is a software adapter, so that the model is computed by the CPU, which has no threads in a SharedWorker";
+}
+
+/** Take a page on: start Python if it is the first. */
+async function join(tab: Tab, given: Boot): Promise<void> {
+  const { life, shared } = given;
+  if (shared) {
+    const reason = await unsuited(shared.device);
+    if (reason !== null) {
+      tab.post({ tag: "unsuited", reason });
+      return endUnused();
+    }
+    tab.left = awaitEnd(shared.tab, () => leave(tab));
+  }
+  tabs.add(tab);
+  if (life) void holdLife(life).then(() => tab.post({ tag: "alive" }));
+  try {
+    tab.post({ tag: "booted", id: 0, ...(await (booting ??= bootOrFail(given))) });
+  } catch (error) {
+    tab.post({ tag: "reply", id: 0, reply: failure(error) });
+  }
+}
+
+function bootOrFail(given: Boot): Promise<Readiness> {
+  const unhandled = unhandledRejection();
+  return Promise.race([boot(given), unhandled.promise]).finally(unhandled.stop);
+}
+
+/** A page has gone: nothing of it is answered or kept, and the last one ends the worker. */
+function leave(tab: Tab): void {
+  if (!tabs.remove(tab)) return;
+  if (tabs.answering && tabs.current?.tab === tab) cancel!(number);
+  void serve();
+  void endUnused();
+}
 
 /** A model folder as Python knows it. */
 type ModelName = string | HubRepository;
@@ -279,17 +299,25 @@ async function prepared(request: Request): Promise<string> {
   return JSON.stringify({ ...request, models });
 }
 
-async function answer(id: number, request: Request): Promise<void> {
-  if (spent !== null) return;
-  current = id;
-  answering = true;
+/** Answer requests, one after the other; `cancel` does not wait for them. */
+async function serve(): Promise<void> {
+  while (!tabs.answering && spent === null) {
+    const asked = tabs.begin();
+    if (!asked) return;
+    await answer(asked);
+  }
+}
+
+async function answer({ tab, id, request }: Asked): Promise<void> {
+  number = Math.max(id, number + 1);
   // A signal that came too late for the request before is not meant for this one.
   if (signal) signal[0] = 0;
-  const reply = await replyOf(id, request);
-  answering = false;
+  const reply = await replyOf(number, tab ? tab.owned(request) : request);
+  tabs.end();
   if (!reply) return;
-  post({ tag: "reply", id, reply });
-  if (spent !== null) post({ tag: "spent", reason: spent });
+  tab?.post({ tag: "reply", id, reply });
+  if (SHARED && request.kind === "load" && reply.ok) loaded = { request: JSON.stringify(request), reply };
+  if (spent !== null) endFor({ tag: "spent", reason: spent });
   if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan" && request?.kind !== "trace")
     dropAhead();
 }
@@ -318,8 +346,41 @@ function failure(error: unknown): Reply {
   return { ok: false, error: { type, message, traceback: stack ?? "" } };
 }
 
-self.onmessage = (message: MessageEvent<ToWorker>): void => {
-  const { data } = message;
+/** Stop a request at its next wait; one that was not begun is answered at once. */
+function stop(tab: Tab, id: number): void {
+  const { current } = tabs;
+  if (tabs.takeBack(tab, id)) {
+    const error = { type: "KeyboardInterrupt", message: "stopped by the user", traceback: "" };
+    tab.post({ tag: "reply", id, reply: { ok: false, error } });
+  } else if (tabs.answering && current?.tab === tab && current.id === id) cancel!(number);
+}
+
+/** The messages of a page, or of another worker that this one helps. */
+function listen(to: MessagePort): void {
+  let tab: Tab;
+  to.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+    if (data.tag === "boot") {
+      tab = new Tab((message) => to.postMessage(message), data.shared?.tab ?? null, data.bytes);
+      void join(tab, data);
+    } else if (data.tag === "input") {
+      if (tabs.current?.tab === tab) giveLine(data.line);
+    } else if (data.tag !== "request") {
+      help(data);
+    } else if (data.request?.kind === "cancel") {
+      if (data.stops !== null) stop(tab, data.stops);
+      tab.post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
+    } else if (data.request?.kind === "load" && JSON.stringify(data.request) === loaded?.request) {
+      if (ready) tab.post({ tag: "event", id: data.id, event: ready });
+      tab.post({ tag: "reply", id: data.id, reply: loaded.reply });
+    } else {
+      tab.waiting.push({ tab, id: data.id, request: data.request });
+      void serve();
+    }
+  };
+}
+
+/** Work for another worker. */
+function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request" }>): void {
   if (data.tag === "warm up") {
     const answer = postMessage as (message: FromHelper | "warm") => void;
     if (data.bytes)
@@ -330,19 +391,15 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     void warmUpOrt(data.assets).then(() => answer("warm"));
   } else if (data.tag === "unpack") {
     void unpackPieces(data.pieces, data.url, data.bytes);
-  } else if (data.tag === "hash") {
-    hashShards(data.shards);
-  } else if (data.tag === "boot") {
-    const unhandled = unhandledRejection();
-    Promise.race([boot(data), unhandled.promise])
-      .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
-      .finally(unhandled.stop);
-  } else if (data.tag === "input") {
-    giveLine(data.line);
-  } else if (data.request?.kind === "cancel") {
-    if (data.stops !== null) cancel!(data.stops);
-    post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
   } else {
-    turn = turn.then(() => answer(data.id, data.request));
+    hashShards(data.shards);
   }
-};
+}
+
+if (SHARED) {
+  void holdLife(self.name);
+  const scope = self as unknown as { onconnect: (event: MessageEvent) => void };
+  scope.onconnect = ({ ports: [port] }) => listen(port!);
+  // A page hears of such an error by itself where the worker is its own.
+  self.addEventListener("error", ({ message }) => endFor({ tag: "fatal", reason: message }));
+} else listen(self as unknown as MessagePort);

@@ -17,6 +17,9 @@ interface SyncAccess {
 
 type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAccess>;
 
+/** A SharedWorker opens no file synchronously: it has streams, whose contents are there once they are closed. */
+const STREAMS = "SharedWorkerGlobalScope" in globalThis && "createWritable" in FileSystemFileHandle.prototype;
+
 /** How often a text is looked up: what another tab appends makes the file that was looked up before unreadable. */
 const READS = 10;
 
@@ -28,6 +31,12 @@ function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite")
 
 function fileOf(handle: FileSystemFileHandle): Promise<File> {
   return using(handle, (file) => file.getFile());
+}
+
+/** A stream over what the file holds already; nobody else writes it meanwhile. */
+function openStream(handle: FileSystemFileHandle, keepExistingData: boolean): Promise<FileSystemWritableFileStream> {
+  const options = { keepExistingData, mode: "exclusive" };
+  return using(handle, (file) => file.createWritable(options));
 }
 
 /** Write and flush; a disk without room takes less than it is given. */
@@ -98,10 +107,11 @@ export class OpfsBacking implements Backing {
 
   private constructor(private readonly name: string) {}
 
-  /** Null where there is no private file system, or none with synchronous access. `refused` hears why it is refused. */
+  /** Null where there is no private file system, or none with synchronous access outside of a SharedWorker. `refused` hears why it is refused. */
   static async find(name: string, refused: Refused): Promise<OpfsBacking | null> {
     const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
-    if (!storage?.getDirectory || !("createSyncAccessHandle" in FileSystemFileHandle.prototype)) return null;
+    if (!storage?.getDirectory) return null;
+    if (!STREAMS && !("createSyncAccessHandle" in FileSystemFileHandle.prototype)) return null;
     try {
       const backing = new OpfsBacking(name);
       await backing.folder();
@@ -171,6 +181,7 @@ export class OpfsBacking implements Backing {
     if (write) {
       return this.making(name, async (handle) => {
         this.endReading(name);
+        if (STREAMS) return StreamedFile.open(name, handle, size);
         const access = await openSync(handle, "readwrite");
         if (access.getSize() > size) access.truncate(size);
         return new LockedFile(name, access);
@@ -183,6 +194,7 @@ export class OpfsBacking implements Backing {
       try {
         const ahead = readAhead.get(`${this.name}/${name}`);
         if (ahead) return new LockedFile(name, ahead.shared.reader());
+        if (STREAMS) return new SharedFile(name, await fileOf(handle));
         return new LockedFile(name, await openSync(handle, "read-only"));
       } catch (error) {
         // Another tab is repairing it, or this browser knows exclusive handles only.
@@ -226,6 +238,13 @@ export class OpfsBacking implements Backing {
   }
 
   private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {
+    if (STREAMS) {
+      const { size } = await fileOf(handle);
+      const stream = await openStream(handle, append);
+      await using(stream, (stream) => stream.write({ type: "write", position: append ? size : 0, data: text }));
+      await using(stream, (stream) => stream.close());
+      return;
+    }
     const access = await openSync(handle, "readwrite");
     try {
       if (!append) access.truncate(0);
@@ -280,6 +299,53 @@ class LockedFile implements DataFile {
 
   close(): void {
     this.access.close();
+  }
+}
+
+/** Written by a stream: what it holds is lost if the worker ends before `flush` or `close`. */
+class StreamedFile implements DataFile {
+  readonly exclusive = true;
+  readonly direct = null;
+
+  private constructor(
+    readonly name: string,
+    private readonly handle: FileSystemFileHandle,
+    private stream: FileSystemWritableFileStream | null,
+  ) {}
+
+  static async open(name: string, handle: FileSystemFileHandle, size: number): Promise<StreamedFile> {
+    const stream = await openStream(handle, true);
+    if ((await fileOf(handle)).size > size) await using(stream, (stream) => stream.truncate(size));
+    return new StreamedFile(name, handle, stream);
+  }
+
+  /** It reads the file as it was when it was opened, or flushed. */
+  read(chunk: Chunk, start: number, length: number): Promise<number> {
+    return storing(this.name, async () =>
+      new SharedFile(this.name, await fileOf(this.handle)).read(chunk, start, length),
+    );
+  }
+
+  write(chunk: Chunk, start: number, length: number): Promise<void> {
+    return storing(this.name, async () => {
+      const stream = (this.stream ??= await openStream(this.handle, true));
+      const data = chunk.view(length);
+      await using(stream, (stream) => stream.write({ type: "write", position: start, data }));
+    });
+  }
+
+  flush(): Promise<void> {
+    return storing(this.name, async () => {
+      const { stream } = this;
+      this.stream = null;
+      if (stream) await using(stream, (stream) => stream.close());
+    });
+  }
+
+  close(): void {
+    // Nobody waits for what was not flushed.
+    this.stream?.close().catch(() => undefined);
+    this.stream = null;
   }
 }
 

@@ -1,0 +1,62 @@
+// Begins with the GPU, and with the files and weights of the first request's model, before Python asks for them.
+
+import type { Assets } from "./assets";
+import { GpuEngine } from "./engine";
+import { requestAdapter, summarize } from "./gpu/adapter";
+import { loadBytes } from "./load_bytes";
+import type { CapstanEvent, Expected } from "./protocol";
+import { openAhead } from "./storage/opfs";
+import { dropPrefetched, prefetch } from "./storage/prefetch";
+import { dropExpected } from "./storage/source";
+import { expectWeights, FOLDER } from "./storage/weights_ahead";
+
+/** A GPU that was opened ahead. */
+let gpuAhead: Promise<GpuEngine> | null = null;
+
+export function openGpu(assets: Assets): Promise<GpuEngine> {
+  const opened = gpuAhead ?? GpuEngine.open(assets);
+  gpuAhead = null;
+  return opened;
+}
+
+/** Begin with what the first request needs and Python does not. */
+export async function prepare(
+  assets: Assets,
+  { model, dtype, device }: Expected,
+  tell: (event: CapstanEvent) => void,
+): Promise<void> {
+  // Whoever asks for the model hears of a failure.
+  const plans = prefetch(model, dtype)
+    .then(async (files) => {
+      const found = await Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) })));
+      if (files.length) loadBytes.knowModel();
+      return found;
+    })
+    .catch(() => []);
+  if (device === "wasm") return;
+  const adapter = await requestAdapter();
+  if (!adapter || (device === "auto" && summarize(adapter).software)) return;
+  const opening = (gpuAhead = GpuEngine.open(assets));
+  // Whoever asks for it hears of a failure.
+  const engine = (aheadOn = await opening.catch(() => null));
+  for (const { url, plan } of await plans) {
+    if (!plan || firstUseOver) continue;
+    const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
+    const told = (done: number): void => tell({ kind: "progress", what, done, total: plan.load.end });
+    engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data, plan.load.end), told);
+  }
+}
+
+/** The engine on which weights are uploaded before they are requested. */
+let aheadOn: GpuEngine | null = null;
+/** Whether a request that can use a model has ended. */
+let firstUseOver = false;
+
+/** Drop work that was started ahead and that no request took. */
+export function dropAhead(): void {
+  firstUseOver = true;
+  dropPrefetched();
+  dropExpected();
+  loadBytes.end();
+  void aheadOn?.dropAhead();
+}
