@@ -16,6 +16,9 @@ export interface Listener {
   failed(reason: string): void;
 }
 
+/** Milliseconds without an answer after which a page that joins a worker looks whether there is one. */
+const AGAIN_MS = 1000;
+
 /** The lock of whoever joins a shared worker, or of that worker as it ends: nobody joins one that ends. */
 export function doorName(name: string): string {
   return `${name} door`;
@@ -56,38 +59,40 @@ export function sharedWorker(
   let leave = (): void => {};
   /** Ends the wait for the first answer of the worker. */
   let settle = (): void => {};
-  const settled = new Promise<void>((resolve) => (settle = resolve));
-  const waiting: ToWorker[] = [];
+  const settled = new Promise<boolean>((resolve) => (settle = () => resolve(true)));
+  const unanswered: ToWorker[] = [];
+  const connect = (): void => {
+    port?.close();
+    const worker = new SharedWorker(assetUrl(assets, "worker.js"), { type: "module", name });
+    worker.onerror = () => failed("the SharedWorker did not start");
+    port = worker.port;
+    port.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+      settle();
+      if (!ended) heard(data);
+    };
+    for (const message of unanswered) port.postMessage(message);
+  };
   const join = async (): Promise<void> => {
     ({ end: leave } = await holdLife(tab));
     if (ended) return leave();
+    const step = Math.min(patience, AGAIN_MS);
     await whileAlone(doorName(name), async () => {
       if (ended) return;
-      const worker = new SharedWorker(assetUrl(assets, "worker.js"), { type: "module", name });
-      worker.onerror = () => failed("the SharedWorker did not start");
-      port = worker.port;
-      port.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-        settle();
-        if (!ended) heard(data);
-      };
-      for (const message of waiting.splice(0)) port.postMessage(message);
-      await answered();
+      connect();
+      for (let waited = step; !(await within(step, settled)); waited += step) {
+        // Chromium may connect a page to a worker that has just closed itself. One that starts holds no lock yet, either.
+        if (!(await isHeld(name))) connect();
+        else if (waited >= patience) failed(`the shared worker did not answer within ${patience} ms`);
+      }
     });
-  };
-  const answered = async (): Promise<void> => {
-    const timer = setInterval(
-      async () => {
-        // One that is being started holds no lock yet.
-        if ((await isHeld(name)) && !ended) failed(`the shared worker did not answer within ${patience} ms`);
-      },
-      Math.min(patience, 0x7fffffff),
-    );
-    await settled;
-    clearInterval(timer);
   };
   void join().catch((error: unknown) => failed(String(error)));
   return {
-    post: (message) => void (port ? port.postMessage(message) : waiting.push(message)),
+    post: (message) => {
+      // The page asks nothing else before the first answer.
+      if (message.tag === "boot") unanswered.push(message);
+      port?.postMessage(message);
+    },
     end: () => {
       ended = true;
       // The worker hears of it by the lock.
@@ -96,4 +101,9 @@ export function sharedWorker(
       port?.close();
     },
   };
+}
+
+/** Whether something settles within so many milliseconds. */
+function within(milliseconds: number, settled: Promise<boolean>): Promise<boolean> {
+  return Promise.race([settled, new Promise<false>((resolve) => setTimeout(resolve, milliseconds, false))]);
 }
