@@ -217,6 +217,7 @@ def test_conversations_of_pages_do_not_mix(pages: Pages) -> None:
     assert found[1] == alone[1][:3]
 
 
+ANSWER = "Promise.race([window.answer, new Promise((resolve) => setTimeout(resolve, 90000, {}))])"
 KEPT = "import capstan.page.page as page\nprint(len(page.conversations))"
 
 
@@ -231,7 +232,7 @@ def test_the_run_of_a_closed_page_ends_and_its_sessions_are_given_back(pages: Pa
     second.wait_for_timeout(300)
     second.evaluate(f"() => {{ window.answer = ({CHAT})('one'); }}")
     first.close()
-    assert second.evaluate("window.answer")["keptTokens"] > 0
+    assert second.evaluate(ANSWER).get("keptTokens"), "the run of the closed page goes on"
     assert second.evaluate(PYTHON, KEPT) == "1"
 
 
@@ -397,8 +398,8 @@ def test_a_stuck_worker_is_left_by_all_pages(pages: Pages) -> None:
     error = first.evaluate("window.stuck")
     assert error["type"] == "KeyboardInterrupt"
     assert "did not end within 700 ms" in error["message"]
-    lost = second.evaluate("window.answer")
-    assert lost["code"] == "WorkerLostError", lost
+    lost = second.evaluate(ANSWER)
+    assert lost.get("code") == "WorkerLostError", lost
     for page in (first, second):
         assert ids(page.evaluate(COMPLETE, [PROMPT, 3])) == oracle.greedy(LLAMA, PROMPT, 3)
         told = {kind: text for kind, _, text in page.evaluate("window.events")}
