@@ -31,6 +31,7 @@ let loadReply;
 
 class StandInWorker {
   constructor(url) {
+    StandInWorker.last = this;
     this.url = String(url);
   }
   terminate() {
@@ -510,7 +511,7 @@ test("a trace begins with the worker, or later, and ends behind the runs before 
 test("a worker that replaces another is traced from its start if that one was", async () => {
   behaviour = ({ request, good }) => request.kind === "trace" && good({});
   const client = await Client.start({ trace: true });
-  const die = () => client.worker.onmessage({ data: { tag: "fatal", reason: "it ended" } });
+  const die = () => StandInWorker.last.onmessage({ data: { tag: "fatal", reason: "it ended" } });
   die();
   await client.request({ kind: "trace", action: "stop" });
   die();

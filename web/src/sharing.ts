@@ -1,13 +1,15 @@
 // Which pages share a worker: those of one origin that load the same model with the same options.
 
-import type { LoadOptions } from "./capstan";
 import { refused } from "./errors";
-import { MODEL_TYPES } from "./options";
+import type { WorkerOptions } from "./loading";
+import { MODEL_TYPES, type ModelOptions } from "./options";
 import type { ModelFolder } from "./protocol";
 import { hex, sha256 } from "./storage/sha256";
 
+type Options = ModelOptions & WorkerOptions & { shared?: boolean; trace?: boolean };
+
 /** The name of the worker that has this model with these options; null for a worker of the page's own. */
-export async function sharedName(model: ModelFolder, options: LoadOptions): Promise<string | null> {
+export async function sharedName(model: ModelFolder, options: Options): Promise<string | null> {
   if (!options.shared) return null;
   if (typeof model !== "string" && !("repository" in model))
     throw refused(
@@ -16,7 +18,7 @@ export async function sharedName(model: ModelFolder, options: LoadOptions): Prom
   if (options.trace)
     throw refused("shared is true, and trace is of a worker's whole start; leave one out, or call llm.trace.start()");
   const names = [...Object.keys(MODEL_TYPES), "snapshot", "verifyAfter"].sort();
-  const given = names.map((name) => [name, options[name as keyof LoadOptions] ?? null]);
+  const given = names.map((name) => [name, options[name as keyof Options] ?? null]);
   const text = JSON.stringify([model, given]);
   // A token may be among the options, and names of workers are shown.
   return `capstan ${hex(await sha256(new TextEncoder().encode(text)))}`;
