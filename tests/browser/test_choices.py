@@ -49,7 +49,7 @@ ASK = """async ({ prompt, sampling }) => {
     many: await llm.complete(prompt, { n: 33 }).result.catch(failed),
     none: await llm.complete(prompt, { n: 0 }).result.catch(failed),
     text: await llm.chat(messages, { n: "2" }).result.catch(failed),
-    session: await llm.session().send("hello", { n: 2 }).result.catch(failed),
+    session: await (async () => llm.session().send("hello", { n: 2 }))().catch(failed),
   };
   found.after = await llm.complete(prompt, { ...sampling, maxTokens: 8 }).result;
   llm.close();
@@ -154,4 +154,4 @@ def test_what_n_cannot_be_is_told(found: dict[str, Any]) -> None:
     assert messages["many"].startswith("num_return_sequences is 33; it must be")
     assert messages["none"].startswith("num_return_sequences is 0; it must be")
     assert messages["text"].startswith("num_return_sequences is '2'")
-    assert messages["session"].startswith("num_return_sequences (n) is 2; a session goes on from one answer")
+    assert messages["session"].startswith("n is 2; a session goes on from one answer")

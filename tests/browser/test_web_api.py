@@ -212,7 +212,9 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
         found = blank_page.evaluate(RUN_BLOCKS, blocks)
-        streamed, bar, result, processed, several, likely, tokens, stored, session, completion, trace, error = found
+        streamed, bar, result, processed, several, likely, tokens, stored, session, tabs, completion, trace, error = (
+            found
+        )
     assert 1 < len(streamed) <= 8
     assert bar == []
     assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
@@ -233,6 +235,7 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     assert verified.endswith(f" {size}")
     assert int(freed) >= size
     assert session[-1] == "1 system user assistant"
+    assert tabs == ["one model for all tabs"]
     assert completion[0] in ("yes", "no")
     slices = slices_by_track(json.loads(saved.value.path().read_text()))
     assert {each["name"] for each in slices["Python"]} >= {"answer: load", "answer: chat"}

@@ -1,5 +1,6 @@
 // Which pages share a worker: those of one origin that load the same model with the same options.
 
+import { version } from "../../package.json";
 import { refused } from "./errors";
 import type { WorkerOptions } from "./loading";
 import { MODEL_TYPES, type ModelOptions } from "./options";
@@ -19,7 +20,8 @@ export async function sharedName(model: ModelFolder, options: Options): Promise<
     throw refused("shared is true, and trace is of a worker's whole start; leave one out, or call llm.trace.start()");
   const names = [...Object.keys(MODEL_TYPES), "snapshot", "verifyAfter"].sort();
   const given = names.map((name) => [name, options[name as keyof Options] ?? null]);
-  const text = JSON.stringify([model, given]);
+  // A page of another release must not join: they would not understand each other.
+  const text = JSON.stringify([version, model, given]);
   // A token may be among the options, and names of workers are shown.
   return `capstan ${hex(await sha256(new TextEncoder().encode(text)))}`;
 }

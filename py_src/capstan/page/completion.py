@@ -94,8 +94,7 @@ def require_one_sequence(params: GeneratorParams) -> None:
     """Raise OptionError for several sequences."""
     if (count := params.search.num_return_sequences) != 1:
         raise OptionError(
-            f"num_return_sequences (n) is {count}; a session goes on from one answer: leave it at 1, or ask without a "
-            "session"
+            f"num_return_sequences (n) is {count}; what goes on from one answer has one sequence: leave it at 1"
         )
 
 

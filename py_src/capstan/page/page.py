@@ -230,8 +230,6 @@ async def chat_rows(request: ChatRequest) -> dict[str, Any]:
     model = await load_once(request)
     tokenizer = Tokenizer(model)
     params = generator_params(model, request)
-    if request.get("session") is not None:
-        require_one_sequence(params)
     text = tokenizer.apply_chat_template(request["messages"], request.get("tools"), thinking=request.get("thinking"))
     if begins_reasoning(text):
         host.emit({"kind": "reasoning"})
