@@ -1,0 +1,105 @@
+"""Write a folder that measures tilings of matvec_q4.wgsl on a GPU host: `python3 DIR/measure.py` there.
+
+usage: .venv/bin/python benches/tilings/make.py DIR [SHAPE ...]       SHAPE is a model of MODELS; all unless given
+
+Each product of a model's step is computed by the tiling that gemv_int4.py chooses ("now"), and by those of TILINGS.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
+
+from buildtools.bundles import bundle  # noqa: E402  # behind the path
+from capstan.tape.kernel_plan import WorkgroupLimits  # noqa: E402
+from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec  # noqa: E402
+
+BLOCK = 32
+WORDS = 64
+"""Words of weights that a thread has under way at most."""
+WORKGROUPS = 65535
+"""The most of a dispatch."""
+LIMITS = WorkgroupLimits(lanes=32, threads=1024, memory=49152)
+"""Those of NVIDIA's GPUs in Chromium."""
+MODELS = {
+    "smollm2-135m": [(576, 960), (576, 576), (576, 2 * 1536), (1536, 576), (576, 49152)],
+    "qwen3-0.6b": [(1024, 4096), (2048, 1024), (1024, 2 * 3072), (3072, 1024), (1024, 151936)],
+    "gemma3-1b": [(1152, 1536), (1024, 1152), (1152, 2 * 6912), (6912, 1152), (1152, 262144)],
+    "llama-3.2-1b": [(2048, 3072), (2048, 2048), (2048, 2 * 8192), (8192, 2048), (2048, 128256)],
+    "qwen3-1.7b": [(2048, 4096), (2048, 2048), (2048, 2 * 6144), (6144, 2048), (2048, 151936)],
+    "llama-3.2-3b": [(3072, 5120), (3072, 3072), (3072, 2 * 8192), (8192, 3072), (3072, 128256)],
+    "qwen3-4b": [(2560, 6144), (4096, 2560), (2560, 2 * 9728), (9728, 2560), (2560, 151936)],
+    "llama-3.1-8b": [(4096, 6144), (4096, 4096), (4096, 2 * 14336), (14336, 4096), (4096, 128256)],
+}
+"""k and n of the products of a step: q, k and v, output, gate and up, down, last."""
+TILINGS = [*product((1, 2, 4), (8, 16, 32, 64), (128, 256, 512, 1024), (None, 132, 264, 528))]
+"""rows, span, workgroup and most of MatvecTuning, with x in workgroup memory."""
+EPSILON = 1e-5
+FLAGS = ("ACTIVATED", "GELU", "DIVIDED", "CAPPED", "PREPARED", "WIDE", "BYTES", "SIXTEENS")
+EXTENT = {"rounds": 5, "turns": 200, "spread": 200e6}
+
+
+def fits(tuning: MatvecTuning, half: int = 2) -> bool:
+    """Whether the kernel takes a tiling: see its header, and LIMITS."""
+    lanes, span, matrices = LIMITS.lanes, tuning.span, 1 + tuning.gated
+    teams = tuning.workgroup // span
+    if span > tuning.workgroup or span < max(4, tuning.rows) or (span > lanes and span % lanes):
+        return False
+    staged = 4 * 8 * half * (-(-tuning.steps * span // 8) * 8 + 2)
+    sums = 2 * 4 * teams * tuning.rows * matrices * (span // lanes) if tuning.split else 0
+    tiles = -(-tuning.n // (teams * tuning.rows))
+    idle = tuning.most is not None and tiles <= tuning.most
+    words = tuning.rows * matrices * tuning.steps
+    return staged + sums <= LIMITS.memory and words <= WORDS and tuning.workgroups <= WORKGROUPS and not idle
+
+
+def variant(tuning: MatvecTuning, name: str, normed: bool) -> dict[str, Any]:
+    constants = {**dict.fromkeys(FLAGS, False), "BLOCK": BLOCK, "FIRST": 0, **tuning.constants()}
+    constants |= {"EPSILON": EPSILON} if normed else {}
+    return {"name": name, "constants": constants, "workgroups": tuning.workgroups}
+
+
+def named(tuning: MatvecTuning) -> str:
+    place = "staged" if tuning.staged else "held"
+    return f"rows {tuning.rows} span {tuning.span} threads {tuning.workgroup} {place} most {tuning.most}"
+
+
+def shape(model: str, place: int, k: int, n: int) -> dict[str, Any]:
+    """A product with what surrounds it in a decoder: a norm before it, or a residual behind it."""
+    gated, normed = place == 2, place in (0, 2, 4)
+    n //= 1 + gated
+    now = tune_matvec(k, n, gated, True, 4, LIMITS)
+    others = [MatvecTuning(k, n, gated, LIMITS.lanes, *given[:3], True, given[3]) for given in TILINGS]
+    variants = [variant(now, f"now: {named(now)}", normed)]
+    variants += [variant(other, named(other), normed) for other in others if fits(other) and other != now]
+    buffers = {"x": 2 * k, "y": 2 * n, **({"gamma": 2 * k} if normed else {"residual": 2 * n})}
+    for ending in ("", "_up")[: 1 + gated]:
+        buffers |= {f"weights{ending}": n * k // 2, f"scales{ending}": 2 * n * k // BLOCK}
+    size = (1 + gated) * (n * k // 2 + 2 * n * k // BLOCK)
+    name = f"{model}: {k} -> {'2 x ' * gated}{n}"
+    return {"name": name, "buffers": buffers, "bytes": size, "variants": variants}
+
+
+def main() -> None:
+    folder, *models = sys.argv[1:]
+    shapes = [shape(model, *each) for model in models or MODELS for each in numbered(MODELS[model])]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    bundle(Path(__file__).with_name("page.ts"), Path(folder, "page.js"))
+    shutil.copy(Path(__file__).with_name("measure.py"), folder)
+    Path(folder, "jobs.json").write_text(json.dumps({"lanes": LIMITS.lanes, **EXTENT, "shapes": shapes}))
+    print(f"{sum(len(each['variants']) for each in shapes)} tilings of {len(shapes)} products")
+
+
+def numbered(products: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    return [(place, k, n) for place, (k, n) in enumerate(products)]
+
+
+if __name__ == "__main__":
+    main()
