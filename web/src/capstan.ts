@@ -21,7 +21,7 @@ import type {
   TokenizerResult,
   Trace,
 } from "./protocol";
-import { type OptionTypes, reading, readOptions } from "./page_request";
+import { type OptionTypes, reading, readOptions, shown } from "./page_request";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
 import { sharedName } from "./sharing";
@@ -222,8 +222,12 @@ export class Capstan {
 
   /** A conversation that keeps its messages, and what was computed for them, from turn to turn. */
   session(messages: readonly Message[] = []): Session {
-    const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run =>
-      this.run({ ...chatRequest(this.folder, this.options, asked, given), session }, given);
+    const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run => {
+      const request = chatRequest(this.folder, this.options, asked, given);
+      const { num_return_sequences: count = 1 } = request.search;
+      if (count !== 1) throw refused(`n is ${shown(count)}; a session goes on from one answer: leave it out`);
+      return this.run({ ...request, session }, given);
+    };
     const end = async (session: string): Promise<void> => void (await this.inTurn({ kind: "end_session", session }));
     return new Session(
       answer,

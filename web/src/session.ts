@@ -87,8 +87,6 @@ export class Session {
   }
 
   private perform(asked: Message[], options: ChatOptions): Run {
-    const count = options.n ?? options.search?.["num_return_sequences"] ?? 1;
-    if (count !== 1) throw refused(`n is ${shown(count)}; a session goes on from one answer: leave it out`);
     const before = this.kept;
     const run = this.answer(asked, options, this.name);
     this.running = true;
