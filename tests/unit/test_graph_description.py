@@ -9,7 +9,8 @@ import pytest
 
 from capstan import graph
 from capstan.errors import UnsupportedModelError
-from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.graph.wiring import value_info
 from capstan.model_files.config import DecoderConfig, parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -19,18 +20,6 @@ NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/model.onnx"))
 def load(name: str) -> tuple[ModelProto, DecoderConfig]:
     config = parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes())
     return graph.parse((FIXTURES / name / "model.onnx").read_bytes()), config.decoder
-
-
-def value(name: str, dtype: int, *dims: int | str) -> ValueInfoProto:
-    info = ValueInfoProto(name=name)
-    info.type.tensor_type.elem_type = dtype
-    for size in dims:
-        dim = info.type.tensor_type.shape.dim.add()
-        if isinstance(size, int):
-            dim.dim_value = size
-        else:
-            dim.dim_param = size
-    return info
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +65,7 @@ def test_float16_is_found_in_inputs_weights_and_casts() -> None:
 
 def test_position_ids_are_fed_where_the_graph_has_them() -> None:
     model, decoder = load("nano-llama")
-    model.graph.input.append(value("position_ids", TensorProto.INT64, "batch_size", "sequence_length"))
+    model.graph.input.append(value_info("position_ids", TensorProto.INT64, ("batch_size", "sequence_length")))
     assert graph.describe(model, decoder).position_ids == "position_ids"
 
 
@@ -89,7 +78,7 @@ def test_no_token_ids_is_no_decoder() -> None:
 
 def test_state_that_is_no_cache_is_named() -> None:
     model, decoder = load("nano-llama")
-    model.graph.output.append(value("conv_state.0", TensorProto.FLOAT, "batch", 64, 3))
+    model.graph.output.append(value_info("conv_state.0", TensorProto.FLOAT, ("batch", 64, 3)))
     with pytest.raises(UnsupportedModelError, match=r"output conv_state.0 is a state .* past_conv_names and present_"):
         graph.describe(model, decoder)
 
@@ -167,7 +156,7 @@ def test_sizes_that_the_graph_leaves_open_are_the_configurations() -> None:
 
 def test_an_input_that_nobody_feeds_is_named() -> None:
     model, decoder = load("nano-llama")
-    model.graph.input.append(value("token_type_ids", TensorProto.INT64, "batch_size", "sequence_length"))
+    model.graph.input.append(value_info("token_type_ids", TensorProto.INT64, ("batch_size", "sequence_length")))
     model.graph.node[0].input.append("token_type_ids")
     with pytest.raises(UnsupportedModelError, match=r"an input token_type_ids \[batch_size, sequence_length\]"):
         graph.describe(model, decoder)

@@ -11,6 +11,7 @@ import pytest
 from capstan import graph
 from capstan.graph import GraphDescription, WeightEntry
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.graph.wiring import value_info
 from capstan.memory import (
     AlignmentRequirements,
     Capabilities,
@@ -247,14 +248,7 @@ def chain(*steps: tuple[str, list[str], list[str]]) -> ModelProto:
 
 
 def declare(model: ModelProto, name: str, *dims: int | str, where: str = "value_info") -> None:
-    value = getattr(model.graph, where).add(name=name)
-    value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for size in dims:
-        dim = value.type.tensor_type.shape.dim.add()
-        if isinstance(size, int):
-            dim.dim_value = size
-        else:
-            dim.dim_param = size
+    getattr(model.graph, where).append(value_info(name, TensorProto.FLOAT, dims))
 
 
 def test_scratch_is_the_most_that_is_alive_at_once() -> None:

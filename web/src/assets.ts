@@ -47,11 +47,6 @@ export function startWorker(assets: Assets): Worker {
   return new Worker(URL.createObjectURL(source), { type: "module" });
 }
 
-/** Whether this page or worker can start workers: a SharedWorker cannot in Chromium. */
-export function canStartWorkers(): boolean {
-  return typeof Worker !== "undefined";
-}
-
 /** Why a script was not loaded, which a browser does not tell: what its server answers now. */
 export async function loadFailure(url: string): Promise<string> {
   const because = (reason: string): string => `${url} cannot be loaded (${reason})`;

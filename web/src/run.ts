@@ -156,8 +156,8 @@ export class Run implements AsyncIterable<string> {
   }
 
   /** The log probabilities that came so far of the first answer, or of another one; see RunResult. */
-  logprobs(choice = 0): TokenLogprob[] {
-    return [...(this.growing[choice]?.logprobs ?? [])];
+  logprobs(choice = 0): readonly TokenLogprob[] {
+    return this.growing[choice]?.logprobs ?? [];
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<string, RunResult, undefined> {
@@ -263,7 +263,14 @@ export class Run implements AsyncIterable<string> {
     const { kind, log_probabilities: asked } = this.request;
     const { reasoning, answer } =
       kind === "chat" ? splitReasoning(text, { begun: this.begun }) : { reasoning: "", answer: text };
-    return { text, reasoning, answer, tokenIds, logprobs: asked == null ? null : this.logprobs(place), finishReason };
+    return {
+      text,
+      reasoning,
+      answer,
+      tokenIds,
+      logprobs: asked == null ? null : [...this.logprobs(place)],
+      finishReason,
+    };
   }
 
   private partial(): RunResult {

@@ -2,7 +2,7 @@
 // which would keep everything waiting that this thread starts, other workers' scripts included: a quarter of a second. A
 // SharedWorker can start none, and unpacks it itself.
 
-import { type Assets, canStartWorkers, startWorker } from "./assets";
+import { type Assets, startWorker } from "./assets";
 import type { ToWorker } from "./protocol";
 
 type GzipStream = ReadableWritablePair<Uint8Array, Uint8Array>;
@@ -15,7 +15,7 @@ export async function unpackBeside(
   url: string,
   bytes: number,
 ): Promise<Uint8Array> {
-  if (!canStartWorkers()) {
+  if (typeof Worker === "undefined") {
     const memory = new Uint8Array(bytes);
     await fill(memory, packed.pipeThrough(new DecompressionStream("gzip") as GzipStream), url);
     return memory;

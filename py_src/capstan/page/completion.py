@@ -48,9 +48,10 @@ async def complete(
                 if goes:
                     choice.take(token, token not in search.end_token_ids, generator, request)
             tell()
-        for choice, reason in zip(choices, generator.finish_reasons, strict=True):
-            choice.end(reason)
-        told = [{"text": choice.text, "token_ids": choice.ids, "finish_reason": choice.reason} for choice in choices]
+        told = [
+            {"text": choice.end(), "token_ids": choice.ids, "finish_reason": reason}
+            for choice, reason in zip(choices, generator.finish_reasons, strict=True)
+        ]
         return {
             **told[0],
             **({} if len(told) == 1 else {"choices": told}),

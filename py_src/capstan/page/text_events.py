@@ -22,8 +22,6 @@ class Choice:
         """`begun` are its first tokens, which are given; `row` its place among several, None of one."""
         self.ids: list[int] = []
         self.text = ""
-        self.reason: str | None = None
-        """Why it ended."""
         self._tokenizer, self._row = tokenizer, row
         self._stream = StoppingStream(tokenizer.decode, stops)
         for token in begun:
@@ -35,10 +33,11 @@ class Choice:
         told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
         self._tell(self._stream.push(token) if in_sequence else "", token, told)
 
-    def end(self, reason: str | None) -> None:
-        self.reason = reason
+    def end(self) -> str:
+        """All of its text."""
         if rest := self._stream.flush():
             self._tell(rest, -1, None)
+        return self.text
 
     def _tell(self, text: str, token: int, log_probability: dict[str, Any] | None) -> None:
         self.text += text
