@@ -11,7 +11,7 @@ from .errors import CommandError
 
 __all__ = ["CLIENT_AND_WORKER", "COLOURS", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
 
-CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
+CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js", "ort_runtime": "ort_runtime.js"}
 COLOURS = "./highlight.js"
 """The module with the colours of code, which <capstan-chat> imports on demand: it is a file beside the element's."""
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"

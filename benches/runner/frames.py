@@ -58,6 +58,8 @@ ALONE_MS = 3000
 
 CACHE_ROWS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "tape": ("in place, from a tape", {"capture": "tape"}),
+    "int8": ("in 8 bits, from a tape", {"capture": "tape", "kv_cache_dtype": "int8"}),
+    "int4": ("in 4 bits, from a tape", {"capture": "tape", "kv_cache_dtype": "int4"}),
     "in_place": ("in place, run by run", {"capture": "off"}),
     "apart": ("apart and copied, run by run", {"capture": "off", "in_place": False}),
 }

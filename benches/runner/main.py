@@ -68,8 +68,12 @@ class Bench:
         adapter = probe_adapter(self.server, self.browser, self.flags)
         measured = extent(adapter["software"])
         changes = {name: getattr(args, name) for name in CHANGED if getattr(args, name) is not None}
+        drawn = measured.drawn
         if args.bounds is not None:
-            changes["drawn"] = replace(measured.drawn, bounds=tuple(args.bounds))
+            drawn = replace(drawn, bounds=tuple(args.bounds))
+        if args.lengths is not None:
+            drawn = replace(drawn, cache_lengths=args.lengths)
+        changes["drawn"] = drawn
         measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])
         absent = [name for name in PACKAGED if name not in self.where[2]]

@@ -1,12 +1,12 @@
 """Write a decoder of a well-known shape with random weights and float16 activations, for timing on a GPU host.
 
-usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, transformers, onnx, onnx_ir; no network
+usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py [CONTEXT]     needs torch, transformers, onnx_ir; no network
 
 SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with
 int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or with
 -k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is
 onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
-model, whose ids it does not match: time it with token ids. The context is cut to 4096 tokens. Everything else is the
+model, whose ids it does not match: time it with token ids. CONTEXT is 4096 tokens unless given. Everything else is the
 builder's default, accuracy_level 4 too.
 
 The builder would take ten minutes for all layers of qwen3-4b or llama-3.1-8b. It makes three, and the middle one is
@@ -186,6 +186,7 @@ SHARE = 3.0
 
 def main() -> int:
     shape, out, tokenizer, builder = sys.argv[1:5]
+    context = int(next(iter(sys.argv[5:]), CONTEXT))
     ending = next(ending for ending in WEIGHTS if shape.endswith(ending))
     precision, more = WEIGHTS[ending]
     torch.manual_seed(0)
@@ -197,7 +198,7 @@ def main() -> int:
         raise SystemExit(f"{shape}: k_quant_mixed tells layers apart by their number, and {name}'s are repeated")
     config = make_config(
         **{**sizes, "num_hidden_layers": built},
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         bos_token_id=0,
         eos_token_id=0,
@@ -221,7 +222,7 @@ def main() -> int:
         subprocess.run([*command, "-e", "webgpu", "-c", f"{folder}/cache", "--extra_options", *options], check=True)
         if built != layers:
             repeat_layers(Path(model_folder), Path(out), layers)
-    limit_context(Path(out) / "genai_config.json")
+    limit_context(Path(out) / "genai_config.json", context)
     build = Path(__file__).parents[2] / "build.py"
     if build.is_file():  # a pack for another machine has none: weights are hashed when they are first loaded
         subprocess.run([sys.executable, build, "models", "shards", out], check=True)
@@ -256,11 +257,11 @@ def separate(model: Any, share: float) -> None:
         model.get_output_embeddings().weight[order] = embedding
 
 
-def limit_context(file: Path) -> None:
+def limit_context(file: Path, context: int) -> None:
     """The builder takes the context from the configuration; say it if it did not."""
     config = json.loads(file.read_text())
-    if config["model"]["context_length"] != CONTEXT:
-        raise SystemExit(f"{file} says context_length {config['model']['context_length']}, {CONTEXT} was asked for")
+    if config["model"]["context_length"] != context:
+        raise SystemExit(f"{file} says context_length {config['model']['context_length']}, {context} was asked for")
 
 
 if __name__ == "__main__":

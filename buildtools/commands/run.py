@@ -76,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
     add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add(
+        "--kv-cache-dtype",
+        choices=["float", "int8", "int4"],
+        help="the type of the key/value caches on WebGPU (default: the model's configuration's, else the graph's)",
+    )
+    add(
         "--disable-file-mapped-weights",
         action="store_true",
         help="keep no weights in the browser's storage, and take none from there",
@@ -114,6 +119,7 @@ def check(args: argparse.Namespace) -> None:
         "run_ahead": args.run_ahead,
         "search": search,
         **({"disable_file_mapped_weights": True} if args.disable_file_mapped_weights else {}),
+        **({"kv_cache_dtype": args.kv_cache_dtype} if args.kv_cache_dtype else {}),
         **read_speculation(args),
         **read_guidance(args),
         **read_adapter(args),

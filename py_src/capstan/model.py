@@ -54,6 +54,9 @@ class Model:
     `prefill_ms` is how many milliseconds one run of a prompt may take on WebGPU: runs that are measured to take longer
     become shorter, and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as
     memory allows. Software adapters always run 64 tokens.
+    `kv_cache_dtype` is 'int8' or 'int4' for key/value caches of about a half or a quarter of float16's size on WebGPU,
+    'float' for those of the graph; None is for what the configuration says (kvCacheQuantizationBits), else the graph's.
+    Answers may differ from those over floats: docs/memory.md has by how much.
     `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
     the page's, 30 until it is set.
 
@@ -83,12 +86,13 @@ class Model:
         stall_timeout: float | None = None,
         prefix_cache: int = 0,
         prefill_ms: float | None = None,
+        kv_cache_dtype: str | None = None,
     ) -> None:
         host = current_device_host()
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms)
+        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
         self._set(host, host.wait(open_model(host, source, progress or no_progress, keep)), limit)
 
@@ -108,11 +112,12 @@ class Model:
         stall_timeout: float | None = None,
         prefix_cache: int = 0,
         prefill_ms: float | None = None,
+        kv_cache_dtype: str | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_device_host()
         set_stall_timeout(host, stall_timeout)
-        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms)
+        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
         opened = await open_model(host, source, progress or no_progress, keep)
         model = cls.__new__(cls)

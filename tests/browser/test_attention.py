@@ -53,6 +53,7 @@ class Shape:
     """0 for sinks of every size."""
     window: int = 0
     softcap: float = 0.0
+    cache_bits: int = 0
 
     @property
     def scale(self) -> float:
@@ -88,13 +89,16 @@ class Step:
         def rounded(numbers: Array) -> npt.NDArray[Any]:
             return numbers.astype(shape.dtype)
 
+        def stored(numbers: Array) -> npt.NDArray[Any]:
+            return unpacked_rows(packed_rows(numbers)) if shape.cache_bits else rounded(numbers)
+
         return cls(
             shape,
             rounded(source.normal(size=(shape.heads + 2 * shape.kv_heads, shape.head)) * 2),
             rounded(np.cos(angles)),
             rounded(np.sin(angles)),
-            rounded(source.normal(size=cached) * 2),
-            rounded(source.normal(size=cached)),
+            stored(source.normal(size=cached) * 2),
+            stored(source.normal(size=cached)),
             rounded(1 + 0.3 * source.normal(size=(3, shape.head))),
             rounded(np.linspace(-40, 20, shape.heads)),
         )
@@ -105,20 +109,23 @@ class Step:
         return {**dict(bound), "y": y, **dict(zip(GAMMAS, self.gammas, strict=True)), "head_sink": self.sinks}
 
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The caches before the step: what lies before the window, at the new position and past it is NaN, which
-        nothing may read."""
+        """The caches before the step, as their buffers have them: NaN before the window, at the new position and past
+        it, which nothing may read."""
         keys, values = self.keys.copy(), self.values.copy()
         for cache in (keys, values):
             cache[:, : self.first(length)] = np.nan
             cache[:, length - 1 :] = np.nan
+        if self.shape.cache_bits:
+            return packed_rows(keys), packed_rows(values)
         return keys, values
 
     def first(self, length: int) -> int:
         """The first position in sight."""
         return max(0, length - self.shape.window) if self.shape.window else 0
 
-    def expected(self, length: int) -> tuple[Array, Array, Array]:
-        """The result, and the new rows of the key and the value cache."""
+    def expected(self, length: int, read: Sequence[Array] | None = None) -> tuple[Array, Array, Array]:
+        """The result, and the new rows of the key and the value cache; the result is over `read` in their place, if
+        given."""
         shape = self.shape
         qkv, cos, sin = (tensor.astype(np.float64) for tensor in (self.qkv, self.cos[length - 1], self.sin[length - 1]))
         turned = qkv
@@ -137,7 +144,7 @@ class Step:
         new_values = (turned if shape.normed_values else qkv)[shape.heads + shape.kv_heads :]
         keys = self.keys[:, self.first(length) : length].astype(np.float64)
         values = self.values[:, self.first(length) : length].astype(np.float64)
-        keys[:, -1], values[:, -1] = new_keys, new_values
+        keys[:, -1], values[:, -1] = read or (new_keys, new_values)
         queries = rotated[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
         scores = queries @ keys.transpose(0, 2, 1) * shape.scale
         if shape.softcap:
@@ -148,6 +155,22 @@ class Step:
             total += np.exp(self.sinks.astype(np.float64).reshape(shape.kv_heads, -1, 1) - largest)
         result = np.exp(scores - largest) / total @ values
         return result.reshape(shape.heads, shape.head), new_keys, new_values
+
+
+def packed_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Rows [..., head] as caches of 8 bits have them: the scale, then bytes around 128. Rows of NaN have a scale of
+    NaN."""
+    scales = (np.abs(rows).max(axis=-1, keepdims=True) / 127).astype(np.float32)
+    inverse = 1 / np.where(scales > 0, scales, np.float32(np.inf))
+    numbers = np.nan_to_num(np.round(rows * inverse))
+    words = np.ascontiguousarray((numbers + 128).astype(np.uint8)).view(np.uint32)
+    return np.concatenate([scales.view(np.uint32), words], axis=-1)
+
+
+def unpacked_rows(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+    """The numbers in such rows."""
+    scales = np.ascontiguousarray(words[..., :1]).view(np.float32)
+    return (np.ascontiguousarray(words[..., 1:]).view(np.uint8).astype(np.float32) - 128) * scales
 
 
 class KernelPage:
@@ -242,21 +265,29 @@ def attend(
     ]
     emulated = lanes not in (0, kernels.lanes)
     got = kernels.run(buffers, dispatches, READ, emulated)
-    cached = (shape.kv_heads, shape.capacity, shape.head)
-    read = [np.frombuffer(data, dtype=shape.dtype) for data in got]
-    return Run(read[0].reshape(shape.heads, shape.head), read[1].reshape(cached), read[2].reshape(cached))
+    y, *caches = [np.frombuffer(data, dtype=was.dtype) for data, was in zip(got, (result, keys, values), strict=True)]
+    return Run(y.reshape(shape.heads, shape.head), caches[0].reshape(keys.shape), caches[1].reshape(values.shape))
 
 
 def check(step: Step, run: Run, length: int) -> None:
     """The result within its bound; the caches as they were but for the new rows, byte for byte."""
     bound = BOUNDS[step.shape.element] * max(1, step.shape.head / 128)
-    result, new_keys, new_values = step.expected(length)
+    quantized = step.shape.cache_bits != 0
+    at = length - 1
+    read = [unpacked_rows(cache[:, at]).astype(np.float64) for cache in (run.keys, run.values)] if quantized else None
+    result, new_keys, new_values = step.expected(length, read)
     error = np.abs(run.result.astype(np.float64) - result).max()
     assert error <= bound, f"length {length}: {error} away from float64 ({step.shape})"
     keys, values = step.caches(length)
-    at = length - 1
-    assert np.abs(run.keys[:, at] - new_keys).max() <= bound * 4, f"length {length}: the new keys"
-    if step.shape.normed_values:
+    if read is not None:
+        for found, wanted, cache in zip(read, (new_keys, new_values), (run.keys, run.values), strict=True):
+            largest = np.abs(wanted).max(axis=1, keepdims=True)
+            scale = np.ascontiguousarray(cache[:, at, :1]).view(np.float32)
+            assert np.allclose(scale * 127, largest, rtol=1e-5), f"length {length}: the new scales"
+            assert (np.abs(found - wanted) <= scale * 0.5001).all(), f"length {length}: the new rows"
+    elif np.abs(run.keys[:, at] - new_keys).max() > bound * 4:
+        pytest.fail(f"length {length}: the new keys")
+    elif step.shape.normed_values:
         assert np.abs(run.values[:, at] - new_values).max() <= bound * 4, f"length {length}: the new values"
     else:
         assert (run.values[:, at] == new_values).all(), f"length {length}: the new values"
@@ -304,6 +335,26 @@ def replaced(plans: Plans, **constants: int) -> Plans:
 )
 def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head", "more"),
+    [
+        (4, 2, 64, {}),
+        (9, 3, 64, {"rotary": 32}),
+        (2, 2, 80, {"epsilon": 0.5, "normed_values": True}),
+        (8, 1, 256, {"window": 40, "sinks": 0}),
+    ],
+)
+def test_caches_of_8_bits(
+    kernels: KernelPage, heads: int, kv_heads: int, head: int, more: dict[str, Any], element: str
+) -> None:
+    if element == "f16" and not kernels.half:
+        pytest.skip("the adapter has no float16")
+    shape = Shape(heads, kv_heads, head, capacity=303, element=element, cache_bits=8, **more)
+    for lanes in {0, 32, kernels.lanes}:
+        planned(kernels, shape, (1, 2, 65, 300), lanes)
 
 
 @pytest.mark.one_in(8)

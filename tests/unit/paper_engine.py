@@ -157,7 +157,7 @@ class PaperEngine:
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> None:
         self._call()
 
-    async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
+    async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
         return await self._in_turn(set(), lambda: self._add("session", owner))
 
     async def release_session(self, session: int) -> None:

@@ -25,6 +25,7 @@ class Shape:
     sinks: int | None = None
     window: int = 0
     softcap: float = 0.0
+    cache_bits: int = 0
 
 
 SIZES = [

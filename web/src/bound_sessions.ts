@@ -70,14 +70,16 @@ export class BoundSessions implements SessionsCalls {
     private readonly buffers: Handles<GPUBuffer>,
   ) {}
 
-  createSession(model: PyProxy, capture: boolean, owner: string): Promise<number> {
+  createSession(model: PyProxy, capture: boolean, owner: string, cacheBits: number): Promise<number> {
     const bytes = copyBytes(model);
     return this.exclusively(owner, async () => {
-      const session = await createSession(this.ort, bytes, { device: this.watched.device, capture }).catch(
-        async (error: unknown) => {
-          throw await this.watched.explain(error);
-        },
-      );
+      const session = await createSession(this.ort, bytes, {
+        device: this.watched.device,
+        capture,
+        cacheBits,
+      }).catch(async (error: unknown) => {
+        throw await this.watched.explain(error);
+      });
       await releaseUnless(session, () => this.watched.assertHealthy());
       return this.sessions.add({ ort: session, owner });
     });

@@ -38,6 +38,11 @@ export interface ModelOptions {
   recoveries?: number;
   /** Bytes of the device that may hold what conversations began with, for others that begin so; by default none. */
   prefixCache?: number;
+  /**
+   * The type of the key/value caches on WebGPU: "int8" and "int4" take a half and a quarter of float16's memory, and answers
+   * may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's.
+   */
+  kvCacheDtype?: "float" | "int8" | "int4";
   /** Keep no weights in the browser's storage, and take none from there: each load fetches them. */
   disableFileMappedWeights?: boolean;
 }
@@ -123,6 +128,7 @@ export const MODEL_TYPES: OptionTypes = {
     dtype: "string",
     device: "string",
     capture: "string",
+    kvCacheDtype: "string",
   },
   ...{ runAhead: "number", recoveries: "number", prefixCache: "number", disableFileMappedWeights: "boolean" },
 };
@@ -202,6 +208,7 @@ function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
     ...(options.disableFileMappedWeights === undefined
       ? {}
       : { disable_file_mapped_weights: options.disableFileMappedWeights }),
+    ...(options.kvCacheDtype === undefined ? {} : { kv_cache_dtype: options.kvCacheDtype }),
   };
 }
 

@@ -31,6 +31,11 @@ const VERSION = dependencies["onnxruntime-web"];
 /** More threads than this gain little: a decode step reads all weights once, at the memory's pace. */
 const MOST_THREADS = 4;
 
+/** The file through which the WebGPU build gets its runtime, where the page has that file. */
+const RUNTIME = "ort_runtime.js";
+type OwnRuntime = typeof import("./ort_runtime");
+let ownRuntime: OwnRuntime | null = null;
+
 const loaded = new Map<Build, Promise<typeof Ort>>();
 
 /** How many threads the CPU build computes with: one where there is no shared memory. */
@@ -67,9 +72,15 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
   const { module, runtime } = FILES[build];
   const at = (name: string): string => findAsset(assets, `ort/${name}`) ?? ofThePage(name);
   const url = at(module);
+  const files = { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) };
+  const own = build === "webgpu" ? findAsset(assets, RUNTIME) : null;
   let ort: typeof Ort;
   try {
+    if (own !== null) files.mjs = `${own}?runtime=${encodeURIComponent(files.mjs)}`;
+    const module = own === null ? null : (import(files.mjs) as Promise<OwnRuntime>);
+    module?.catch(() => undefined);
     ort = (await import(url)) as typeof Ort;
+    ownRuntime ??= await module;
   } catch (error) {
     throw new EngineError(
       "DeviceUnavailableError",
@@ -84,7 +95,7 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
     );
   // Modules are imported, which nobody can count.
   for (const file of [module, `${runtime}.mjs`]) loadBytes.whole(at(file));
-  ort.env.wasm.wasmPaths = { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) };
+  ort.env.wasm.wasmPaths = files;
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
   ort.env.logLevel = "error";
   return ort;
@@ -197,7 +208,14 @@ async function withThreads<T>(create: () => Promise<T>): Promise<T> {
 
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
 export type Placement =
-  { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";
+  | {
+      device: GPUDevice;
+      capture: boolean;
+      outputs?: Record<string, "gpu-buffer" | "cpu">;
+      /** Bits of an element of the key/value caches, 4 or 8; 0 for those of the graph. */
+      cacheBits?: number;
+    }
+  | "wasm";
 
 /**
  * The options that every session gives its execution provider; those on WebGPU get our device besides. Devices in Python
@@ -240,8 +258,16 @@ export async function createSession(
   const count = (change: 1 | -1): void => {
     if (placement !== "wasm") countSession(placement.device, change);
   };
+  const cacheBits = placement === "wasm" ? 0 : (placement.cacheBits ?? 0);
+  if (cacheBits && !ownRuntime)
+    throw new EngineError(
+      "UnsupportedModelError",
+      `caches of ${cacheBits} bits need ${RUNTIME}, which this page does not have: serve the files of capstan-webgpu's ` +
+        "dist/, or load the model without kv_cache_dtype",
+    );
   count(1);
   try {
+    ownRuntime?.setCacheBits(cacheBits);
     const session = await watched(withThreads(() => ort.InferenceSession.create(model, options)));
     const run = session.run.bind(session) as (...given: unknown[]) => Promise<Ort.InferenceSession.ReturnType>;
     session.run = (...given: unknown[]) => watched(run(...given));

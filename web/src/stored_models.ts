@@ -27,7 +27,8 @@ export interface StoredOptions extends Pick<ModelOptions, "hub"> {
   signal?: AbortSignal;
 }
 
-export interface FitOptions extends StoredOptions, Pick<ModelOptions, "revision" | "token" | "dtype" | "device"> {}
+export interface FitOptions
+  extends StoredOptions, Pick<ModelOptions, "revision" | "token" | "dtype" | "device" | "kvCacheDtype"> {}
 
 /** Whether a model fits a machine; `bytes` is an estimate unless `exact`. */
 export interface Fit {
@@ -65,6 +66,7 @@ const FIT_TYPES: OptionTypes = {
   token: "string",
   dtype: "string",
   device: "string",
+  kvCacheDtype: "string",
 };
 export const models: Models = Object.assign(knownModels, {
   list: async (options: StoredOptions = {}) => modelsOf((await stored("list", undefined, options)).files),
@@ -81,8 +83,9 @@ export const models: Models = Object.assign(knownModels, {
 export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
   const options = readOptions("the options", given, FIT_TYPES);
   const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-  const { dtype = null, device = "auto" } = options;
-  const plan = await asked(options, (ask) => ask<PlanResult>({ kind: "plan", model: folder, dtype, device }));
+  const { dtype = null, device = "auto", kvCacheDtype = null } = options;
+  const asking = { kind: "plan", model: folder, dtype, device, kv_cache_dtype: kvCacheDtype } as const;
+  const plan = await asked(options, (ask) => ask<PlanResult>(asking));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
   const { fits, reason, device: found, bytes, exact } = plan;
   return { fits, reason, device: found, bytes, exact, maxLength, contextLength, largestMaxLength };

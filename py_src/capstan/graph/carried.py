@@ -56,6 +56,7 @@ class CachePair:
     heads: int
     """Heads of keys and values."""
     head_size: int
+    """Elements of a head of one position; of quantized caches, those that have its bytes."""
 
     def dims(self, rows: int, length: int) -> tuple[int, ...]:
         """The shape of a cache for `rows` sequences of `length` positions."""
@@ -236,9 +237,9 @@ def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], d
                     )
     for place, wanted, field, sizes in (
         (HEADS, decoder.num_key_value_heads, "num_key_value_heads", [pair.heads for pair in pairs]),
-        (HEAD_SIZE, decoder.head_size, "head_size", [pair.head_size for pair in pairs]),
+        (HEAD_SIZE, 0 if decoder.kv_cache_bits else decoder.head_size, "head_size", [pair.head_size for pair in pairs]),
     ):
-        if wanted not in sizes:
+        if wanted and wanted not in sizes:
             raise UnsupportedModelError(
                 f"cache {pairs[0].past} has {sizes[0]} at dimension {place}, but model.decoder.{field} is {wanted}"
             )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphDescription", "describe", "tell_growing"]
 
+ELEMENT_BYTES = {"float16": 2, "float32": 4}
+
 
 @dataclass(frozen=True)
 class GraphDescription:
@@ -58,6 +60,8 @@ class GraphDescription:
     """Why the caches are longer after each run, as [batch, heads, positions so far, head size]; empty if they have one
     size."""
     states: tuple[StateTensor, ...] = ()
+    cache_bits: int = 0
+    """Bits of an element of quantized caches, 8 or 4; 0 for caches of `cache_dtype`."""
     lora: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for its LoRA adapters."""
 
@@ -68,6 +72,12 @@ class GraphDescription:
     @property
     def capturable(self) -> bool:
         return not self.uncapturable and not self.growing
+
+    def rows_of(self, pair: CachePair) -> str:
+        """The contents of a cache's rows: 'float16', 'float32', or 'int8 17' for 17 words, the first a scale."""
+        if not self.cache_bits:
+            return self.cache_dtype
+        return f"int{self.cache_bits} {pair.head_size * ELEMENT_BYTES[self.cache_dtype] // 4}"
 
     def context_within(self, context_length: int) -> int:
         """Positions of the longest sequence, of `context_length` that the configuration says."""
@@ -177,6 +187,7 @@ def describe(
         max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
         growing=growing and (unrecognised or growing),
         states=states,
+        cache_bits=decoder.kv_cache_bits,
     )
 
 

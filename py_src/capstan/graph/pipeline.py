@@ -28,6 +28,7 @@ from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
+from .quantized_caches import quantized_caches
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .soft_caps import has_soft_caps, soft_caps_apart
@@ -203,6 +204,11 @@ def short_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
+    bits = facts.decoder.kv_cache_bits
+    return quantized_caches(model, cache_pairs(facts.decoder, model.graph), bits) if bits else model
+
+
 def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.unpacked = quantized_products(model, facts.decoder.qdq_accuracy)
     return model
@@ -273,6 +279,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("quantized_caches", WEBGPU, caches_quantized),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),
     GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),

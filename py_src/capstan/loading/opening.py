@@ -16,7 +16,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage import Progress
-from ..model_files.config import GenaiConfig
+from ..model_files.config import GenaiConfig, with_kv_cache_dtype
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .folder import FoundModel, Place, find_model, no_progress, place_of
@@ -66,6 +66,7 @@ class Source:
     overlay: Mapping[str, Any] = field(default_factory=dict)
     graphs: Mapping[str, bytes] = field(default_factory=dict)
     capture: str | None = None
+    kv_cache_dtype: str | None = None
     options: TapeOptions = field(default_factory=TapeOptions)
     """The tape options; `capture` above replaces the one in here."""
 
@@ -92,6 +93,7 @@ def source_of(
     capture: str | None,
     passes: Collection[str] | None,
     prefill_ms: float | None,
+    kv_cache_dtype: str | None = None,
 ) -> Source:
     """Checks the arguments of Model. Raises OptionError with the choices."""
     if capture is not None and capture not in CAPTURES:
@@ -104,7 +106,7 @@ def source_of(
         raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
     options = TapeOptions(passes=ordered, prefill_ms=prefill_ms)
-    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, options)
+    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, kv_cache_dtype, options)
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
@@ -122,7 +124,7 @@ async def open_model(
         folder = place.folder
         with phase("files"):
             found, files = await read_small_files(host, place, source, keep_weights, progress)
-        config, options = found.config, source.tape_options(found.config)
+        config, options = with_kv_cache_dtype(found.config, source.kv_cache_dtype), source.tape_options(found.config)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         onnx = given_graph(source.graphs, config) or found.onnx
 
@@ -133,6 +135,9 @@ async def open_model(
             return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
 
         loaded = await open_on(source.device_for(config), progress)
+    if config.decoder.kv_cache_bits and loaded.device != "webgpu":
+        asked, why = f"a key/value cache in int{config.decoder.kv_cache_bits}", "only WebGPU computes attention over it"
+        fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
     return Opened(folder, config, loaded, files, times.phases, open_on, read_graph)
 

@@ -8,6 +8,7 @@ from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
+from ..model_files.config import with_kv_cache_dtype
 from .folder import find_model, place_of
 
 __all__ = ["open_device", "plan"]
@@ -27,12 +28,14 @@ async def plan(
     *,
     device: str = "auto",
     dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
     batch_size: int = 1,
     max_length: int | None = None,
     budget: int | None = None,
 ) -> Fit:
-    """Whether the model folder `path`, as Model.load takes it with `dtype`, and `batch_size` sequences of `max_length`
-    tokens (its context length unless given) would fit the device, told from the graph before anything is allocated.
+    """Whether the model folder `path`, as Model.load takes it with `dtype` and `kv_cache_dtype`, and `batch_size`
+    sequences of `max_length` tokens (its context length unless given) would fit the device, told from the graph before
+    anything is allocated.
 
     A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
@@ -41,5 +44,6 @@ async def plan(
     host = current_device_host()
     place = await place_of(host, path, keep=True)
     found = await find_model(host, place, device, dtype)
+    config = with_kv_cache_dtype(found.config, kv_cache_dtype)
     require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
-    return await host.fit(place.folder, found.config, device, batch_size, max_length, budget, found.onnx)
+    return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.onnx)

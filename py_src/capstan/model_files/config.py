@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ConfigError, UnsupportedModelError
+from ..errors import ConfigError, OptionError, UnsupportedModelError
 from .file_names import why_not_below
 from .json_text import NotJsonError, read_json
 from .model_types import SUPPORTED_TYPES, require_type
@@ -25,6 +25,7 @@ __all__ = [
     "InputNames",
     "OutputNames",
     "parse_genai_config",
+    "with_kv_cache_dtype",
     "with_session_options",
 ]
 
@@ -39,9 +40,10 @@ QDQ_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 LONG_ROPE = "multiRotaryCacheConcatOffset"
 DISABLE_STORE = "disable_file_mapped_weights"
 CAPTURE = "enableGraphCapture"
+CACHE_BITS = "kvCacheQuantizationBits"
 WEBGPU = ("webgpu", "webgpuexecutionprovider")
 PROVIDERS = (*WEBGPU, "cpu", "cpuexecutionprovider")
-WEBGPU_OPTIONS = {DISABLE_STORE, CAPTURE, "validationMode", LONG_ROPE}
+WEBGPU_OPTIONS = {DISABLE_STORE, CAPTURE, "validationMode", LONG_ROPE, CACHE_BITS}
 
 # Sections of `model` or `model.decoder` that say the model is more than one decoder.
 OTHER_PARTS = {
@@ -55,6 +57,9 @@ OTHER_PARTS = {
 
 REMEDY = "correct the file, or export the model again with onnxruntime-genai's model builder"
 JSON_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "true or false"}
+
+KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
+"""Bits of an element of the key/value caches by `kv_cache_dtype`; 0 for caches of the graph's type."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,9 @@ class DecoderConfig:
     `session.` before it."""
     capture: GraphCapture | None = None
     """From enableGraphCapture; None if the file does not say."""
+    kv_cache_bits: int = 0
+    """Bits of an element of the key/value caches on WebGPU, from kvCacheQuantizationBits: 4, 8, or 0 for those of the
+    graph."""
     providers: tuple[str, ...] | None = None
     """The names of execution providers, in order; None for a repository, which names none."""
     unknown_options: tuple[str, ...] = ()
@@ -273,6 +281,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             qdq_accuracy=qdq_accuracy(session_options),
             disable_file_mapped_weights=disables_store(session_options),
             capture=graph_capture(session_options),
+            kv_cache_bits=kv_cache_bits(session_options),
             providers=tuple(name for item in listed_providers(session_options) for name in item.value),
             unknown_options=unknown_options(session_options),
         ),
@@ -359,6 +368,17 @@ def graph_capture(session_options: Section) -> GraphCapture | None:
     return found
 
 
+def kv_cache_bits(session_options: Section) -> int:
+    """Reads kvCacheQuantizationBits from WebGPU's options; the last one given counts. Raises ConfigError."""
+    found = 0
+    for options in webgpu_options(session_options):
+        value = options.value.get(CACHE_BITS, str(found))
+        if value not in ("0", "4", "8"):
+            raise options.error(CACHE_BITS, '"0", "4" or "8"', "set it to one of these, or leave it out")
+        found = int(value)
+    return found
+
+
 def switched(section: Section, name: str, default: bool) -> bool:
     """An option that is "0" or "1". Raises ConfigError for others."""
     value = section.value.get(name, "1" if default else "0")
@@ -374,10 +394,22 @@ def with_session_options(config: GenaiConfig, name: str, session_options: Any) -
     decoder = replace(
         config.decoder,
         capture=graph_capture(section),
+        kv_cache_bits=kv_cache_bits(section),
         disable_file_mapped_weights=disables_store(section),
         unknown_options=unknown_options(section),
     )
     return replace(config, decoder=decoder)
+
+
+def with_kv_cache_dtype(config: GenaiConfig, dtype: str | None) -> GenaiConfig:
+    """The configuration with key/value caches of the type that a caller says, 'float', 'int8' or 'int4'; None leaves it
+    unchanged. Raises OptionError."""
+    if dtype is None:
+        return config
+    if dtype not in KV_CACHE_BITS:
+        choices = ", ".join(map(repr, KV_CACHE_BITS))
+        raise OptionError(f"kv_cache_dtype is {dtype!r}; it must be one of {choices}, or None")
+    return replace(config, decoder=replace(config.decoder, kv_cache_bits=KV_CACHE_BITS[dtype]))
 
 
 def qdq_accuracy(session_options: Section) -> int:

@@ -57,11 +57,11 @@ async def tell_alternatives(
             before = [*before, token][-CONTEXT_TOKENS:]
 
 
-async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, length: int) -> dict[str, Any]:
+async def plan_for(folder: str | HubRepository, length: int, **options: Any) -> dict[str, Any]:
     """Whether a model and a sequence of `length` tokens, or of its context if that is shorter, would fit the device."""
-    whole = await plan(folder, device=device, dtype=dtype)
+    whole = await plan(folder, **options)
     context = whole.requirements.max_length
-    fit = whole if context <= length else await plan(folder, device=device, dtype=dtype, max_length=length)
+    fit = whole if context <= length else await plan(folder, **options, max_length=length)
     need = fit.requirements
     return {
         "device": need.device,

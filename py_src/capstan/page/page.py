@@ -60,9 +60,9 @@ from .text_events import likelihood, text_event, watch
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
-Key = tuple[str | HubRepository, str | None, str, str | None, int, bool]
-"""A model's folder and dtype, the device, the capture, the bytes of the prefix cache, and whether it is loaded without
-the browser's storage."""
+Key = tuple[str | HubRepository, str | None, str, str | None, int, bool, str | None]
+"""A model's folder and dtype, the device, the capture, the bytes of the prefix cache, whether it is loaded without the
+browser's storage, and the type of its key/value caches."""
 
 running: asyncio.Task[Any] | None = None
 answering = 0
@@ -351,8 +351,8 @@ async def operations(request: OperationsRequest) -> dict[str, Any]:
 
 async def planned(request: PlanRequest) -> dict[str, Any]:
     """Whether a model would fit, before its weights are read."""
-    folder, device, dtype = folder_of(request["model"]), request["device"], request["dtype"]
-    return await plan_for(folder, device, dtype, CHAT_LENGTH)
+    options = {name: request.get(name) for name in ("device", "dtype", "kv_cache_dtype")}
+    return await plan_for(folder_of(request["model"]), CHAT_LENGTH, **options)
 
 
 async def conversation_with(model: Model, request: ConversationRequest) -> Conversation:
@@ -435,7 +435,7 @@ async def load_once(request: ModelRequest) -> Model:
     global loaded, loading
     prefix_cache, without_store = request.get("prefix_cache") or 0, bool(request.get("disable_file_mapped_weights"))
     asked = (request["dtype"], request["device"], request["capture"])
-    key = (folder_of(request["model"]), *asked, prefix_cache, without_store)
+    key = (folder_of(request["model"]), *asked, prefix_cache, without_store, request.get("kv_cache_dtype"))
     await load_ended()
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
@@ -464,7 +464,7 @@ async def load_ended() -> None:
 async def load(key: Key, stall_timeout: float | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
-    folder, dtype, device, capture, prefix_cache, without_store = key
+    folder, dtype, device, capture, prefix_cache, without_store, kv_cache_dtype = key
 
     def progress(what: str, done: int, total: int) -> None:
         if what == "weights":
@@ -475,6 +475,7 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
         options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
+        options["kv_cache_dtype"] = kv_cache_dtype
         model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)

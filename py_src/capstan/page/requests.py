@@ -87,6 +87,8 @@ class ModelRequest(TypedDict):
     """Bytes of the device for what prompts begin with, as Model.load takes it; null for none."""
     disable_file_mapped_weights: NotRequired[bool | None]
     """Leave the browser's storage of weights out, as Model.load takes it; null for false."""
+    kv_cache_dtype: NotRequired[Literal["float", "int8", "int4"] | None]
+    """The type of the key/value caches, as Model.load takes it; null is as the model's configuration says."""
 
 
 class RunRequest(ModelRequest):
@@ -202,6 +204,8 @@ class PlanRequest(TypedDict):
     dtype: str | None
     """As in ModelRequest."""
     device: Device
+    kv_cache_dtype: NotRequired[Literal["float", "int8", "int4"] | None]
+    """As in ModelRequest."""
 
 
 class EndSessionRequest(TypedDict):

@@ -158,10 +158,16 @@ class Witness:
         self.counts.append(counts)
 
     def judge(
-        self, part: str, element: str, y: list[Any], truth: list[Any], rows: tuple[int, int] | None = None
+        self,
+        part: str,
+        element: str,
+        y: list[Any],
+        truth: list[Any],
+        rows: tuple[int, int] | None = None,
+        cache_bits: int = 0,
     ) -> None:
         """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, whose row at the new
-        position counts."""
+        position counts, and whose elements may have 8 bits."""
         capacity, head = rows or (1, 1)
         constants: dict[str, int | float | bool] = {
             "UNIT": UNIT[element],
@@ -169,6 +175,7 @@ class Witness:
             "LARGEST": LARGEST[element],
             "HALF_VALUES": element == "f16",
             "ROWS": rows is not None,
+            "QUANTIZED": cache_bits != 0,
             "HEAD": head,
             "CAPACITY": capacity,
         }

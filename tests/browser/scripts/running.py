@@ -12,7 +12,7 @@ from capstan._js.gpu import JsGpuEngine
 
 __all__ = ["close_all", "gpu", "take", "load", "parameters", "picked"]
 
-loaded: dict[tuple[str, str, str, tuple[str, ...] | None], Model] = {}
+loaded: dict[tuple[Any, ...], Model] = {}
 """The models used last, at most `KEPT`, the latest one at the end."""
 KEPT = 6
 
@@ -24,12 +24,14 @@ async def load(
     device: str = "webgpu",
     capture: str = "tape",
     passes: Sequence[str] | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> Model:
     """A model, loaded now or by one of the last scripts of this page."""
-    key = (name, device, capture, None if passes is None else tuple(passes))
+    key = (name, device, capture, None if passes is None else tuple(passes), kv_cache_dtype)
     model = loaded.pop(key, None)
     if model is None or not model.healthy():
-        model = await Model.load(models[name], device=device, capture=capture, passes=passes)
+        given: dict[str, Any] = {"capture": capture, "passes": passes, "kv_cache_dtype": kv_cache_dtype}
+        model = await Model.load(models[name], device=device, **given)
     loaded[key] = model
     while len(loaded) > KEPT:
         await loaded.pop(next(iter(loaded))).aclose()

@@ -29,7 +29,7 @@ async def drive(
     models: Mapping[str, str], *, model: str, actions: Sequence[tuple[str, Any]], device: str = "webgpu", **options: Any
 ) -> dict[str, Any]:
     """The actions of tests/oracle.py on one generator: ("append", ids), ("generate", most), ("rewind", length)."""
-    source = {name: options.pop(name) for name in ("capture", "passes") if name in options}
+    source = {name: options.pop(name) for name in ("capture", "passes", "kv_cache_dtype") if name in options}
     opened = await load(models, model, device=device, **source)
     ids: list[int] = []
     async with Generator(opened, parameters(opened, **options)) as generator:

@@ -18,10 +18,16 @@ const WORKGROUPS = 512;
 const WORDS = 3;
 const SUMS = 2;
 
-/** For each pair, how far the first `bytes` of `a` are from those of `b`, as floats of the given type. */
+/** The kinds of elements, as the kernel numbers them. */
+const KINDS = { float32: 0, float16: 1, int8: 2, int4: 3 };
+
+/**
+ * For each pair, how far the first `bytes` of `a` are from those of `b`: floats of the given type, or rows of quantized
+ * caches, "int8 17" for rows of 17 words.
+ */
 export async function compareBuffers(
   watched: WatchedDevice,
-  pairs: { a: GPUBuffer; b: GPUBuffer; bytes: number; dtype: "float32" | "float16" }[],
+  pairs: { a: GPUBuffer; b: GPUBuffer; bytes: number; dtype: string }[],
 ): Promise<Difference[]> {
   const { device } = watched;
   const pipeline = device.createComputePipeline({
@@ -45,7 +51,8 @@ export async function compareBuffers(
       const result = make(16, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const sums = make(4 * SUMS * WORKGROUPS, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const params = make(16, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
-      const numbers = new Uint32Array([words, dtype === "float16" ? 1 : 0, workgroups * WORKGROUP, 0]);
+      const [kind, row] = dtype.split(" ") as [keyof typeof KINDS, string?];
+      const numbers = new Uint32Array([words, KINDS[kind], workgroups * WORKGROUP, Number(row ?? 0)]);
       watched.write(params, 0, new Uint8Array(numbers.buffer));
       const buffers = [a, b, result, params, sums];
       const group = device.createBindGroup({

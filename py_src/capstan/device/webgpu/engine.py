@@ -179,7 +179,9 @@ class GpuSessions(GpuAdapter, Protocol):
     @by_hand
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
     @js("sessions", span="create a session")
-    async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
+    async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
+        """`cache_bits` are those of an element of the key/value caches, 4 or 8; 0 for the graph's own."""
+
     async def release_session(self, session: int) -> None: ...
     def bind(
         self,

@@ -112,9 +112,9 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     )
 
 
-async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str) -> int:
+async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
     with phase("decode session" if capture else "session"):
-        return await engine.create_session(model, capture=capture, owner=owner)
+        return await engine.create_session(model, capture=capture, owner=owner, cache_bits=cache_bits)
 
 
 async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
@@ -181,12 +181,13 @@ async def load(
     weights: dict[str, int] = {}
     contents: list[str | None] = []
     owner = f"{url} model {next(numbers)}"
+    bits = config.decoder.kv_cache_bits
     # Sessions need the graphs alone.
-    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
+    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))
     ahead = None
     soon = eager_picks(interface.about().software, graphs) == 1
     if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected and soon:
-        ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
+        ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1", bits))
     try:
         for location, entries in by_location(graphs.weights):
             with phase("weights"):
@@ -248,7 +249,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
             file, place = await source.open_weights(location), f"{base.name}{location}"
             leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
             weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-        session = await make_session(engine, graphs.prefill, False, owner)
+        session = await make_session(engine, graphs.prefill, False, owner, base.config.decoder.kv_cache_bits)
     except BaseException:
         for held in leases:
             held.release()

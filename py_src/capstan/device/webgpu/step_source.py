@@ -41,6 +41,7 @@ class StepSource:
         self._name = loaded.name
         self._adapter = loaded.interface.about().adapter
         self._chunk = loaded.memory.chunk
+        self._cache_bits = loaded.config.decoder.kv_cache_bits
         self._capture = options.capture
         self._configured = options.configured
         self._passes = passes
@@ -140,7 +141,7 @@ class StepSource:
             return None
 
         async def capture(length: int) -> tuple[int, int]:
-            session = await engine.create_session(graphs.captured_prefill, capture=True, owner=buffers.owner)
+            session = await self._captured_session(graphs.captured_prefill, buffers.owner)
             try:
                 return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
             except BaseException:
@@ -167,7 +168,10 @@ class StepSource:
         if ahead is not None and owner == self._first:
             self._ahead = None
             return await ahead
-        return await self._engine.create_session(self._graphs.decode, capture=True, owner=owner)
+        return await self._captured_session(self._graphs.decode, owner)
+
+    async def _captured_session(self, graph: bytes, owner: str) -> int:
+        return await self._engine.create_session(graph, capture=True, owner=owner, cache_bits=self._cache_bits)
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""

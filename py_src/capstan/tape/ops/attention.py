@@ -89,6 +89,10 @@ class AttentionShape(Protocol):
     def element(self) -> str:
         """f16 or f32."""
 
+    @property
+    def cache_bits(self) -> int:
+        """Bits of an element of the caches, 8; 0 for those of `element`."""
+
 
 @dataclass(frozen=True)
 class HeadNorms:
@@ -128,6 +132,8 @@ class Attention(Operation):
     """A buffer of weights: of each head, one more score of its softmax."""
     window: int = 0
     softcap: float = 0.0
+    cache_bits: int = 0
+    """8 for caches of bytes with a scale a row (attention_shared.wgsl); 0 for caches of `element`."""
     rows: int = 1
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
     along: bool = False
@@ -220,7 +226,7 @@ class Attention(Operation):
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
             row = [kind, number, offset + start, 8 * kv_width]
-            witness.judge(part, self.element, cache, row, (self.capacity, self.head))
+            witness.judge(part, self.element, cache, row, (self.capacity, self.head), self.cache_bits)
 
 
 Counts = Callable[[int], tuple[int, int, int]]
@@ -332,6 +338,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
         "WINDOW": what.window or what.capacity,
         "SCALE": what.scale,
         "SOFTCAPPED": what.softcap != 0.0,
+        "QUANTIZED": what.cache_bits != 0,
     }
     if what.softcap:
         constants["SOFTCAP"] = what.softcap

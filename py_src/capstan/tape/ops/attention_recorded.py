@@ -33,6 +33,7 @@ class Origin:
     """Elements of a head that are rotated."""
     interleaved: bool = False
     norms: HeadNorms | None = None
+    cache_bits: int = 0
 
 
 @dataclass
@@ -81,7 +82,23 @@ class Finder:
                 rotary=2 * unit * kernel.number("half_rotary_dim"),
                 interleaved=interleaved,
             )
-        return self.taken_apart(index) if found.kernel.kind == "cache_write" else None
+        if found.kernel.kind == "rotary_int8":
+            kernel, at = found.kernel, found.kernel.at
+            heads = kernel.number("num_heads")
+            return Origin(
+                packed=found.read("packed_qkv"),
+                indices=frozenset({index}),
+                heads=heads,
+                kv_heads=kernel.number("kv_num_heads"),
+                head=kernel.number("hidden_size") // heads,
+                capacity=kernel.number("present_seq_length"),
+                cos=at["cos_cache"],
+                sin=at["sin_cache"],
+                query=found.written("query"),
+                rotary=2 * vector(kernel.uniforms["cos_cache_shape"])[1],
+                cache_bits=8,
+            )
+        return self.taken_apart(index) if found.kernel.kind in ("cache_write", "cache_write_int8") else None
 
     def taken_apart(self, index: int) -> Origin | None:
         """The origin of a cache whose keys were split off the packed ones, rotated and maybe normalised by an earlier
@@ -94,7 +111,13 @@ class Finder:
         turned = self.met[rotary]
         sizes, uniforms = turned.kernel.at, turned.kernel.uniforms
         heads, kv_heads = vector(uniforms["q_global_shape"])[2], vector(uniforms["k_global_shape"])[2]
-        head, capacity = turned.kernel.number("head_size"), vector(write.kernel.uniforms["present_key_shape"])[2]
+        quantized = write.kernel.kind == "cache_write_int8"
+        head = turned.kernel.number("head_size")
+        if quantized:
+            capacity, written_heads = write.kernel.number("present_seq_length"), write.kernel.number("kv_num_heads")
+        else:
+            capacity = vector(write.kernel.uniforms["present_key_shape"])[2]
+            written_heads = vector(write.kernel.uniforms["key_shape"])[2]
         query, key, value = turned.read("q_input"), turned.read("k_input"), write.read("value")
         passed = {index, rotary}
         readers = {"q": rotary, "k": rotary, "v": index}
@@ -133,10 +156,7 @@ class Finder:
         rows = [4 * size for size in vector(self.met[split].kernel.uniforms["segment_sizes"])]
         if rows != [heads * head, kv_heads * head, kv_heads * head]:
             return None
-        if (
-            vector(uniforms["cos_cache_shape"])[0] < capacity
-            or vector(write.kernel.uniforms["key_shape"])[2] != kv_heads
-        ):
+        if vector(uniforms["cos_cache_shape"])[0] < capacity or written_heads != kv_heads:
             return None
         return Origin(
             packed=self.met[split].read("input"),
@@ -150,6 +170,7 @@ class Finder:
             query=turned.written("q_output"),
             rotary=head,
             norms=norms,
+            cache_bits=8 if quantized else 0,
         )
 
 
@@ -171,8 +192,9 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         if origin is None:
             continue
         at, written = found.kernel.at, found.writes
-        split = finder.only_reader(origin.query, "attention_split")
-        if split is None or finder.only_reader(written[at["indirect_buffer"]], "attention_split") != split:
+        kind = "attention_split_int8" if origin.cache_bits else "attention_split"
+        split = finder.only_reader(origin.query, kind)
+        if split is None or finder.only_reader(written[at["indirect_buffer"]], kind) != split:
             continue
         partial = met[split].kernel
         caches = (at["present_key"], at["present_value"])
@@ -198,6 +220,7 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             norms=origin.norms,
             rotary=origin.rotary,
             interleaved=origin.interleaved,
+            cache_bits=origin.cache_bits,
             sinks=met[join].kernel.at.get("head_sink"),
         )
         if not fits_attention(what):

@@ -11,6 +11,18 @@ from .norm import NORM_LACKS
 
 __all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
 
+QUANTIZED = "KV_CACHE_QUANT_BITS"
+"""A name in attention over quantized caches, of 8 or 4 bits."""
+SPLIT = ("q", "present_key", "present_value", "seqlens_k", "total_sequence_length_input", "indirect_buffer")
+IN_8_BITS = (
+    "let quant_scale = scale_reduction_buffer[0] / 127.0f;",
+    "let quantized = i32(clamp(round(block_values[i] * inv_scale), -127.0f, 127.0f));",
+    "quantized_values[i] = u32(quantized + 128);",
+    "present_key[present_base + 1u + word]=packed;",
+    "present_value[present_base + 1u + word]=packed;",
+    "let dest_seq = past_seq_length + seq;",
+)
+"""Lines of the kernels that write caches of 8 bits."""
 JOINS = ("attention_join", "attention_join_sinks")
 ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
 HEAD_NORMS = ("head_norm", "norm")
@@ -109,25 +121,84 @@ def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
     )
 
 
+def one_token_in_8_bits(kernel: OrtKernel) -> bool:
+    return kernel.uniforms["kv_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
+
+
+def why_not_in_8_bits(kernel: OrtKernel) -> str:
+    heads, kv_heads = kernel.number("num_heads"), kernel.number("kv_num_heads")
+    half = vector(kernel.uniforms["cos_cache_shape"])[1]
+    return unfit_heads(heads, kv_heads, kernel.number("hidden_size") // heads, 2 * half, kernel.element)
+
+
 SIGNATURES = (
+    Signature(
+        "rotary_int8",
+        "attention",
+        (
+            "packed_qkv",
+            "cos_cache",
+            "sin_cache",
+            "seqlen_k",
+            "total_sequence_length_input",
+            "query",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(
+            *IN_8_BITS,
+            "let base_position = 0u;",
+            "query[q_dst_base + i]=q_i * cos_value - q_j * sin_value;",
+            "block_values[i + HALF_ROTARY_DIM] = k_i * sin_value + k_j * cos_value;",
+            "block_values[i] = f32(packed_qkv[src_base + i]);",
+        ),
+        asked=("num_heads", "kv_num_heads", "hidden_size", "cos_cache_shape", "present_seq_length"),
+        weights=("cos_cache", "sin_cache"),
+        holds=one_token_in_8_bits,
+        why=why_not_in_8_bits,
+    ),
+    Signature(
+        "cache_write_int8",
+        "attention",
+        (
+            "key",
+            "value",
+            "seqlen_k",
+            "total_sequence_length_input",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(*IN_8_BITS, "value_to_quantize = key[src_base + i];", "value_to_quantize = value[src_base + i];"),
+        asked=("kv_num_heads", "present_seq_length"),
+        holds=one_token_in_8_bits,
+    ),
+    Signature(
+        "attention_split_int8",
+        "attention",
+        (*SPLIT, "out_split_vx", "metadata"),
+        has=(
+            "q: array<vec4<f",
+            "return q_element_t(0);",
+            "q_element_t(uniforms.alpha)",
+            "exp(f32(tile_qk",
+            f"const {QUANTIZED} : u32 = 8;",
+            "vec4<i32>(bytes) - vec4<i32>(128)",
+        ),
+        asked=("alpha",),
+        lacks=ATTENTION_LACKS,
+        holds=one_query,
+    ),
     rotary("rotary", "vec4<f", ("let idx_i = in_head_idx;", "let idx_j = idx_i + uniforms.half_rotary_dim;")),
     rotary("rotary_interleaved", "f", ("let idx_i = in_head_idx + in_head_idx;", "let idx_j = idx_i + 1u;")),
     Signature(
         "attention_split",
         "attention",
-        (
-            "q",
-            "present_key",
-            "present_value",
-            "seqlens_k",
-            "total_sequence_length_input",
-            "indirect_buffer",
-            "out_split_vx",
-            "metadata",
-        ),
+        (*SPLIT, "out_split_vx", "metadata"),
         has=("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
         asked=("alpha",),
-        lacks=ATTENTION_LACKS,
+        lacks=(*ATTENTION_LACKS, QUANTIZED),
         holds=one_query,
     ),
     Signature(

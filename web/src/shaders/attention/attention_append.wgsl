@@ -2,20 +2,7 @@
 // before attention of all of them. The first position is state[0] - 1. Workgroups: (KV_HEADS, SEQUENCES).
 
 #include attention_shared
-
-// One over the root mean square of the head that begins at chunk `at`.
-fn inverse_root(at: u32) -> f32 {
-#if q_gamma
-  var sum = 0.0;
-  for (var c = 0u; c < CHUNKS; c++) {
-    let part = unpacked(qkv[at + c]);
-    sum += product(part, part);
-  }
-  return inverseSqrt(sum / f32(HEAD) + EPSILON);
-#else
-  return 1.0;
-#endif
-}
+#include attention_rows
 
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -23,16 +10,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let position = state[0] - 1u + workgroup.y;
   let keys_at = workgroup.y * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
-  let cache = (kv_head * CAPACITY + position) * CHUNKS;
+#if QUANTIZED
+  let scales = scales_of(keys_at, values_at, position);
+#endif
   for (var chunk = thread; chunk < CHUNKS; chunk += 32u) {
-    let turn = k_rotation(chunk, rotation(chunk, position));
-    let key = combined(unpacked(qkv[keys_at + chunk]), turn[0], opposite(qkv[keys_at + partner(chunk)]), turn[1]);
-    key_cache[cache + chunk] = packed(key * inverse_root(keys_at));
-#if v_gamma
-    let value = scaled(unpacked(qkv[values_at + chunk]), unpacked(v_gamma[chunk]));
-    value_cache[cache + chunk] = packed(value * inverse_root(values_at));
+    let key = key_of(keys_at, chunk, position);
+    let value = value_of(values_at, chunk);
+#if QUANTIZED
+    put_rows(kv_head * CAPACITY + position, chunk, cached(key, scales.x), cached(value, scales.y));
 #else
-    value_cache[cache + chunk] = qkv[values_at + chunk];
+    put_rows(kv_head * CAPACITY + position, chunk, packed(key), packed(value));
 #endif
   }
 }

@@ -16,6 +16,8 @@
 // allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
 // bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
+// QUANTIZED: a row of a cache is one float32 scale and HEAD bytes, four in a word: an element is (byte - 128) * scale, and
+// the scale 1/127 of the largest magnitude in the row, as onnxruntime's WebGPU provider has them with 8 bits.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
@@ -26,8 +28,13 @@
 #reads state: array<u32>
 #reads cos_cache: array<vec4<u32>>
 #reads sin_cache: array<vec4<u32>>
+#if QUANTIZED
+#writes key_cache: array<u32>
+#writes value_cache: array<u32>
+#else
 #writes key_cache: array<vec4<u32>>
 #writes value_cache: array<vec4<u32>>
+#endif
 // First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
 #writes partials: array<vec4<f32>>
 #writes y?: array<vec4<element>>
@@ -123,6 +130,16 @@ fn doubled(halves: vec2<u32>, sign: f32) -> Values {
 #endif
 #endif
 
+// The magnitude of the largest element.
+fn largest_of(v: Values) -> f32 {
+#if HALF
+  let most = max(abs(v[0]), abs(v[1]));
+#else
+  let most = abs(v);
+#endif
+  return max(max(most.x, most.y), max(most.z, most.w));
+}
+
 const STATE_STRIDE = 8u;
 const CHUNKS = HEAD / PER;
 const QKV_CHUNKS = (HEADS + 2u * KV_HEADS) * CHUNKS;
@@ -148,6 +165,81 @@ fn capped(x: f32) -> f32 {
   return x;
 #endif
 }
+
+#if QUANTIZED
+const WORDS = PER / 4u; // of a chunk
+const ROW = 1u + HEAD / 4u; // words of a head of one position
+
+fn bytes_of(word: u32) -> vec4<f32> {
+  return vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u)) - 128.0;
+}
+
+fn word_of(v: vec4<f32>) -> u32 {
+  let bytes = vec4<u32>(clamp(round(v), vec4<f32>(-127.0), vec4<f32>(127.0)) + 128.0) << vec4<u32>(0u, 8u, 16u, 24u);
+  return bytes.x | bytes.y | bytes.z | bytes.w;
+}
+
+// A chunk as a cache has it: its words, and the scale.
+fn cached(v: Values, scale: f32) -> vec4<u32> {
+  let inverse = select(0.0, 1.0 / scale, scale > 0.0);
+#if HALF
+  return vec4<u32>(word_of(v[0] * inverse), word_of(v[1] * inverse), bitcast<u32>(scale), 0u);
+#else
+  return vec4<u32>(word_of(v * inverse), 0u, bitcast<u32>(scale), 0u);
+#endif
+}
+
+fn of_cache(chunk: vec4<u32>) -> Values {
+  let scale = bitcast<f32>(chunk.z);
+#if HALF
+  return Values(bytes_of(chunk.x) * scale, bytes_of(chunk.y) * scale);
+#else
+  return bytes_of(chunk.x) * scale;
+#endif
+}
+
+// A chunk of a row of a cache; rows are numbered through all heads.
+fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  let at = row * ROW;
+  let first = at + 1u + chunk * WORDS;
+  return vec4<u32>(key_cache[first], key_cache[first + WORDS - 1u], key_cache[at], 0u);
+}
+
+fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  let at = row * ROW;
+  let first = at + 1u + chunk * WORDS;
+  return vec4<u32>(value_cache[first], value_cache[first + WORDS - 1u], value_cache[at], 0u);
+}
+
+fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
+  let at = row * ROW;
+  for (var word = 0u; word < WORDS; word++) {
+    key_cache[at + 1u + chunk * WORDS + word] = key[word];
+    value_cache[at + 1u + chunk * WORDS + word] = value[word];
+  }
+  if (chunk == 0u) {
+    key_cache[at] = key.z;
+    value_cache[at] = value.z;
+  }
+}
+#else
+fn of_cache(chunk: vec4<u32>) -> Values {
+  return unpacked(chunk);
+}
+
+fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return key_cache[row * CHUNKS + chunk];
+}
+
+fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return value_cache[row * CHUNKS + chunk];
+}
+
+fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
+  key_cache[row * CHUNKS + chunk] = key;
+  value_cache[row * CHUNKS + chunk] = value;
+}
+#endif
 
 // The positions before those in sight.
 fn hidden(total: u32) -> u32 {

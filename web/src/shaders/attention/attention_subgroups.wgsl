@@ -12,18 +12,29 @@ struct Request {
   values: array<vec4<u32>, BATCH>,
 }
 
-// The chunks of a team's positions: `first` and every TEAMS-th from there. `cache` is where its kv head's chunk begins.
+// A chunk of a team's positions: `first` and every TEAMS-th from there. `rows` is where the rows of its kv head begin.
 // Positions past `last` give any other's.
-fn request(cache: u32, first: u32, last: u32) -> Request {
+fn request(rows: u32, chunk: u32, first: u32, last: u32) -> Request {
   var wanted: Request;
 #repeat j BATCH
-  wanted.keys[j] = key_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
+  wanted.keys[j] = key_chunk(rows + min(first + j * TEAMS, last), chunk);
 #end
 #repeat j BATCH
-  wanted.values[j] = value_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
+  wanted.values[j] = value_chunk(rows + min(first + j * TEAMS, last), chunk);
 #end
   return wanted;
 }
+
+#if QUANTIZED
+// The scale of a head, of which each lane of a team has a chunk.
+fn scale_of(part: Values) -> f32 {
+  var most = largest_of(part);
+  for (var mask = TEAM / 2u; mask > 0u; mask >>= 1u) {
+    most = max(most, subgroupShuffleXor(most, mask));
+  }
+  return most / 127.0;
+}
+#endif
 
 #if q_gamma
 // One over the root mean square of a head, of which each lane of a team has a chunk.
@@ -62,13 +73,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #endif
   let before = hidden(total);
   let length = total - before;
-  let cache = ((caches * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS + chunk;
+  let rows = (caches * KV_HEADS + kv_head) * CAPACITY + before;
   let splits = count_splits(length);
   if (split >= splits) {
     return;
   }
   let position = length - 1u;
-  var wanted = request(cache, split * BLOCK + first, position);
+  var wanted = request(rows, chunk, split * BLOCK + first, position);
   let turn = rotation(chunk, total - 1u);
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
@@ -79,17 +90,22 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #if q_gamma
   rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
 #endif
-  let new_key = packed(rotated_key);
-#if v_gamma
   let value_part = unpacked(qkv[values_at + chunk]);
-  let new_value = packed(scaled(value_part, unpacked(v_gamma[chunk])) * inverse_size(value_part, member < CHUNKS));
+#if v_gamma
+  let normed_value = scaled(value_part, unpacked(v_gamma[chunk])) * inverse_size(value_part, member < CHUNKS);
 #else
-  let new_value = qkv[values_at + chunk];
+  let normed_value = value_part;
+#endif
+#if QUANTIZED
+  let new_key = cached(rotated_key, scale_of(rotated_key));
+  let new_value = cached(normed_value, scale_of(normed_value));
+#else
+  let new_key = packed(rotated_key);
+  let new_value = packed(normed_value);
 #endif
 #if !ALONG
   if (split == 0u && tile == 0u && thread < CHUNKS) {
-    key_cache[cache + position * CHUNKS] = new_key;
-    value_cache[cache + position * CHUNKS] = new_value;
+    put_rows(rows + position, chunk, new_key, new_value);
   }
 #endif
   var query = array<Values, TILE>();
@@ -116,7 +132,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     // Scores: each lane has its chunk's part of BATCH * TILE of them.
     var scores = array<f32, BATCH * TILE>();
 #repeat j BATCH
-    let key = unpacked(select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position)));
+    let key = of_cache(select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position)));
 #repeat h TILE
     scores[j * TILE + h] = product(key, query[h]);
 #end
@@ -153,8 +169,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #end
 #repeat j BATCH
     // Memory past the length may contain anything, NaN too.
-    let cached = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
-    let value = unpacked(select(cached, new_value, vec4<bool>(start + j * TEAMS == position)));
+    let read = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
+    let value = of_cache(select(read, new_value, vec4<bool>(start + j * TEAMS == position)));
 #repeat h TILE
     result[h] = result[h] + value * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
 #end
@@ -163,7 +179,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (block * BLOCK >= length) {
       break;
     }
-    wanted = request(cache, block * BLOCK + first, position);
+    wanted = request(rows, chunk, block * BLOCK + first, position);
   }
 
   // The teams of a subgroup, then the subgroups.

@@ -1,5 +1,7 @@
 // The second half of attention.wgsl without SHUFFLED: everything goes through workgroup memory.
 
+#include attention_rows
+
 const ROWS = WORKGROUP / CHUNKS; // threads that share a chunk of the values
 const SHARE = WORKGROUP / TILE; // threads that share a head of the softmax
 
@@ -10,18 +12,6 @@ var<workgroup> weights: array<f32, BLOCK * TILE>; // the scores of a block, then
 var<workgroup> most_of: array<f32, SHARE * TILE>;
 var<workgroup> sum_of: array<f32, SHARE * TILE>;
 var<workgroup> row_values: array<Values, ROWS * TILE * CHUNKS>;
-
-#if q_gamma
-// One over the root mean square of the head that begins at chunk `at`.
-fn inverse_size(at: u32) -> f32 {
-  var sum = 0.0;
-  for (var c = 0u; c < CHUNKS; c++) {
-    let part = unpacked(qkv[at + c]);
-    sum += product(part, part);
-  }
-  return inverseSqrt(sum / f32(HEAD) + EPSILON);
-}
-#endif
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -48,7 +38,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
   let position = length - 1u;
-  let cache = ((caches * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS;
+  let rows = (caches * KV_HEADS + kv_head) * CAPACITY + before;
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
@@ -61,22 +51,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
   }
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
-    let turn = k_rotation(chunk, rotation(chunk, total - 1u));
-    var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], opposite(qkv[keys_at + partner(chunk)]), turn[1]);
-#if q_gamma
-    key = key * inverse_size(keys_at);
-#endif
-    new_key[chunk] = packed(key);
     let values_at = keys_at + KV_HEADS * CHUNKS;
-    new_value[chunk] = qkv[values_at + chunk];
-#if v_gamma
-    let value = scaled(unpacked(new_value[chunk]), unpacked(v_gamma[chunk]));
-    new_value[chunk] = packed(value * inverse_size(values_at));
+    let key = key_of(keys_at, chunk, total - 1u);
+    let value = value_of(values_at, chunk);
+#if QUANTIZED
+    let scales = scales_of(keys_at, values_at, total - 1u);
+    new_key[chunk] = cached(key, scales.x);
+    new_value[chunk] = cached(value, scales.y);
+#else
+    new_key[chunk] = packed(key);
+    new_value[chunk] = packed(value);
 #endif
 #if !ALONG
     if (split == 0u && tile == 0u) {
-      key_cache[cache + position * CHUNKS + chunk] = packed(key);
-      value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];
+      put_rows(rows + position, chunk, new_key[chunk], new_value[chunk]);
     }
 #endif
   }
@@ -103,9 +91,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
       for (var c = 0u; c < CHUNKS; c++) {
         var key = new_key[c];
         if (at < position) {
-          key = key_cache[cache + at * CHUNKS + c];
+          key = key_chunk(rows + at, c);
         }
-        let elements = unpacked(key);
+        let elements = of_cache(key);
         for (var h = 0u; h < TILE; h++) {
           scores[h] += product(elements, query[h * CHUNKS + c]);
         }
@@ -148,9 +136,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
       for (var i = row; i < here; i += ROWS) {
         var value = new_value[chunk];
         if (block * BLOCK + i < position) {
-          value = value_cache[cache + (block * BLOCK + i) * CHUNKS + chunk];
+          value = value_chunk(rows + block * BLOCK + i, chunk);
         }
-        let elements = unpacked(value);
+        let elements = of_cache(value);
         for (var h = 0u; h < TILE; h++) {
           result[h] = result[h] + elements * weights[i * TILE + h];
         }

@@ -1,8 +1,9 @@
 // Compares two buffers of floats: the largest absolute difference, the largest absolute value of the second, how many
 // elements are finite in just one of the two, and the sums of the squares of differences and of values of the second. A
-// word is a float32, or two float16; an invocation takes every params.z-th of them.
-// Bindings: 0 a, 1 b (words); 2 result: [bits of max |a-b|, bits of max |b|, count]; 3 params: [words, is float16,
-// invocations, 0]; 4 sums: of squares, of each workgroup.
+// word is a float32, two float16, or one of a row of a quantized cache: the scale, or elements of 8 or 4 bits. An
+// invocation takes every params.z-th of them.
+// Bindings: 0 a, 1 b (words); 2 result: [bits of max |a-b|, bits of max |b|, count]; 3 params: [words, kind of the
+// elements (0 float32, 1 float16, 2 int8, 3 int4), invocations, words of a row]; 4 sums: of squares, of each workgroup.
 // Non-negative floats order as their bits do, hence atomicMax on bits.
 
 @group(0) @binding(0) var<storage, read> a: array<u32>;
@@ -12,6 +13,10 @@
 @group(0) @binding(4) var<storage, read_write> sums: array<vec2<f32>>;
 
 const WORKGROUP = 64u;
+// An element of 4 bits is one of these times its row's scale, in onnxruntime's WebGPU provider.
+const LEVELS = array<f32, 16>(
+  -0.2377, -0.1809, -0.1419, -0.1104, -0.0829, -0.0578, -0.0342, -0.0113,
+  0.0113, 0.0342, 0.0578, 0.0829, 0.1104, 0.1419, 0.1809, 0.2377);
 
 var<workgroup> parts: array<vec2<f32>, WORKGROUP>;
 
@@ -39,6 +44,15 @@ fn noted(found: Found, x: f32, x_finite: bool, y: f32, y_finite: bool) -> Found 
   return Found(found.apart, found.largest, found.unlike + select(0u, 1u, x_finite != y_finite), found.squares);
 }
 
+// Element i of a word of a quantized cache.
+fn element_of(word: u32, i: u32, scale: f32) -> f32 {
+  if (params.y == 2u) {
+    return (f32(extractBits(word, 8u * i, 8u)) - 128.0) * scale;
+  }
+  var levels = LEVELS;
+  return levels[extractBits(word, 4u * i, 4u)] * scale;
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(global_invocation_id) id: vec3<u32>,
@@ -51,6 +65,14 @@ fn main(
     let q = b[i];
     if (params.y == 0u) {
       found = noted(found, bitcast<f32>(p), finite32(p), bitcast<f32>(q), finite32(q));
+    } else if (params.y > 1u) {
+      let row = i - i % params.w;
+      let known = vec2<bool>(finite32(a[row]), finite32(b[row]));
+      let scales = vec2<f32>(bitcast<f32>(a[row]), bitcast<f32>(b[row]));
+      let elements = select(4u, 8u, params.y == 3u);
+      for (var e = 0u; i > row && e < elements; e++) {
+        found = noted(found, element_of(p, e, scales.x), known.x, element_of(q, e, scales.y), known.y);
+      }
     } else {
       let x = unpack2x16float(p);
       let y = unpack2x16float(q);

@@ -5,7 +5,8 @@
 // square, of y and of the truth at one element; that element, the one of the largest ratio or one that is finite in
 // only one of the two; the number of such elements. ROWS: y is a cache [*, CAPACITY, HEAD] and the truth its row at
 // position state[0] - 1. HALF_VALUES: y is float16, which needs no shader-f16 here. UNIT is the unit roundoff of y's
-// type, LARGEST its largest number: past it, y may be infinite.
+// type, LARGEST its largest number: past it, y may be infinite. QUANTIZED: the cache's rows are those of
+// attention_shared.wgsl, which are right within half a step of their scale.
 
 #reads y: array<u32>
 #reads truth: array<vec2<f32>>
@@ -21,7 +22,27 @@ fn finite(value: f32) -> bool {
   return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u;
 }
 
+#if QUANTIZED
+fn row_at(i: u32) -> u32 {
+  return (i / HEAD * CAPACITY + state[0] - 1u) * (1u + HEAD / 4u);
+}
+#endif
+
+// How far a value may be from the truth apart from rounding.
+fn slack(i: u32) -> f32 {
+#if QUANTIZED
+  return 0.5001 * bitcast<f32>(y[row_at(i)]);
+#else
+  return 0.0;
+#endif
+}
+
 fn value_of(i: u32) -> f32 {
+#if QUANTIZED
+  let row = row_at(i);
+  let word = y[row + 1u + i % HEAD / 4u];
+  return (f32(extractBits(word, i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(y[row]);
+#else
 #if ROWS
   let at = (i / HEAD * CAPACITY + state[0] - 1u) * HEAD + i % HEAD;
 #else
@@ -32,6 +53,7 @@ fn value_of(i: u32) -> f32 {
   return select(pair.x, pair.y, at % 2u == 1u);
 #else
   return bitcast<f32>(y[at]);
+#endif
 #endif
 }
 
@@ -48,7 +70,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     let wanted = truth[i];
     let known = finite(wanted.x) && finite(wanted.y);
     if (finite(value) && known) {
-      let ratio = abs(value - wanted.x) / (UNIT * wanted.y + FLOOR);
+      let ratio = max(abs(value - wanted.x) - slack(i), 0.0) / (UNIT * wanted.y + FLOOR);
       squared += ratio * ratio;
       if (ratio > most) {
         most = ratio;

@@ -9,6 +9,8 @@
 // scores are [HEADS, LONGEST].
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
+// QUANTIZED: caches of 8 bits, as attention_shared.wgsl has them; the new rows are read from them like the others, since a
+// truth that is rounded to a step would be as far from a sound row as a whole step.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values for the cache begin.
 // Dispatch, of these: (length / 64, HEADS), (HEADS * HEAD / 64), (KV_HEADS * HEAD / 64).
@@ -20,8 +22,13 @@
 #reads q_gamma?: array<element>
 #reads k_gamma?: array<element>
 #reads v_gamma?: array<element>
+#if QUANTIZED
+#reads key_cache?: array<u32>
+#reads value_cache?: array<u32>
+#else
 #reads key_cache?: array<element>
 #reads value_cache?: array<element>
+#endif
 #reads head_sink?: array<element>
 #if key_cache
 #writes scores?: array<vec2<f32>>
@@ -34,6 +41,30 @@ const GROUP = HEADS / KV_HEADS;
 const HALF_ROTARY = ROTARY / 2u;
 const KEYS = HEADS * HEAD; // where the keys of qkv begin
 const VALUES = KEYS + KV_HEADS * HEAD;
+
+#if key_cache
+// Element i of a row of the keys; rows are numbered through all heads.
+fn cached_key(row: u32, i: u32) -> f32 {
+#if QUANTIZED
+  let at = row * (1u + HEAD / 4u);
+  return (f32(extractBits(key_cache[at + 1u + i / 4u], i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(key_cache[at]);
+#else
+  return f32(key_cache[row * HEAD + i]);
+#endif
+}
+#endif
+
+#if value_cache
+// Element i of a row of the values.
+fn cached_value(row: u32, i: u32) -> f32 {
+#if QUANTIZED
+  let at = row * (1u + HEAD / 4u);
+  return (f32(extractBits(value_cache[at + 1u + i / 4u], i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(value_cache[at]);
+#else
+  return f32(value_cache[row * HEAD + i]);
+#endif
+}
+#endif
 
 // One over the root mean square of the head that begins at `at`; 1 without norms.
 fn inverse_size(at: u32) -> f32 {
@@ -132,11 +163,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   var squares = 0.0;
   for (var i = 0u; i < HEAD; i++) {
     let q = rotated(head * HEAD, i, position, q_inverse);
-    var key = f32(key_cache[(kv_head * CAPACITY + min(at, CAPACITY - 1u)) * HEAD + i]);
+    var key = cached_key(kv_head * CAPACITY + min(at, CAPACITY - 1u), i);
+#if !QUANTIZED
     if (at == position) {
       let k = rotated(new_key, i, position, k_inverse);
       key = f32(element(k.x + k.y));
     }
+#endif
     let term = (q.x + q.y) * key;
     // Both terms of a rotated element may exceed the element.
     let most = (abs(q.x) + abs(q.y)) * abs(key);
@@ -153,7 +186,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let kv_head = head / GROUP;
   let i = id.x % HEAD;
   let row = head * LONGEST;
+#if QUANTIZED
+  let latest = cached_value(kv_head * CAPACITY + position, i);
+#else
   let latest = new_value(kv_head, i);
+#endif
   var most = scores[row + first].x;
   for (var at = first + 1u; at < length; at++) {
     most = max(most, scores[row + at].x);
@@ -166,7 +203,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   weights = exp(sink - most);
 #endif
   for (var at = first; at < length; at++) {
-    var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
+    var value = cached_value(kv_head * CAPACITY + at, i);
     if (at == position) {
       value = latest;
     }
@@ -181,7 +218,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   shifted = exp(sink - most) / weights * abs(result) * abs(sink);
 #endif
   for (var at = first; at < length; at++) {
-    var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
+    var value = cached_value(kv_head * CAPACITY + at, i);
     if (at == position) {
       value = latest;
     }

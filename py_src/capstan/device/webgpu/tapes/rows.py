@@ -192,7 +192,7 @@ async def require_steps_of_one(
     about = one.about
     compared = [Compared("logits", *logits, about.logits_dtype)]
     compared += [
-        Compared(f"kv {pair.past}", copy.handle, handle, copy.size, about.cache_dtype)
+        Compared(f"kv {pair.past}", copy.handle, handle, copy.size, about.rows_of(pair))
         for pair, copy, handle in zip(about.cache, copies, one.cache, strict=True)
     ]
     await require_alike(engine, told, compared, WIDENED_STEP)

@@ -1,0 +1,75 @@
+"""The pass that gives a graph's caches the shape of quantized ones, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capstan.errors import OptionError, UnsupportedModelError
+from capstan.graph import parse
+from capstan.graph.carried import CachePair, cache_pairs
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.quantized_caches import quantized_caches
+from capstan.model_files.config import GenaiConfig, parse_genai_config, with_kv_cache_dtype
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def opened(name: str) -> tuple[ModelProto, GenaiConfig]:
+    folder = FIXTURES / name
+    config = parse_genai_config((folder / "genai_config.json").read_bytes(), str(folder))
+    return parse((folder / "model.onnx").read_bytes(), "model.onnx"), config
+
+
+def pairs_of(model: ModelProto, config: GenaiConfig) -> tuple[CachePair, ...]:
+    return cache_pairs(config.decoder, model.graph)
+
+
+@pytest.mark.parametrize(("bits", "elements"), [(8, 5), (4, 3)])
+def test_rows_have_a_scale_and_the_packed_elements(bits: int, elements: int) -> None:
+    """Heads of 16 elements in float32: 1 + 16 * bits / 32 of them."""
+    model, config = opened("nano-llama")
+    before = pairs_of(model, config)
+    assert {pair.head_size for pair in before} == {16}
+    after = pairs_of(quantized_caches(model, before, bits), config)
+    assert {pair.head_size for pair in after} == {elements}
+    assert [replace(pair, head_size=16) for pair in after] == list(before)
+    assert pairs_of(model, config) == before, "the model itself is unchanged"
+
+
+@pytest.mark.parametrize(
+    ("head_size", "bits", "message"),
+    [(80, 4, "heads of 80 elements, no power of two from 8 on"), (6, 8, "heads of 6 elements, no multiple of 4")],
+)
+def test_heads_of_other_sizes_are_refused(head_size: int, bits: int, message: str) -> None:
+    model, config = opened("nano-llama")
+    pairs = [replace(pair, head_size=head_size) for pair in pairs_of(model, config)]
+    with pytest.raises(UnsupportedModelError, match=f"int{bits} cannot be: .* has {message}; load the model without"):
+        quantized_caches(model, pairs, bits)
+
+
+def test_caches_that_attention_does_not_write_are_refused() -> None:
+    model, config = opened("nano-llama")
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.op_type = "Attention"
+    with pytest.raises(UnsupportedModelError, match="needs GroupQueryAttention, which does not write present.0.key"):
+        quantized_caches(model, pairs_of(model, config), 8)
+
+
+def test_soft_caps_are_refused() -> None:
+    model, config = opened("nano-gemma2")
+    with pytest.raises(UnsupportedModelError, match="int8 cannot be with soft caps"):
+        quantized_caches(model, pairs_of(model, config), 8)
+
+
+def test_a_caller_says_the_type_of_the_caches() -> None:
+    _, config = opened("nano-llama")
+    assert [with_kv_cache_dtype(config, each).decoder.kv_cache_bits for each in ("int8", "int4", "float")] == [8, 4, 0]
+    assert with_kv_cache_dtype(config, None) is config
+    with pytest.raises(
+        OptionError, match="kv_cache_dtype is 'q4_0'; it must be one of 'float', 'int8', 'int4', or None"
+    ):
+        with_kv_cache_dtype(config, "q4_0")
