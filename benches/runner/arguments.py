@@ -11,11 +11,14 @@ from pathlib import Path
 from buildtools.errors import CommandError
 from buildtools.models import check_genai, mounts
 
+from .frames import CACHE_ROWS
 from .plan import DECODE_ROWS, SECTIONS
 
 __all__ = ["add_run_arguments", "check_place", "check_run_arguments", "named"]
 
-CONTENDERS_AND_ROWS = tuple(dict.fromkeys([*(row.contender for row in DECODE_ROWS), *(row.key for row in DECODE_ROWS)]))
+CONTENDERS_AND_ROWS = tuple(
+    dict.fromkeys([*(row.contender for row in DECODE_ROWS), *(row.key for row in DECODE_ROWS), *CACHE_ROWS])
+)
 LEAST = {"rounds": 1, "tokens": 2, "starts": 1, "budget": 1, "limit": 1}
 """A time per token is taken between tokens, so that one alone has none."""
 

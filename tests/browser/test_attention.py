@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, join_rows, plan_append, plan_attention, team_constants
+from tests.browser.quantized_rows import packed_rows, unpacked_rows
 from tests.extended import pairwise
 from tests.harness import watch
 
@@ -31,6 +32,8 @@ LONG = (4096, 5000)
 BOUND = ("qkv", "state", "cos_cache", "sin_cache", "key_cache", "value_cache", "partials")
 GAMMAS = ("q_gamma", "k_gamma", "v_gamma")
 JOINED = ("partials", "state", "y")
+NAN_WORD = 0xFFFFFFFF
+"""A scale that is NaN."""
 READ = ("y", "key_cache", "value_cache")
 
 Array = npt.NDArray[np.float64]
@@ -54,6 +57,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     cache_bits: int = 0
+    prepared: bool = False
 
     @property
     def scale(self) -> float:
@@ -77,6 +81,8 @@ class Step:
     gammas: npt.NDArray[Any]
     """The factors of the norms of q, k and v: [3, head]."""
     sinks: npt.NDArray[Any]
+    stored: Sequence[npt.NDArray[Any]]
+    """Keys and values as the caches have them."""
 
     @classmethod
     def random(cls, shape: Shape, seed: int = 1) -> Step:
@@ -89,18 +95,21 @@ class Step:
         def rounded(numbers: Array) -> npt.NDArray[Any]:
             return numbers.astype(shape.dtype)
 
-        def stored(numbers: Array) -> npt.NDArray[Any]:
-            return unpacked_rows(packed_rows(numbers)) if shape.cache_bits else rounded(numbers)
-
+        qkv = rounded(source.normal(size=(shape.heads + 2 * shape.kv_heads, shape.head)) * 2)
+        drawn = source.normal(size=cached) * 2, source.normal(size=cached)
+        bits = shape.cache_bits
+        stored = [packed_rows(each, bits) if bits else rounded(each) for each in drawn]
+        keys, values = (unpacked_rows(each, bits) if bits else each for each in stored)
         return cls(
             shape,
-            rounded(source.normal(size=(shape.heads + 2 * shape.kv_heads, shape.head)) * 2),
+            qkv,
             rounded(np.cos(angles)),
             rounded(np.sin(angles)),
-            stored(source.normal(size=cached) * 2),
-            stored(source.normal(size=cached)),
+            keys,
+            values,
             rounded(1 + 0.3 * source.normal(size=(3, shape.head))),
             rounded(np.linspace(-40, 20, shape.heads)),
+            stored,
         )
 
     def buffers(self, state: Any, keys: Any, values: Any, partials: Any, y: Any) -> dict[str, npt.NDArray[Any]]:
@@ -111,13 +120,14 @@ class Step:
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The caches before the step, as their buffers have them: NaN before the window, at the new position and past
         it, which nothing may read."""
-        keys, values = self.keys.copy(), self.values.copy()
-        for cache in (keys, values):
-            cache[:, : self.first(length)] = np.nan
-            cache[:, length - 1 :] = np.nan
-        if self.shape.cache_bits:
-            return packed_rows(keys), packed_rows(values)
-        return keys, values
+        shown = range(self.first(length), length - (not self.shape.prepared))
+
+        def hidden(cache: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            made = np.full_like(cache, NAN_WORD if cache.dtype == np.uint32 else np.nan)
+            made[:, shown] = cache[:, shown]
+            return made
+
+        return hidden(self.stored[0]), hidden(self.stored[1])
 
     def first(self, length: int) -> int:
         """The first position in sight."""
@@ -144,8 +154,9 @@ class Step:
         new_values = (turned if shape.normed_values else qkv)[shape.heads + shape.kv_heads :]
         keys = self.keys[:, self.first(length) : length].astype(np.float64)
         values = self.values[:, self.first(length) : length].astype(np.float64)
-        keys[:, -1], values[:, -1] = read or (new_keys, new_values)
-        queries = rotated[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
+        if not shape.prepared:
+            keys[:, -1], values[:, -1] = read or (new_keys, new_values)
+        queries = (qkv if shape.prepared else rotated)[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
         scores = queries @ keys.transpose(0, 2, 1) * shape.scale
         if shape.softcap:
             scores = shape.softcap * np.tanh(scores / shape.softcap)
@@ -155,22 +166,6 @@ class Step:
             total += np.exp(self.sinks.astype(np.float64).reshape(shape.kv_heads, -1, 1) - largest)
         result = np.exp(scores - largest) / total @ values
         return result.reshape(shape.heads, shape.head), new_keys, new_values
-
-
-def packed_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    """Rows [..., head] as caches of 8 bits have them: the scale, then bytes around 128. Rows of NaN have a scale of
-    NaN."""
-    scales = (np.abs(rows).max(axis=-1, keepdims=True) / 127).astype(np.float32)
-    inverse = 1 / np.where(scales > 0, scales, np.float32(np.inf))
-    numbers = np.nan_to_num(np.round(rows * inverse))
-    words = np.ascontiguousarray((numbers + 128).astype(np.uint8)).view(np.uint32)
-    return np.concatenate([scales.view(np.uint32), words], axis=-1)
-
-
-def unpacked_rows(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-    """The numbers in such rows."""
-    scales = np.ascontiguousarray(words[..., :1]).view(np.float32)
-    return (np.ascontiguousarray(words[..., 1:]).view(np.uint8).astype(np.float32) - 128) * scales
 
 
 class KernelPage:
@@ -258,7 +253,8 @@ def attend(
     sinks = [] if shape.sinks is None else ["head_sink"]
     # If that makes more than ten buffers, the join writes the result, and adds the sinks.
     many = len(gammas) + len(sinks) > 2
-    first, second = ([*BOUND, *gammas], sinks) if many else ([*BOUND, "y", *gammas, *sinks], [])
+    taken = [name for name in BOUND if not (shape.prepared and name in ("cos_cache", "sin_cache"))]
+    first, second = ([*taken, *gammas], sinks) if many else ([*taken, "y", *gammas, *sinks], [])
     dispatches = [
         dispatch(attention, shape, lanes, first, workgroups(attention, dispatched or length)),
         dispatch(join, shape, lanes, [*JOINED, *second], workgroups(join, dispatched or length)),
@@ -272,9 +268,11 @@ def attend(
 def check(step: Step, run: Run, length: int) -> None:
     """The result within its bound; the caches as they were but for the new rows, byte for byte."""
     bound = BOUNDS[step.shape.element] * max(1, step.shape.head / 128)
-    quantized = step.shape.cache_bits != 0
+    bits = step.shape.cache_bits
     at = length - 1
-    read = [unpacked_rows(cache[:, at]).astype(np.float64) for cache in (run.keys, run.values)] if quantized else None
+    read = None
+    if bits == 8:
+        read = [unpacked_rows(cache[:, at], bits).astype(np.float64) for cache in (run.keys, run.values)]
     result, new_keys, new_values = step.expected(length, read)
     error = np.abs(run.result.astype(np.float64) - result).max()
     assert error <= bound, f"length {length}: {error} away from float64 ({step.shape})"
@@ -285,6 +283,8 @@ def check(step: Step, run: Run, length: int) -> None:
             scale = np.ascontiguousarray(cache[:, at, :1]).view(np.float32)
             assert np.allclose(scale * 127, largest, rtol=1e-5), f"length {length}: the new scales"
             assert (np.abs(found - wanted) <= scale * 0.5001).all(), f"length {length}: the new rows"
+    elif step.shape.prepared:
+        pass  # No row is new.
     elif np.abs(run.keys[:, at] - new_keys).max() > bound * 4:
         pytest.fail(f"length {length}: the new keys")
     elif step.shape.normed_values:
@@ -353,6 +353,19 @@ def test_caches_of_8_bits(
     if element == "f16" and not kernels.half:
         pytest.skip("the adapter has no float16")
     shape = Shape(heads, kv_heads, head, capacity=303, element=element, cache_bits=8, **more)
+    for lanes in {0, 32, kernels.lanes}:
+        planned(kernels, shape, (1, 2, 65, 300), lanes)
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head", "sinks"), [(4, 2, 64, None), (5, 1, 128, 0), (9, 3, 16, None)])
+def test_prepared_queries_over_caches_of_4_bits(
+    kernels: KernelPage, heads: int, kv_heads: int, head: int, sinks: int | None, element: str
+) -> None:
+    """The kernels of onnxruntime-web before it have rotated the queries and written the new rows."""
+    if element == "f16" and not kernels.half:
+        pytest.skip("the adapter has no float16")
+    shape = Shape(heads, kv_heads, head, 303, element, cache_bits=4, prepared=True, sinks=sinks)
     for lanes in {0, 32, kernels.lanes}:
         planned(kernels, shape, (1, 2, 65, 300), lanes)
 

@@ -17,9 +17,12 @@ import pytest
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.prefill_attention import AttentionTiling
 from tests.browser.kernel_page import KernelPage
+from tests.browser.quantized_rows import packed_rows, unpacked_rows
 
 GUARD = 64
 UNTOUCHED = np.float16(77)
+NAN_WORD = 0xFFFFFFFF
+"""A scale that is NaN."""
 SIZE = MatrixSize(8, 8, 8)
 
 
@@ -37,6 +40,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    cache_bits: int = 0
 
 
 def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
@@ -53,10 +57,14 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         q[..., 2] = 8
         keys[..., 2] = np.arange(case.capacity) * random.uniform(0.5, 1.5, case.capacity)
     # Positions past the filled ones, and in steps before the first window, must not be read.
-    keys[:, total:], values[:, total:] = np.nan, np.nan
     first = max(0, case.past + 1 - case.window) // tiling.block * tiling.block if case.window else 0
-    keys[:, :first], values[:, :first] = np.nan, np.nan
     held = [array.astype(np.float16) for array in (q, keys, values)]
+    bits = case.cache_bits
+    stored: list[Any] = [packed_rows(cache, bits) for cache in held[1:]] if bits else [*map(np.copy, held[1:])]
+    if bits:
+        held[1:] = [unpacked_rows(cache, bits).astype(np.float16) for cache in stored]
+    for cache in stored:
+        cache[:, total:] = cache[:, :first] = NAN_WORD if bits else np.nan
     scale = case.head**-0.5
     constants = {
         "M": case.rows,
@@ -68,12 +76,14 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         "WINDOWED": case.window != 0,
         **({"WINDOW": case.window} if case.window else {}),
         "SOFTCAPPED": case.softcap != 0,
+        "QUANTIZED": case.cache_bits != 0,
+        "FOUR_BITS": case.cache_bits == 4,
         **({"SOFTCAP": case.softcap} if case.softcap else {}),
         **tiling.constants(case.head),
     }
     count = case.rows * heads * case.head
     lengths = np.array([total - 1, 0], np.int32).tobytes()
-    buffers = {name: array.tobytes() for name, array in zip(("q", "keys", "values"), held, strict=True)}
+    buffers = {name: array.tobytes() for name, array in zip(("q", "keys", "values"), [held[0], *stored], strict=True)}
     buffers |= {"lengths": lengths, "y": np.full(count + GUARD, UNTOUCHED).tobytes()}
     sinks = np.linspace(-40, 20, heads).astype(np.float16)
     if case.sinks:
@@ -130,6 +140,9 @@ CASES = [
     Case(20, 45, window=33, softcap=0.5),
     Case(20, 25, softcap=30.0, rising=True),
     Case(21, 3, sinks=True, kv_heads=5),
+    Case(21, 20, group=3, kv_heads=2, cache_bits=8),
+    Case(9, 47, group=3, window=16, kv_heads=2, cache_bits=8),
+    Case(21, 20, group=3, kv_heads=2, cache_bits=4),
 ]
 """Rows end within a tile, positions within a step; several heads share a tile."""
 

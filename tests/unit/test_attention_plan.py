@@ -26,6 +26,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     cache_bits: int = 0
+    prepared: bool = False
 
 
 SIZES = [

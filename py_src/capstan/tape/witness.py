@@ -176,6 +176,7 @@ class Witness:
             "HALF_VALUES": element == "f16",
             "ROWS": rows is not None,
             "QUANTIZED": cache_bits != 0,
+            "FOUR_BITS": False,
             "HEAD": head,
             "CAPACITY": capacity,
         }

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 LONGEST_HEAD = 512
+IN_4_BITS = 4
 CHECKED = 1024
 """Positions at most whose terms are counted."""
 WORKGROUP_BYTES = 16_384
@@ -91,7 +92,11 @@ class AttentionShape(Protocol):
 
     @property
     def cache_bits(self) -> int:
-        """Bits of an element of the caches, 8; 0 for those of `element`."""
+        """Bits of an element of the caches, 8 or 4; 0 for those of `element`."""
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the queries are rotated and the caches written already."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class HeadNorms:
 @dataclass(frozen=True)
 class Attention(Operation):
     """Norms of q, k and v if there are any, rotary embedding, cache write and grouped-query attention of one token:
-    reads[0] is the packed q, k and v."""
+    reads[0] is the packed q, k and v, unless it is `prepared`."""
 
     heads: int
     kv_heads: int
@@ -133,7 +138,10 @@ class Attention(Operation):
     window: int = 0
     softcap: float = 0.0
     cache_bits: int = 0
-    """8 for caches of bytes with a scale a row (attention_shared.wgsl); 0 for caches of `element`."""
+    """8 or 4 for quantized caches (quantized_rows.wgsl), 0 for caches of `element`."""
+    prepared: bool = False
+    """Whether reads[0] has the queries alone, as they are multiplied by the keys, and a recorded kernel has written the
+    new rows."""
     rows: int = 1
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
     along: bool = False
@@ -149,7 +157,7 @@ class Attention(Operation):
 
     @property
     def in_place(self) -> frozenset[int]:
-        return frozenset({self.key, self.value})
+        return frozenset() if self.prepared else frozenset({self.key, self.value})
 
     @property
     def title(self) -> str:
@@ -179,7 +187,8 @@ class Attention(Operation):
             gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
-        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first}
+        written = {} if self.prepared else rotary
+        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **passed, **gammas, **first}
         kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
         if not self.along:
             return kernels
@@ -206,11 +215,13 @@ class Attention(Operation):
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
             gammas = {name: ["recorded", gamma] for name, gamma in self.norms.gammas.items()}
-        shared = {"qkv": witness.keep(reads[0], (width + 2 * kv_width) * each), "state": witness.length_at}
-        rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
+        packed = width if self.prepared else width + 2 * kv_width
+        shared = {"qkv": witness.keep(reads[0], packed * each), "state": witness.length_at}
+        rotary: dict[str, list[Any]] = {}
+        if not self.prepared:
+            rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
         keys, values = ["recorded", self.key], ["recorded", self.value]
         scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
-        rows = witness.truths(values_at + kv_width)
 
         def run(normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
             """`normed` are the initials of what has to be normalised."""
@@ -221,8 +232,11 @@ class Attention(Operation):
         run("qk", {**rotary, "key_cache": keys, "scores": scores}, counts)
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
-        run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
+        if self.prepared:
+            return
+        rows = witness.truths(values_at + kv_width)
+        run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
             row = [kind, number, offset + start, 8 * kv_width]
@@ -339,6 +353,8 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
         "SCALE": what.scale,
         "SOFTCAPPED": what.softcap != 0.0,
         "QUANTIZED": what.cache_bits != 0,
+        "FOUR_BITS": what.cache_bits == IN_4_BITS,
+        "PREPARED": what.prepared,
     }
     if what.softcap:
         constants["SOFTCAP"] = what.softcap

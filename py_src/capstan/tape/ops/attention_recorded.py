@@ -242,7 +242,46 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             kept += [joined] if joined else []
         else:
             kept.append(node)
-    return replace(graph, nodes=tuple(kept))
+    return over_4_bits(replace(graph, nodes=tuple(kept)), met)
+
+
+def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
+    """Split attention over caches of 4 bits and its join as one. The kernels that turn queries and results by a
+    Hadamard matrix, and that rotate, quantize and write, stay as recorded."""
+    finder = Finder(graph, met)
+    joined: dict[int, Node] = {}
+    gone: set[int] = set()
+    for index, found in met.items():
+        if found.kernel.kind != "attention_split_int4":
+            continue
+        kernel = found.kernel
+        join = finder.only_reader(found.writes[kernel.at["out_split_vx"]], *JOINS)
+        if join is None or finder.only_reader(found.writes[kernel.at["metadata"]], *JOINS) != join:
+            continue
+        heads, last = kernel.number("num_heads"), met[join]
+        what = Attention(
+            heads=heads,
+            kv_heads=heads // kernel.number("n_reps"),
+            head=4 * kernel.number("head_size_vec"),
+            capacity=kernel.number("present_sequence_length"),
+            scale=kernel.real("alpha"),
+            cos=0,
+            sin=0,
+            key=kernel.at["present_key"],
+            value=kernel.at["present_value"],
+            element=kernel.element,
+            cache_bits=4,
+            prepared=True,
+            sinks=last.kernel.at.get("head_sink"),
+        )
+        if not fits_attention(what):
+            continue
+        reads = (found.read("q"), found.read("present_key"), found.read("present_value"))
+        made = (last.written("output"),)
+        joined[join] = Node(what, reads, made, join, frozenset({index, join}))
+        gone.add(index)
+    kept = [joined.get(at, node) if (at := recorded_as(node)) is not None else node for node in graph.nodes]
+    return replace(graph, nodes=tuple(node for node in kept if recorded_as(node) not in gone))
 
 
 RULES = Rules(SIGNATURES, groups={"attention": grouped})

@@ -121,6 +121,26 @@ def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
     )
 
 
+def quantized_split(kind: str, bits: int, *lines: str) -> Signature:
+    """Attention over caches of so many bits an element; `lines` say how these are read."""
+    return Signature(
+        kind,
+        "attention",
+        (*SPLIT, "out_split_vx", "metadata"),
+        has=(
+            "q: array<vec4<f",
+            "return q_element_t(0);",
+            "q_element_t(uniforms.alpha)",
+            "exp(f32(tile_qk",
+            f"const {QUANTIZED} : u32 = {bits};",
+            *lines,
+        ),
+        asked=("alpha", "head_size_vec", "n_reps", "num_heads", "present_sequence_length"),
+        lacks=ATTENTION_LACKS,
+        holds=one_query,
+    )
+
+
 def one_token_in_8_bits(kernel: OrtKernel) -> bool:
     return kernel.uniforms["kv_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
 
@@ -174,21 +194,9 @@ SIGNATURES = (
         asked=("kv_num_heads", "present_seq_length"),
         holds=one_token_in_8_bits,
     ),
-    Signature(
-        "attention_split_int8",
-        "attention",
-        (*SPLIT, "out_split_vx", "metadata"),
-        has=(
-            "q: array<vec4<f",
-            "return q_element_t(0);",
-            "q_element_t(uniforms.alpha)",
-            "exp(f32(tile_qk",
-            f"const {QUANTIZED} : u32 = 8;",
-            "vec4<i32>(bytes) - vec4<i32>(128)",
-        ),
-        asked=("alpha",),
-        lacks=ATTENTION_LACKS,
-        holds=one_query,
+    quantized_split("attention_split_int8", 8, "vec4<i32>(bytes) - vec4<i32>(128)"),
+    quantized_split(
+        "attention_split_int4", 4, "tq_lut[packed & KV_CACHE_QUANT_VALUE_MASK]", "-0.2377, -0.1809, -0.1419"
     ),
     rotary("rotary", "vec4<f", ("let idx_i = in_head_idx;", "let idx_j = idx_i + uniforms.half_rotary_dim;")),
     rotary("rotary_interleaved", "f", ("let idx_i = in_head_idx + in_head_idx;", "let idx_j = idx_i + 1u;")),

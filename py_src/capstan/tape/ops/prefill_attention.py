@@ -11,6 +11,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
+from .attention import IN_4_BITS
 
 __all__ = [
     "AttentionTiling",
@@ -45,6 +46,8 @@ class PrefillAttention(Operation):
     """Positions in sight, the new one included; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
+    cache_bits: int = 0
+    """8 or 4 for quantized caches, 0 for float16."""
 
     def with_left_out(self, window: int, softcap: float) -> PrefillAttention:
         """The same with what the recorded kernels leave out."""
@@ -200,6 +203,8 @@ def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> K
         "SCALE": what.scale,
         "WINDOWED": what.window != 0,
         "SOFTCAPPED": what.softcap != 0.0,
+        "QUANTIZED": what.cache_bits != 0,
+        "FOUR_BITS": what.cache_bits == IN_4_BITS,
     }
     if what.window:
         constants["WINDOW"] = what.window
@@ -217,7 +222,6 @@ LINES = (
     "q_idx_global * head_size_vec * num_heads +",
     "q_tile[idx] = q[idx + offset] * alpha;",
     "loadq(batch_idx, q_idx_global, head_idx, q_element_t(uniforms.alpha));",
-    "batch_head_idx / uniforms.n_reps * uniforms.present_sequence_length * head_size_vec",
     "let past_sequence_length = select(total_sequence_length - uniforms.new_sequence_length,",
     "let seq_causal_length = past_sequence_length + q_idx_global + 1;",
     "let local_window_start = 0u;",
@@ -226,6 +230,12 @@ LINES = (
 """Lines of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, heads side by
 side in q and in the output.
 """
+CACHES = {
+    0: ("batch_head_idx / uniforms.n_reps * uniforms.present_sequence_length * head_size_vec",),
+    8: ("const KV_CACHE_QUANT_BITS : u32 = 8;", "vec4<i32>(bytes) - vec4<i32>(128)"),
+    4: ("const KV_CACHE_QUANT_BITS : u32 = 4;", "tq_lut[packed & KV_CACHE_QUANT_VALUE_MASK]", "-0.2377, -0.1809,"),
+}
+"""Lines that tell the bits of the caches' elements, 0 for caches of floats."""
 PLAIN = ("var previous_max : qk_precision = qk_min_value;",)
 SINKS = (
     "let sink_value = q_element_t(head_sink[head_idx]);",
@@ -260,9 +270,10 @@ class PrefillAttentions(RunReader):
         pipeline = self.recording.pipelines[op.pipeline]
         code = pipeline.code
         asked = (*LINES, *(PLAIN if sinks is None else SINKS))
+        cache_bits = next((bits for bits, lines in CACHES.items() if all(line in code for line in lines)), None)
         known = all(line in code for line in asked) and not any(line in code for line in LACKS)
         heads, head = number_in(code, "num_heads"), number_in(code, "head_size")
-        if not known or element_of(pipeline) != "f16" or not heads or not head:
+        if not known or cache_bits is None or element_of(pipeline) != "f16" or not heads or not head:
             return None
         try:
             group, capacity = uniforms["n_reps"], uniforms["present_sequence_length"]
@@ -276,6 +287,7 @@ class PrefillAttentions(RunReader):
             return None
         key = at["present_key"]
         what = PrefillAttention(self.rows, heads, heads // group, head, capacity, scale, key, sinks)
+        what = replace(what, cache_bits=cache_bits)
         if not fits_prefill_attention(what, self.limits) or sinks in self.changed:
             return None
         read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are no value of the run's.

@@ -17,7 +17,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let key = key_of(keys_at, chunk, position);
     let value = value_of(values_at, chunk);
 #if QUANTIZED
-    put_rows(kv_head * CAPACITY + position, chunk, cached(key, scales.x), cached(value, scales.y));
+    put_rows(kv_head * CAPACITY + position, chunk, quantized(key, scales.x), quantized(value, scales.y));
 #else
     put_rows(kv_head * CAPACITY + position, chunk, packed(key), packed(value));
 #endif

@@ -16,8 +16,8 @@
 // allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
 // bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
-// QUANTIZED: a row of a cache is one float32 scale and HEAD bytes, four in a word: an element is (byte - 128) * scale, and
-// the scale 1/127 of the largest magnitude in the row, as onnxruntime's WebGPU provider has them with 8 bits.
+// QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. PREPARED: qkv has the queries alone, and the
+// caches have the new row already; there are no cos and sin, and nothing is rotated or written but the result.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
@@ -26,11 +26,18 @@
 
 #reads qkv: array<vec4<u32>>
 #reads state: array<u32>
+#if !PREPARED
 #reads cos_cache: array<vec4<u32>>
 #reads sin_cache: array<vec4<u32>>
+#endif
 #if QUANTIZED
+#if PREPARED
+#reads key_cache: array<u32>
+#reads value_cache: array<u32>
+#else
 #writes key_cache: array<u32>
 #writes value_cache: array<u32>
+#endif
 #else
 #writes key_cache: array<vec4<u32>>
 #writes value_cache: array<vec4<u32>>
@@ -142,7 +149,11 @@ fn largest_of(v: Values) -> f32 {
 
 const STATE_STRIDE = 8u;
 const CHUNKS = HEAD / PER;
+#if PREPARED
+const QKV_CHUNKS = HEADS * CHUNKS;
+#else
 const QKV_CHUNKS = (HEADS + 2u * KV_HEADS) * CHUNKS;
+#endif
 const HALF_CHUNKS = ROTARY / PER / 2u; // of the rotated elements
 const GROUP = HEADS / KV_HEADS;
 const TILES = (GROUP + TILE - 1u) / TILE;
@@ -167,11 +178,38 @@ fn capped(x: f32) -> f32 {
 }
 
 #if QUANTIZED
-const WORDS = PER / 4u; // of a chunk
-const ROW = 1u + HEAD / 4u; // words of a head of one position
+#include quantized_rows
 
-fn bytes_of(word: u32) -> vec4<f32> {
-  return vec4<f32>((vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u)) - 128.0;
+// A chunk of a row of a cache: its words, and the scale; rows are numbered through all heads.
+#if FOUR_BITS
+#if HALF
+fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return vec4<u32>(key_cache[row * ROW + 1u + chunk], 0u, key_cache[row * ROW], 0u);
+}
+
+fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return vec4<u32>(value_cache[row * ROW + 1u + chunk], 0u, value_cache[row * ROW], 0u);
+}
+#else
+fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return vec4<u32>(key_cache[row * ROW + 1u + chunk / 2u] >> (chunk % 2u * 16u), 0u, key_cache[row * ROW], 0u);
+}
+
+fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  return vec4<u32>(value_cache[row * ROW + 1u + chunk / 2u] >> (chunk % 2u * 16u), 0u, value_cache[row * ROW], 0u);
+}
+#endif
+#else
+const WORDS = PER / 4u; // of a chunk
+
+fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  let first = row * ROW + 1u + chunk * WORDS;
+  return vec4<u32>(key_cache[first], key_cache[first + WORDS - 1u], key_cache[row * ROW], 0u);
+}
+
+fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
+  let first = row * ROW + 1u + chunk * WORDS;
+  return vec4<u32>(value_cache[first], value_cache[first + WORDS - 1u], value_cache[row * ROW], 0u);
 }
 
 fn word_of(v: vec4<f32>) -> u32 {
@@ -179,36 +217,14 @@ fn word_of(v: vec4<f32>) -> u32 {
   return bytes.x | bytes.y | bytes.z | bytes.w;
 }
 
-// A chunk as a cache has it: its words, and the scale.
-fn cached(v: Values, scale: f32) -> vec4<u32> {
+// Elements as such a chunk.
+fn quantized(v: Values, scale: f32) -> vec4<u32> {
   let inverse = select(0.0, 1.0 / scale, scale > 0.0);
 #if HALF
   return vec4<u32>(word_of(v[0] * inverse), word_of(v[1] * inverse), bitcast<u32>(scale), 0u);
 #else
   return vec4<u32>(word_of(v * inverse), 0u, bitcast<u32>(scale), 0u);
 #endif
-}
-
-fn of_cache(chunk: vec4<u32>) -> Values {
-  let scale = bitcast<f32>(chunk.z);
-#if HALF
-  return Values(bytes_of(chunk.x) * scale, bytes_of(chunk.y) * scale);
-#else
-  return bytes_of(chunk.x) * scale;
-#endif
-}
-
-// A chunk of a row of a cache; rows are numbered through all heads.
-fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
-  let at = row * ROW;
-  let first = at + 1u + chunk * WORDS;
-  return vec4<u32>(key_cache[first], key_cache[first + WORDS - 1u], key_cache[at], 0u);
-}
-
-fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
-  let at = row * ROW;
-  let first = at + 1u + chunk * WORDS;
-  return vec4<u32>(value_cache[first], value_cache[first + WORDS - 1u], value_cache[at], 0u);
 }
 
 fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
@@ -222,10 +238,26 @@ fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
     value_cache[at] = value.z;
   }
 }
-#else
+#endif
+
+// The elements of such a chunk without the scale, and the scale.
 fn of_cache(chunk: vec4<u32>) -> Values {
-  return unpacked(chunk);
+#if HALF
+#if FOUR_BITS
+  return Values(quad_of_row(chunk.x), quad_of_row(chunk.x >> 16u));
+#else
+  return Values(quad_of_row(chunk.x), quad_of_row(chunk.y));
+#endif
+#else
+  return quad_of_row(chunk.x);
+#endif
 }
+
+fn scale_of_cache(chunk: vec4<u32>) -> f32 {
+  return bitcast<f32>(chunk.z);
+}
+#else
+fn lay_out_levels(thread: u32) {}
 
 fn key_chunk(row: u32, chunk: u32) -> vec4<u32> {
   return key_cache[row * CHUNKS + chunk];
@@ -239,6 +271,14 @@ fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
   key_cache[row * CHUNKS + chunk] = key;
   value_cache[row * CHUNKS + chunk] = value;
 }
+
+fn of_cache(chunk: vec4<u32>) -> Values {
+  return unpacked(chunk);
+}
+
+fn scale_of_cache(chunk: vec4<u32>) -> f32 {
+  return 1.0;
+}
 #endif
 
 // The positions before those in sight.
@@ -251,6 +291,7 @@ fn count_splits(length: u32) -> u32 {
   return select(min(blocks, MAX_SPLITS), 1u, blocks <= ALONE);
 }
 
+#if !PREPARED
 // The two rotation factors of a chunk of a head: for its elements, and for their partners in the rotation.
 fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
   if (chunk >= 2u * HALF_CHUNKS) {
@@ -305,6 +346,7 @@ fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
   return turn;
 #endif
 }
+#endif
 
 // A quad (four elements) of a result, into y if `sum` is all of the softmax's, else into the partials; `head` counts
 // those of the sequences before.

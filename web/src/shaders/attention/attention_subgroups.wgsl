@@ -54,6 +54,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #else
   const sequence = 0u;
 #endif
+  lay_out_levels(thread);
   let split = workgroup.x;
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
@@ -80,25 +81,26 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   }
   let position = length - 1u;
   var wanted = request(rows, chunk, split * BLOCK + first, position);
+#if !PREPARED
   let turn = rotation(chunk, total - 1u);
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);
   let key_turn = k_rotation(chunk, turn);
-  let key_part = unpacked(qkv[keys_at + chunk]);
-  var rotated_key = combined(key_part, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
+  let plain_key = unpacked(qkv[keys_at + chunk]);
+  var rotated_key = combined(plain_key, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
 #if q_gamma
-  rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
+  rotated_key = rotated_key * inverse_size(plain_key, member < CHUNKS);
 #endif
-  let value_part = unpacked(qkv[values_at + chunk]);
+  let plain_value = unpacked(qkv[values_at + chunk]);
 #if v_gamma
-  let normed_value = scaled(value_part, unpacked(v_gamma[chunk])) * inverse_size(value_part, member < CHUNKS);
+  let normed_value = scaled(plain_value, unpacked(v_gamma[chunk])) * inverse_size(plain_value, member < CHUNKS);
 #else
-  let normed_value = value_part;
+  let normed_value = plain_value;
 #endif
 #if QUANTIZED
-  let new_key = cached(rotated_key, scale_of(rotated_key));
-  let new_value = cached(normed_value, scale_of(normed_value));
+  let new_key = quantized(rotated_key, scale_of(rotated_key));
+  let new_value = quantized(normed_value, scale_of(normed_value));
 #else
   let new_key = packed(rotated_key);
   let new_value = packed(normed_value);
@@ -108,13 +110,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     put_rows(rows + position, chunk, new_key, new_value);
   }
 #endif
+#endif
   var query = array<Values, TILE>();
   let strength = select(0.0, STRENGTH, member < CHUNKS);
+#if !PREPARED
   let query_turn = q_rotation(chunk, turn);
+#endif
 #repeat h TILE
   let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
   let part = unpacked(qkv[at + chunk]);
+#if PREPARED
+  query[h] = part * strength;
+#else
   query[h] = combined(part, query_turn[0], opposite(qkv[at + other]), query_turn[1]) * strength;
+#endif
 #if q_gamma
   query[h] = query[h] * inverse_size(part, member < CHUNKS);
 #endif
@@ -132,9 +141,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     // Scores: each lane has its chunk's part of BATCH * TILE of them.
     var scores = array<f32, BATCH * TILE>();
 #repeat j BATCH
-    let key = of_cache(select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position)));
+#if PREPARED
+    let key_part = wanted.keys[j];
+#else
+    let key_part = select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position));
+#endif
+    let key = of_cache(key_part);
+    let key_scale = scale_of_cache(key_part);
 #repeat h TILE
-    scores[j * TILE + h] = product(key, query[h]);
+    scores[j * TILE + h] = product(key, query[h]) * key_scale;
 #end
 #end
     // Summed over the team: at each step a lane keeps half of its positions and gives the other half away, so that it
@@ -170,9 +185,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat j BATCH
     // Memory past the length may contain anything, NaN too.
     let read = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
-    let value = of_cache(select(read, new_value, vec4<bool>(start + j * TEAMS == position)));
+#if PREPARED
+    let value_part = read;
+#else
+    let value_part = select(read, new_value, vec4<bool>(start + j * TEAMS == position));
+#endif
+    let value = of_cache(value_part);
+    let value_scale = scale_of_cache(value_part);
 #repeat h TILE
-    result[h] = result[h] + value * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
+    result[h] = result[h] + value * (subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS) * value_scale);
 #end
 #end
     block += splits;

@@ -1,13 +1,17 @@
 // The second half of attention.wgsl without SHUFFLED: everything goes through workgroup memory.
 
+#if !PREPARED
 #include attention_rows
+#endif
 
 const ROWS = WORKGROUP / CHUNKS; // threads that share a chunk of the values
 const SHARE = WORKGROUP / TILE; // threads that share a head of the softmax
 
 var<workgroup> query: array<Values, TILE * CHUNKS>;
+#if !PREPARED
 var<workgroup> new_key: array<vec4<u32>, CHUNKS>;
 var<workgroup> new_value: array<vec4<u32>, CHUNKS>;
+#endif
 var<workgroup> weights: array<f32, BLOCK * TILE>; // the scores of a block, then their weights
 var<workgroup> most_of: array<f32, SHARE * TILE>;
 var<workgroup> sum_of: array<f32, SHARE * TILE>;
@@ -20,6 +24,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #else
   const sequence = 0u;
 #endif
+  lay_out_levels(thread);
   let split = workgroup.x;
   // Position 0 is the first one in sight.
 #if ALONG
@@ -42,22 +47,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
-    let turn = q_rotation(chunk, rotation(chunk, total - 1u));
     let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
     var strength = STRENGTH;
+#if PREPARED
+    query[i] = unpacked(qkv[at + chunk]) * strength;
+#else
 #if q_gamma
     strength *= inverse_size(at);
 #endif
+    let turn = q_rotation(chunk, rotation(chunk, total - 1u));
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
+#endif
   }
+#if !PREPARED
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
     let values_at = keys_at + KV_HEADS * CHUNKS;
     let key = key_of(keys_at, chunk, total - 1u);
     let value = value_of(values_at, chunk);
 #if QUANTIZED
     let scales = scales_of(keys_at, values_at, total - 1u);
-    new_key[chunk] = cached(key, scales.x);
-    new_value[chunk] = cached(value, scales.y);
+    new_key[chunk] = quantized(key, scales.x);
+    new_value[chunk] = quantized(value, scales.y);
 #else
     new_key[chunk] = packed(key);
     new_value[chunk] = packed(value);
@@ -68,6 +78,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
 #endif
   }
+#endif
   workgroupBarrier();
 
   var largest: array<f32, TILE>; // the same in every thread
@@ -89,13 +100,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
       }
       for (var c = 0u; c < CHUNKS; c++) {
+#if PREPARED
+        let key = key_chunk(rows + at, c);
+#else
         var key = new_key[c];
         if (at < position) {
           key = key_chunk(rows + at, c);
         }
+#endif
         let elements = of_cache(key);
         for (var h = 0u; h < TILE; h++) {
-          scores[h] += product(elements, query[h * CHUNKS + c]);
+          scores[h] += product(elements, query[h * CHUNKS + c]) * scale_of_cache(key);
         }
       }
       for (var h = 0u; h < TILE; h++) {
@@ -134,13 +149,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
     if (row < ROWS) {
       for (var i = row; i < here; i += ROWS) {
+#if PREPARED
+        let value = value_chunk(rows + block * BLOCK + i, chunk);
+#else
         var value = new_value[chunk];
         if (block * BLOCK + i < position) {
           value = value_chunk(rows + block * BLOCK + i, chunk);
         }
+#endif
         let elements = of_cache(value);
         for (var h = 0u; h < TILE; h++) {
-          result[h] = result[h] + elements * weights[i * TILE + h];
+          result[h] = result[h] + elements * (weights[i * TILE + h] * scale_of_cache(value));
         }
       }
     }

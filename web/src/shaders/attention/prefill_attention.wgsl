@@ -6,6 +6,9 @@
 // among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
 // side: row r is head r % GROUP of position r / GROUP.
 //
+// QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl, and come to float16 as they are staged. Queries
+// are turned by the same Hadamard matrix as rows of 4 bits, and so is the result.
+//
 // A workgroup takes a tile of SIZE_M * MM * SUBGROUPS rows, SIZE_M * MM a subgroup, and goes over the positions they see
 // in steps of BLOCK, from the step with the first that any of them sees to that with the last. Keys and values of a step are staged in workgroup memory while those of the next are loaded. Scores
 // go through workgroup memory to the threads that own their rows, and come back as float16 weights 2^(score - reference);
@@ -53,8 +56,14 @@ alias Right = subgroup_matrix_right<f16, SIZE_N, SIZE_K>;
 alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 
 #reads q: array<Octet>
+#if QUANTIZED
+#reads keys: array<u32>
+#reads values: array<u32>
+#include quantized_rows
+#else
 #reads keys: array<Octet>
 #reads values: array<Octet>
+#endif
 #reads lengths: array<u32>
 #writes y: array<Octet>
 #reads head_sink?: array<u32>
@@ -68,6 +77,53 @@ struct Request {
   keys: array<Octet, LOADS>,
   values: array<Octet, LOADS>,
 }
+
+#if QUANTIZED
+// Eight elements of a row of a cache: their words, and the scale.
+fn key_octet(row: u32, chunk: u32) -> Octet {
+#if FOUR_BITS
+  return Octet(keys[row * ROW + 1u + chunk], 0u, keys[row * ROW], 0u);
+#else
+  let first = row * ROW + 1u + 2u * chunk;
+  return Octet(keys[first], keys[first + 1u], keys[row * ROW], 0u);
+#endif
+}
+
+fn value_octet(row: u32, chunk: u32) -> Octet {
+#if FOUR_BITS
+  return Octet(values[row * ROW + 1u + chunk], 0u, values[row * ROW], 0u);
+#else
+  let first = row * ROW + 1u + 2u * chunk;
+  return Octet(values[first], values[first + 1u], values[row * ROW], 0u);
+#endif
+}
+
+// The same as float16.
+fn half_octet(octet: Octet) -> Octet {
+  let scale = bitcast<f32>(octet.z);
+  let low = quad_of_row(octet.x) * scale;
+#if FOUR_BITS
+  let high = quad_of_row(octet.x >> 16u) * scale;
+#else
+  let high = quad_of_row(octet.y) * scale;
+#endif
+  return Octet(pack2x16float(low.xy), pack2x16float(low.zw), pack2x16float(high.xy), pack2x16float(high.zw));
+}
+#else
+fn lay_out_levels(thread: u32) {}
+
+fn key_octet(row: u32, chunk: u32) -> Octet {
+  return keys[row * CHUNKS + chunk];
+}
+
+fn value_octet(row: u32, chunk: u32) -> Octet {
+  return values[row * CHUNKS + chunk];
+}
+
+fn half_octet(octet: Octet) -> Octet {
+  return octet;
+}
+#endif
 
 // The offset of a row in q and y.
 fn row_at(row: u32, kv_head: u32) -> u32 {
@@ -97,9 +153,9 @@ fn request(block: u32, thread: u32, kv_head: u32, total: u32) -> Request {
 #repeat i LOADS
   let at = min(thread + i * WORKGROUP, STAGED - 1u);
   let position = block * BLOCK + at / CHUNKS;
-  let place = (kv_head * CAPACITY + min(position, CAPACITY - 1u)) * CHUNKS + at % CHUNKS;
-  wanted.keys[i] = keys[place];
-  wanted.values[i] = select(Octet(), values[place], vec4<bool>(position < total));
+  let row = kv_head * CAPACITY + min(position, CAPACITY - 1u);
+  wanted.keys[i] = key_octet(row, at % CHUNKS);
+  wanted.values[i] = select(Octet(), value_octet(row, at % CHUNKS), vec4<bool>(position < total));
 #end
   return wanted;
 }
@@ -121,6 +177,7 @@ fn main(
   let blocks = (seen + BLOCK - 1u) / BLOCK;
   let first_block = hidden(min(past + first / GROUP + 1u, total)) / BLOCK;
 
+  lay_out_levels(thread);
   var wanted = request(first_block, thread, kv_head, total);
   for (var at = thread; at < TILE * CHUNKS; at += WORKGROUP) {
     staged[at / CHUNKS * STRIDE + at % CHUNKS] = q[row_at(min(first + at / CHUNKS, ROWS - 1u), kv_head) + at % CHUNKS];
@@ -148,8 +205,8 @@ fn main(
 #repeat i LOADS
     let at = thread + i * WORKGROUP;
     if ((i + 1u) * WORKGROUP <= STAGED || at < STAGED) {
-      staged[at / CHUNKS * STRIDE + at % CHUNKS] = wanted.keys[i];
-      staged[VALUES_AT + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.values[i];
+      staged[at / CHUNKS * STRIDE + at % CHUNKS] = half_octet(wanted.keys[i]);
+      staged[VALUES_AT + at / CHUNKS * STRIDE + at % CHUNKS] = half_octet(wanted.values[i]);
     }
 #end
     workgroupBarrier();

@@ -23,8 +23,10 @@ fn finite(value: f32) -> bool {
 }
 
 #if QUANTIZED
+#include quantized_element
+
 fn row_at(i: u32) -> u32 {
-  return (i / HEAD * CAPACITY + state[0] - 1u) * (1u + HEAD / 4u);
+  return (i / HEAD * CAPACITY + state[0] - 1u) * ROW;
 }
 #endif
 
@@ -40,8 +42,7 @@ fn slack(i: u32) -> f32 {
 fn value_of(i: u32) -> f32 {
 #if QUANTIZED
   let row = row_at(i);
-  let word = y[row + 1u + i % HEAD / 4u];
-  return (f32(extractBits(word, i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(y[row]);
+  return element_of_row(y[row + 1u + i % HEAD / IN_WORD], i % IN_WORD) * bitcast<f32>(y[row]);
 #else
 #if ROWS
   let at = (i / HEAD * CAPACITY + state[0] - 1u) * HEAD + i % HEAD;

@@ -9,7 +9,7 @@
 // scores are [HEADS, LONGEST].
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
-// QUANTIZED: caches of 8 bits, as attention_shared.wgsl has them; the new rows are read from them like the others, since a
+// QUANTIZED, FOUR_BITS, PREPARED: as in attention_shared.wgsl. The new rows are read from such caches like the others, since a
 // truth that is rounded to a step would be as far from a sound row as a whole step.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values for the cache begin.
@@ -42,12 +42,15 @@ const HALF_ROTARY = ROTARY / 2u;
 const KEYS = HEADS * HEAD; // where the keys of qkv begin
 const VALUES = KEYS + KV_HEADS * HEAD;
 
+#if QUANTIZED
+#include quantized_element
+#endif
+
 #if key_cache
 // Element i of a row of the keys; rows are numbered through all heads.
 fn cached_key(row: u32, i: u32) -> f32 {
 #if QUANTIZED
-  let at = row * (1u + HEAD / 4u);
-  return (f32(extractBits(key_cache[at + 1u + i / 4u], i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(key_cache[at]);
+  return element_of_row(key_cache[row * ROW + 1u + i / IN_WORD], i % IN_WORD) * bitcast<f32>(key_cache[row * ROW]);
 #else
   return f32(key_cache[row * HEAD + i]);
 #endif
@@ -58,8 +61,7 @@ fn cached_key(row: u32, i: u32) -> f32 {
 // Element i of a row of the values.
 fn cached_value(row: u32, i: u32) -> f32 {
 #if QUANTIZED
-  let at = row * (1u + HEAD / 4u);
-  return (f32(extractBits(value_cache[at + 1u + i / 4u], i % 4u * 8u, 8u)) - 128.0) * bitcast<f32>(value_cache[at]);
+  return element_of_row(value_cache[row * ROW + 1u + i / IN_WORD], i % IN_WORD) * bitcast<f32>(value_cache[row * ROW]);
 #else
   return f32(value_cache[row * HEAD + i]);
 #endif
@@ -156,13 +158,19 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   let kv_head = head / GROUP;
+#if !PREPARED
   let new_key = KEYS + kv_head * HEAD;
   let q_inverse = inverse_size(head * HEAD);
   let k_inverse = inverse_size(new_key);
+#endif
   var sum = 0.0;
   var squares = 0.0;
   for (var i = 0u; i < HEAD; i++) {
+#if PREPARED
+    let q = vec2<f32>(f32(qkv[head * HEAD + i]), 0.0);
+#else
     let q = rotated(head * HEAD, i, position, q_inverse);
+#endif
     var key = cached_key(kv_head * CAPACITY + min(at, CAPACITY - 1u), i);
 #if !QUANTIZED
     if (at == position) {
