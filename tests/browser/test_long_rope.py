@@ -70,9 +70,11 @@ def test_prompts_rewinds_and_appended_tokens_have_the_factors_for_their_length(
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["webgpu", "wasm"])
 def test_long_rows_behind_short_ones_give_the_same(way: dict[str, Any], behind: str, scripts: PageScripts) -> None:
-    found = driven(scripts, behind, way, ("append", NEAR), ("generate", 12))
-    assert found["ids"] == [oracle.anew(LONG_ROPE, NEAR, 12)]
-    assert (found["context"], found["rope_changes"], found["counted"]) == (512, 1, {})
+    """The first step that is recorded is one with the long factors."""
+    actions: list[Any] = [("append", LONG), ("generate", 5), ("rewind", ORIGINAL - 2), ("generate", 6)]
+    found = driven(scripts, behind, way, *actions)
+    assert found["ids"] == [oracle.anew(LONG_ROPE, LONG, 5), oracle.anew(LONG_ROPE, LONG[: ORIGINAL - 2], 6)]
+    assert (found["context"], found["rope_changes"], found["counted"]) == (512, 2, {})
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["webgpu", "wasm"])
@@ -116,3 +118,29 @@ def test_drafts_do_not_reach_past_the_original_length(
     found = driven(scripts, long_rope, way, ("append", prompt), ("generate", 16), drafted=True)
     assert found["ids"] == [oracle.anew(LONG_ROPE, prompt, 16)]
     assert found["rope_changes"] == 1
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["webgpu", "wasm"])
+def test_a_grammar_goes_on(way: dict[str, Any], long_rope: str, scripts: PageScripts) -> None:
+    found = driven(scripts, long_rope, way, ("append", NEAR), ("generate", 10), grammar=r"(.|\n)*")
+    assert (found["ids"], found["rope_changes"]) == ([oracle.anew(LONG_ROPE, NEAR, 10)], 1)
+
+
+@pytest.mark.parametrize("way", [WAYS[0], ROWS[0].values[0]], ids=["plain", "joint"])
+def test_a_pool_takes_a_decoder_with_the_short_factors(
+    way: dict[str, Any], long_rope: str, scripts: PageScripts
+) -> None:
+    given = {"before": LONG, "prompt": NEAR[:20], "count": 4, "load": way}
+    found = scripts.run("long_rope", "pooled", long_rope, model=long_rope, **given)
+    assert found == oracle.anew(LONG_ROPE, NEAR[:20], 4)
+
+
+@pytest.mark.extended
+def test_prompts_from_tapes_have_the_factors_for_their_length(long_rope: str, scripts: PageScripts) -> None:
+    way = {**WAYS[0], "passes": list(PASSES)}
+    for _ in range(2):
+        # Tapes of prompts are made at the second one.
+        actions: list[Any] = [("append", LONG), ("generate", 4), ("rewind", ORIGINAL - 2), ("generate", 6)]
+        found = driven(scripts, long_rope, way, *actions)
+        assert found["ids"] == [oracle.anew(LONG_ROPE, LONG, 4), oracle.anew(LONG_ROPE, LONG[: ORIGINAL - 2], 6)]
+    assert "64 positions: " in found["passes"]["prefill"], found["passes"]

@@ -18,7 +18,15 @@ import onnxruntime
 import pytest
 
 import capstan
-from capstan import FallbackWarning, OptionError, PromptError, Speculation, UnsupportedModelError, graph
+from capstan import (
+    DeviceLostError,
+    FallbackWarning,
+    OptionError,
+    PromptError,
+    Speculation,
+    UnsupportedModelError,
+    graph,
+)
 from capstan.device.rope_tables import RopeTables, places
 from capstan.fallback import fallbacks
 from capstan.generation.row_pool import poolable
@@ -226,6 +234,28 @@ class TestSequences:
             assert take(generator, 12) == oracle.anew(LONG_ROPE, NEAR, 12)
             assert generator.rope_changes == 1
 
+    def test_a_grammar_goes_on(self, model: capstan.Model) -> None:
+        params = capstan.GeneratorParams(model)
+        params.set_guidance("regex", r"(.|\n)*")
+        with capstan.Generator(model, params) as generator:
+            generator.append_tokens(NEAR)
+            assert take(generator, 10) == oracle.anew(LONG_ROPE, NEAR, 10)
+            assert generator.rope_changes == 1
+
+    def test_the_memory_that_is_told_has_the_tables(self, model: capstan.Model) -> None:
+        items = {item.name: item.bytes for item in model.query_memory_requirements(max_length=500).items}
+        assert (items["rope cos_cache"], items["rope sin_cache"]) == (512 * 8 * 4, 512 * 8 * 4)
+        items = {item.name: item.bytes for item in model.query_memory_requirements(2, max_length=256).items}
+        assert items["row 1 rope cos_cache"] == 256 * 8 * 4
+
+    @pytest.mark.parametrize("length", [ORIGINAL, ORIGINAL + 1])
+    def test_a_run_of_one_layer_at_a_time_has_the_factors_for_its_length(
+        self, length: int, model: capstan.Model
+    ) -> None:
+        found = asyncio.run(model.computed_output(LONG[:length], "logits"))
+        logits = np.frombuffer(found.data, np.float32).reshape(found.dims)[0, -1]
+        assert np.allclose(logits, oracle.logits(LONG_ROPE, LONG[:length]), atol=1e-4)
+
     def test_a_prompt_past_the_context_is_refused(self, model: capstan.Model) -> None:
         told = r"would have 513 tokens, max_length is 512"
         with generator_of(model) as generator, pytest.raises(PromptError, match=told):
@@ -250,6 +280,22 @@ class TestRunningAhead:
         assert decoder.rotated == [(False, 0, 0), (False, 0, 0), (True, 1, before)]
         assert sum(picks for picks, _ in decoder.submitted) == before + 9
         assert generator.rope_changes == 1
+
+    def test_after_a_lost_device_another_decoder_has_the_long_factors(self) -> None:
+        async def run() -> None:
+            generator, paper = made(run_ahead=1, max_length=40)
+            paper.original_length = 20
+            generator.append_tokens(PROMPT)
+            ids = await taken(generator, 22)
+            paper.decoders[0].fault = DeviceLostError("gone")
+            ids += await taken(generator, 6)
+            assert ids == run_of(PROMPT, 28)
+            after = paper.decoders[1]
+            assert after.rotated[0] == (True, 0, 0)
+            assert after.prefills[0] == ([*PROMPT, *ids][:21], 0), "as it was run before"
+            assert generator.rope_changes == 1
+
+        asyncio.run(run())
 
     def test_of_a_model_with_one_kind_of_factors_no_others_are_asked_for(self) -> None:
         generator, paper = made(max_length=30)

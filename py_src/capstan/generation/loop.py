@@ -54,8 +54,8 @@ class DecodeLoop:
 
     @property
     def reach(self) -> int:
-        """Tokens that a sequence can have before its caches are of no more use: with the short factors of a long rope
-        one more than these are for, the last of which was picked and not run."""
+        """Tokens up to which picks may be queued: with the short factors of a long rope one past the original length,
+        since the last token is picked and not run."""
         original = self._model.original_length
         return min(self.max_length, original + 1) if original and not self.long else self.max_length
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from capstan import Generator, GeneratorParams, Model, Speculation
 from capstan.fallback import fallbacks
+from capstan.generation.row_pool import RowPool, poolable
 
 from . import running
 
-__all__ = ["alike", "driven", "rows"]
+__all__ = ["alike", "driven", "pooled", "rows"]
 
 Action = Sequence[Any]
 """("append", ids), ("generate", tokens), ("rewind", length)."""
@@ -22,9 +23,11 @@ async def driven(
     """The ids that each "generate" picks, how often caches were computed anew, how steps ran, and the steps down."""
     before = fallbacks()
     opened = await running.load(models, model, **load)
-    drafted = search.pop("drafted", False)
+    drafted, grammar = search.pop("drafted", False), search.pop("grammar", "")
     params = GeneratorParams(opened)
     params.set_search_options(**search)
+    if grammar:
+        params.set_guidance("regex", grammar)
     if drafted:
         params.set_speculation(Speculation(always=True, ngram_size=2))
     found: list[list[int]] = []
@@ -81,3 +84,28 @@ async def alike(
         return found
     finally:
         await opened.aclose()
+
+
+async def pooled(
+    models: Mapping[str, str], *, model: str, before: list[int], prompt: list[int], count: int, load: dict[str, Any]
+) -> list[int]:
+    """The ids of a sequence of a pool, which takes the decoder that a generator over `before` gave back."""
+    opened = await running.load(models, model, **load)
+    params = GeneratorParams(opened)
+    params.set_search_options(max_length=len(before) + 1)
+    async with Generator(opened, params) as generator:
+        generator.append_tokens(before)
+        await generator.generate_next_token_async()
+    params = GeneratorParams(opened)
+    params.set_search_options(max_length=len(prompt) + count)
+    assert poolable(opened, params)
+    pool = RowPool(opened, params)
+    sequence = pool.join()
+    sequence.append_tokens(prompt)
+    found = []
+    for _ in range(count):
+        await pool.bring(sequence._member)
+        sequence.generate_next_token()
+        found += sequence.get_next_tokens()
+    await pool.leave(sequence._member)
+    return found
