@@ -14,7 +14,7 @@ from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
 from capstan.graph.wiring import int64_tensor
 
-__all__ = ["LONG_ROPE", "ORIGINAL", "changed_at", "joined", "one_kind"]
+__all__ = ["LONG_ROPE", "ORIGINAL", "changed_at", "halved", "joined", "one_kind"]
 
 LONG_ROPE = Path(__file__).parent / "fixtures" / "long_rope" / "nano-phi3"
 ORIGINAL = 64
@@ -87,6 +87,31 @@ def one_kind(folder: Path) -> Path:
         model.graph.node.remove(choice_of(model))
         config["model"]["decoder"]["session_options"] |= OPTIONS
         return b""
+
+    return copied(folder, change)
+
+
+def halved(folder: Path) -> Path:
+    """With float16 in the place of float32 everywhere."""
+
+    def change(model: ModelProto, config: dict[str, Any]) -> bytes:
+        data, added = (LONG_ROPE / "model.onnx.data").read_bytes(), b""
+        for tensor in model.graph.initializer:
+            told = {item.key: item for item in tensor.external_data}
+            start, size = int(told["offset"].value), int(told["length"].value)
+            half = np.frombuffer(data[start : start + size], np.float32).astype(np.float16).tobytes()
+            told["offset"].value, told["length"].value = str(len(data) + len(added)), str(len(half))
+            tensor.data_type = TensorProto.FLOAT16
+            added += half
+        for table in (table for tables in branches(model).values() for table in tables):
+            table.raw_data = np.frombuffer(table.raw_data, np.float32).astype(np.float16).tobytes()
+            table.data_type = TensorProto.FLOAT16
+        values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+        values += [output for item in choice_of(model).attribute for output in item.g.output]
+        for value in values:
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT16
+        return added
 
     return copied(folder, change)
 

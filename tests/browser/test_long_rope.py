@@ -10,7 +10,7 @@ from capstan.tape import PASSES
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.long_ropes import LONG_ROPE, ORIGINAL, joined
+from tests.long_ropes import LONG_ROPE, ORIGINAL, halved, joined
 
 NEAR = [(29 * i + 3) % 509 for i in range(ORIGINAL - 4)]
 """A prompt that is outgrown within few tokens."""
@@ -86,6 +86,14 @@ def test_short_and_long_sequences_share_no_rows(way: dict[str, Any], long_rope: 
 
 
 TOGETHER = [name for name in PASSES if name not in ("direct", "prefill")]
+
+
+def test_tables_in_float16_are_fed_as_such(variants: Variants, scripts: PageScripts) -> None:
+    folder = halved(variants.folder("nano-phi3-half", LONG_ROPE))
+    found = driven(scripts, folder.name, WAYS[3], ("append", NEAR), ("generate", 8))
+    assert (found["ids"], found["rope_changes"]) == ([oracle.anew(folder, NEAR, 8)], 1)
+
+
 ROWS: list[Any] = [
     pytest.param({"device": "webgpu", "capture": "tape", "passes": TOGETHER}, id="joint"),
     pytest.param({"device": "wasm"}, id="wasm"),

@@ -34,7 +34,7 @@ from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.model_files.config import parse_genai_config
 from tests import oracle
-from tests.long_ropes import LONG_ROPE, ORIGINAL, branches, changed_at, choice_of, joined, one_kind
+from tests.long_ropes import LONG_ROPE, ORIGINAL, branches, changed_at, choice_of, halved, joined, one_kind
 from tests.unit.paper_model import PROMPT, made, run_of
 from tests.unit.paper_model import take as taken
 
@@ -147,8 +147,22 @@ class TestGraph:
             graph.long_rope(model)
 
     def test_tables_that_are_no_bytes_of_the_file_are_refused(self) -> None:
-        with pytest.raises(UnsupportedModelError, match=r"rotary factors .* are not there as bytes \(raw_data\)"):
+        told = r"rotary factors cos_cache: 2048 bytes of raw_data, expected 2048 of the graph's file"
+        with pytest.raises(UnsupportedModelError, match=told):
             graph.long_rope(parsed(), file=b"another file")
+        model = parsed()
+        branches(model)["then_branch"][1].ClearField("raw_data")
+        with pytest.raises(
+            UnsupportedModelError, match=r"rotary factors sin_cache: 0 bytes of raw_data, expected 16384"
+        ):
+            graph.long_rope(model)
+
+    def test_tables_of_different_widths_are_refused(self) -> None:
+        model = parsed()
+        branches(model)["then_branch"][0].dims[:] = [1024, 4]
+        told = r"rotary factors cos_cache are \[64, 8\] and \[1024, 4\], expected floats of one type"
+        with pytest.raises(UnsupportedModelError, match=told):
+            graph.long_rope(model)
 
     def test_rows_behind_the_short_ones_are_long_ones(self) -> None:
         _, rope = graph.long_rope(parsed())
@@ -397,6 +411,14 @@ class TestForms:
             assert (model.config.context_length, model.original_length) == (512, 64)
             generator.append_tokens(NEAR)
             assert take(generator, 12) == oracle.anew(LONG_ROPE, NEAR, 12)
+
+    def test_tables_in_float16_are_fed_as_such(self, tmp_path: Path) -> None:
+        folder = halved(tmp_path)
+        with closing(load(folder)) as model, generator_of(model) as generator:
+            generator.append_tokens(NEAR)
+            assert take(generator, 12) == oracle.anew(folder, NEAR, 12)
+            items = {item.name: item.bytes for item in model.query_memory_requirements(max_length=256).items}
+            assert items["rope cos_cache"] == 256 * 8 * 2
 
     def test_sequences_end_where_there_are_no_long_tables(self, tmp_path: Path) -> None:
         with pytest.warns(FallbackWarning, match=r"^positions from 64 to the model's context_length of 512: "):

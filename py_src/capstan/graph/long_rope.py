@@ -26,6 +26,7 @@ __all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "rope_of_length"]
 COS_CACHE = 7
 ROTATED_BY = {ATTENTION: COS_CACHE, "RotaryEmbedding": 2}
 """The index of the input cos_cache by operator; sin_cache is the next input."""
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 REMEDY = "export the model with onnxruntime-genai's model builder"
 PROBE = 1024
 """The first bytes of a table, which find its place in the file."""
@@ -97,7 +98,8 @@ def long_rope(
         return result, None
     tables = []
     for choice in choices:
-        short, long = rows_of(choice.short, file), rows_of(choice.long, file)
+        require_alike(choice)
+        short, long = (rows_of(choice.name, tensor, file) for tensor in (choice.short, choice.long))
         if choice.node is None:
             short, long = parted(long, choice.original)
         dtype, width = DTYPES[choice.long.data_type][0], choice.long.dims[1]
@@ -204,17 +206,29 @@ def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto:
     raise UnsupportedModelError(f"node {choice.name} (If) has no rotary factors {name} in its {branch}; {REMEDY}")
 
 
-def rows_of(tensor: TensorProto, file: bytes) -> TableRows:
+def require_alike(choice: Choice) -> None:
+    """Raise UnsupportedModelError unless both kinds of rows are of one type and one width."""
+    kinds = {(tensor.data_type, tuple(tensor.dims[1:])) for tensor in (choice.short, choice.long)}
+    if len(kinds) > 1 or len(choice.long.dims) != 2 or choice.long.data_type not in FLOATS:
+        told = " and ".join(str(list(tensor.dims)) for tensor in (choice.short, choice.long))
+        raise UnsupportedModelError(
+            f"rotary factors {choice.name} are {told}, expected floats of one type, [positions, half of the head]; "
+            f"{REMEDY}"
+        )
+
+
+def rows_of(name: str, tensor: TensorProto, file: bytes) -> TableRows:
     """The place of a table's rows."""
     if tensor.data_location == TensorProto.EXTERNAL:
         entry = entry_of(tensor)
-        if entry.parts:
-            raise UnsupportedModelError(f"rotary factors {tensor.name} are put together of parts; {REMEDY}")
         return TableRows(entry.location, entry.offset, entry.length, tensor.dims[0])
     data = tensor.raw_data
     start = file.find(data[:PROBE])
     while start >= 0 and file[start : start + len(data)] != data:
         start = file.find(data[:PROBE], start + 1)
-    if file and (start < 0 or not data):
-        raise UnsupportedModelError(f"rotary factors {tensor.name} are not there as bytes (raw_data); {REMEDY}")
+    size = tensor.dims[0] * tensor.dims[1] * DTYPES[tensor.data_type][1] // 8
+    if len(data) != size or not size or (file and start < 0):
+        raise UnsupportedModelError(
+            f"rotary factors {name}: {len(data)} bytes of raw_data, expected {size} of the graph's file; {REMEDY}"
+        )
     return TableRows("", max(0, start), len(data), tensor.dims[0])
