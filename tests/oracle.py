@@ -58,6 +58,19 @@ def greedy(folder: str | Path, prompt_ids: Sequence[int], max_new_tokens: int, *
     return drive(folder, [("append", list(prompt_ids)), ("generate", max_new_tokens)], **search).picked
 
 
+def anew(folder: str | Path, prompt_ids: Sequence[int], count: int) -> list[int]:
+    """`count` ids picked greedily after a prompt, each by a generator of its own that is given the whole sequence.
+
+    With long rope (phi3, phimoe) a generator does so itself where its one sequence has 4097 tokens when a token is
+    asked for, whatever the original length in the graph. Several rows, tokens appended across that length and a
+    rewind to below it leave caches whose positions are rotated by the factors of the runs that computed them.
+    """
+    ids = list(prompt_ids)
+    for _ in range(count):
+        ids += greedy(folder, ids, 1)
+    return ids[len(prompt_ids) :]
+
+
 def drive(folder: str | Path, actions: Sequence[Action], **search: Any) -> Trace:
     """Run actions on one generator: ("append", ids), ("generate", most tokens), ("rewind", length), ("adapter", name),
     which is set from the folder's NAME.onnx_adapter.

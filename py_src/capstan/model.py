@@ -133,6 +133,9 @@ class Model:
         self.load_times = opened.times
         """The phases of the load: when each began and ended, in ms from the call. They overlap."""
         self._loaded: DeviceModel | None = opened.loaded
+        rope = opened.loaded.memory.description.rope
+        self.original_length = 0 if rope is None else rope.original
+        """Tokens of the longest sequence that is rotated by the short factors of a long rope; 0 without such a rope."""
         self.leaving = Leaving()
         """Generators that were dropped."""
         self.prefixes = PrefixCache(prefix_limit)

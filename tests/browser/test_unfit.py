@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,13 @@ from tests.browser.model_variants import (
     with_scalar_input,
 )
 from tests.browser.page_scripts import PageScripts
+from tests.long_ropes import LONG_ROPE, ORIGINAL, one_kind
 
 pytestmark = pytest.mark.own_page
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QWEN3 = FIXTURES / "nano-qwen3"
-LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"
-EXPECTED = json.loads((LONG_ROPE / "expected.json").read_text())
 PROMPT = [5, 6, 7, 8, 9]
-ORIGINAL_LENGTH = 64
 
 
 def loaded(scripts: PageScripts, model: str, **options: Any) -> dict[str, Any]:
@@ -64,8 +61,9 @@ def tied(variants: Variants) -> str:
 
 
 @pytest.fixture(scope="module")
-def long_rope(variants: Variants) -> str:
-    return variants.folder("nano-phi3", LONG_ROPE).name
+def short_rope(variants: Variants) -> str:
+    """Rotary factors for the first ORIGINAL positions alone."""
+    return one_kind(variants.folder("nano-short-rope", LONG_ROPE)).name
 
 
 def test_a_soft_cap_with_more_is_refused_on_webgpu_before_any_weights_are_read(
@@ -119,30 +117,17 @@ def test_quantized_embeddings_and_norms_in_attention_run_on_wasm(
     assert wanted[:24] != oracle.greedy(QWEN3, PROMPT, 24), "the embedding changes nothing"
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("device", ["webgpu", "wasm"])
-def test_sequences_end_where_long_rope_begins_and_are_right_up_to_there(
-    device: str, long_rope: str, scripts: PageScripts
-) -> None:
-    short = [run for run in EXPECTED if len(run["prompt"]) < ORIGINAL_LENGTH]
-    assert len(short) == 2
-    for run in short:
-        found = loaded(scripts, long_rope, device=device, prompt=run["prompt"], count=100)
-        assert (found["context"], found["ids"]) == (ORIGINAL_LENGTH, run["ids"])
-        [what] = [key for key in found["counted"] if "(long rope)" in key]
-        assert what.startswith("positions from 64 to the model's context_length of 512: ")
-    found = loaded(scripts, long_rope, device=device, max_length=ORIGINAL_LENGTH + 1)
+def test_sequences_and_plans_end_where_there_are_no_long_factors(short_rope: str, scripts: PageScripts) -> None:
+    found = loaded(scripts, short_rope, device="webgpu", count=100)
+    assert (found["context"], found["ids"]) == (ORIGINAL, oracle.greedy(LONG_ROPE, PROMPT, ORIGINAL - len(PROMPT)))
+    [what] = found["counted"]
+    assert what.startswith("positions from 64 to the model's context_length of 512: ")
+    found = loaded(scripts, short_rope, device="webgpu", max_length=ORIGINAL + 1)
     assert found["error"] == (
         "OptionError: max_length (65) cannot be greater than the model's context_length (64); lower it"
     )
-    found = loaded(scripts, long_rope, device=device, prompt=EXPECTED[2]["prompt"])
-    told = "the sequence would have 70 tokens, max_length is 64, as many as the model takes; shorten the prompt"
-    assert found["error"] == f"PromptError: {told}"
-
-
-def test_a_plan_ends_where_long_rope_begins(long_rope: str, scripts: PageScripts) -> None:
-    found = scripts.run("unfit", "stretched", long_rope, model=long_rope, max_length=ORIGINAL_LENGTH + 1)
-    assert found["longest"] == ORIGINAL_LENGTH
+    found = scripts.run("unfit", "stretched", short_rope, model=short_rope, max_length=ORIGINAL + 1)
+    assert found["longest"] == ORIGINAL
     assert found["error"].startswith("OptionError: batch_size 1, max_length 65: ")
 
 
@@ -155,14 +140,6 @@ def test_options_of_the_configuration_that_mean_nothing_here_are_told(variants: 
     [what] = found["counted"]
     assert f"{section}.custom_ops_library, {section}.provider_options[0].webgpu.deviceId unknown to Capstan" in what
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
-
-
-def test_the_rotary_offset_of_the_configuration_ends_sequences(variants: Variants, scripts: PageScripts) -> None:
-    options = {"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": "40"}}]}
-    name = variants.config("nano-offset", model__decoder__session_options=options)
-    found = loaded(scripts, name, device="webgpu", count=100)
-    assert (found["context"], len(found["ids"])) == (40, 35)
-    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 35)
 
 
 @pytest.mark.one_in(3)

@@ -144,6 +144,8 @@ class PaperDecoder:
         self.fault: Exception | None = None
         self.gate: asyncio.Event | None = None
         """Bursts are readable, and prefills done, once it is set."""
+        self.rotated: list[tuple[bool, int, int]] = []
+        """Each choice of rotary factors (long or not), with the number of prompts and picks before it."""
         self.searches: list[SearchOptions] = []
         self.warmed = 0
         self.copied: list[PaperDecoder] = []
@@ -196,6 +198,9 @@ class PaperDecoder:
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self.searches.append(options)
+
+    def rotate(self, long: bool) -> None:
+        self.rotated.append((long, len(self.prefills), sum(picks for picks, _ in self.submitted)))
 
     def reachable(self, length: int, row: int = 0) -> int:
         return length
@@ -422,6 +427,7 @@ class PaperModel:
         self.gate: asyncio.Event | None = None
         """Decoders are made once it is set."""
         self.recoveries = 0
+        self.original_length = 0
 
     async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:

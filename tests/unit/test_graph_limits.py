@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,10 +12,7 @@ import pytest
 
 import capstan
 from capstan import (
-    FallbackWarning,
     ModelFileError,
-    OptionError,
-    PromptError,
     UncomputedError,
     UnsupportedModelError,
     graph,
@@ -34,8 +29,6 @@ from tests.expert_nodes import ExpertNode
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
 HEAD_SIZES = {"past_key_values.0.key": 16, "past_key_values.1.key": 16}
-LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"
-EXPECTED = json.loads((LONG_ROPE / "expected.json").read_text())
 
 
 def parsed(folder: Path) -> ModelProto:
@@ -207,73 +200,6 @@ def test_positions_are_ignored_unless_they_are_the_ones_that_are_fed() -> None:
     graph.require_computed(model, "webgpu", position_ids="positions")
     with pytest.raises(UncomputedError, match=r"ignores on webgpu its input positions \(position_ids\)"):
         graph.require_computed(model, "webgpu")
-
-
-def test_the_short_rotary_factors_take_the_place_of_the_choice() -> None:
-    model = parsed(LONG_ROPE)
-    assert [node.op_type for node in model.graph.node if node.op_type == "If"] == ["If"]
-    short, longest = graph.short_rope(model)
-    assert longest == 64
-    assert not {"If", "Greater"} & {node.op_type for node in short.graph.node}
-    assert not graph.uncapturable(graph.total_length_on_gpu(short))
-    rows = {tensor.name: list(tensor.dims) for tensor in short.graph.initializer if tensor.name.endswith("_cache")}
-    assert rows == {"cos_cache": [64, 8], "sin_cache": [64, 8]}
-    same, longest = graph.short_rope(parsed(LLAMA))
-    assert (same, longest) == (parsed(LLAMA), 0)
-
-
-def test_up_to_the_original_length_the_short_factors_compute_what_the_choice_does() -> None:
-    short, _ = graph.short_rope(parsed(LONG_ROPE))
-    data = (LONG_ROPE / "model.onnx.data").read_bytes()
-    options = onnxruntime.SessionOptions()
-    options.add_external_initializers_from_files_in_memory(["model.onnx.data"], [data], [len(data)])
-    session = onnxruntime.InferenceSession(graph.serialize(short), options, providers=["CPUExecutionProvider"])
-    [run] = [run for run in EXPECTED if len(run["prompt"]) == 5]
-    ids = run["prompt"] + run["ids"]
-    feeds: dict[str, np.ndarray[Any, Any]] = {
-        "input_ids": np.array([ids[:63]], np.int64),
-        "attention_mask": np.array([[1] * 63], np.int64),
-    }
-    empty = np.zeros((1, 2, 0, 16), np.float32)
-    feeds |= {f"past_key_values.{layer}.{kind}": empty for layer in range(2) for kind in ("key", "value")}
-    logits = session.run(["logits"], feeds)[0][0]
-    assert logits.argmax(axis=1)[4:].tolist() == ids[5:]
-
-
-@pytest.mark.parametrize("other", ["kind", "source"])
-def test_a_choice_by_something_else_is_refused(other: str) -> None:
-    model = parsed(LONG_ROPE)
-    [greater] = [node for node in model.graph.node if node.op_type == "Greater"]
-    if other == "kind":
-        greater.op_type = "Less"
-    else:
-        greater.input[0] = "input_ids"
-    with pytest.raises(UnsupportedModelError, match=r"\(If\) chooses rotary factors, and not by whether"):
-        graph.short_rope(model)
-
-
-def test_on_cpython_too_sequences_end_where_long_rope_begins() -> None:
-    with pytest.warns(FallbackWarning, match=r"^positions from 64 to the model's context_length of 512: "):
-        model = asyncio.run(capstan.Model.load(LONG_ROPE, device="reference"))
-    params = capstan.GeneratorParams(model)
-    with pytest.raises(OptionError, match=r"max_length \(65\) cannot be .* context_length \(64\)"):
-        params.set_search_options(max_length=65)
-    with (
-        capstan.Generator(model, params) as generator,
-        pytest.raises(
-            PromptError,
-            match=r"^the sequence would have 65 tokens, max_length is 64, as many as the model takes; shorten",
-        ),
-    ):
-        generator.append_tokens([5] * 65)
-    for run in EXPECTED[:2]:
-        with capstan.Generator(model, params) as generator:
-            generator.append_tokens(run["prompt"])
-            picked = []
-            while not generator.is_done():
-                generator.generate_next_token()
-                picked.append(int(generator.get_next_tokens()[0]))
-        assert picked == run["ids"]
 
 
 def test_the_number_of_logits_to_keep_is_that_of_all_without_trust_in_its_effect() -> None:

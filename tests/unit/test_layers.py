@@ -54,7 +54,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device": (
         "cache_rows casts element_types interface shortlist snapshots",
         "carried_tensor lora_file model_memory noted_graphs page_session probe span_checks",
-        "host_memory lora",
+        "host_memory lora rope_tables",
         "rows",
         "base prefix_cache",
         "device_host host_sampled separate_rows",

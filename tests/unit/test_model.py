@@ -45,7 +45,7 @@ class PaperDevice:
         self.capacities: list[int] = []
         self.closed = 0
         self.works = True
-        self.memory = SimpleNamespace(context_length=CONTEXT)
+        self.memory = SimpleNamespace(context_length=CONTEXT, description=SimpleNamespace(rope=None))
 
     async def decoder(self, capacity: int, pools: object = None) -> str:
         self.capacities.append(capacity)

@@ -185,7 +185,7 @@ class TestWhatIsRun:
             model = paper()
             await (await answered(model, START)).aclose()
             other = generator_of(model)
-            other._loop.cache_key = "an adapter"
+            other._loop.adapted = "an adapter"
             other.append_tokens([*START, 1])
             await take(other, 1)
             return model

@@ -301,20 +301,22 @@ class TestOnPaper:
     ],
 )
 def test_what_may_be_pooled(options: dict[str, Any], may: bool) -> None:
-    params = GeneratorParams(cast(Model, PaperModel()))
+    model = cast(Model, PaperModel())
+    params = GeneratorParams(model)
     params.set_search_options(**{"do_sample": False, **options})
-    assert poolable(params) == may
+    assert poolable(model, params) == may
 
 
 def test_what_follows_a_grammar_a_processor_or_drafts_is_not_pooled() -> None:
-    params = GeneratorParams(cast(Model, PaperModel()), logits_processor=lambda _tokens, _logits: None)
-    assert not poolable(params)
-    params = GeneratorParams(cast(Model, PaperModel()))
+    model = cast(Model, PaperModel())
+    params = GeneratorParams(model, logits_processor=lambda _tokens, _logits: None)
+    assert not poolable(model, params)
+    params = GeneratorParams(model)
     params.set_guidance("regex", "a+")
-    assert not poolable(params)
-    params = GeneratorParams(cast(Model, PaperModel()))
+    assert not poolable(model, params)
+    params = GeneratorParams(model)
     params.set_speculation(Speculation())
-    assert not poolable(params)
+    assert not poolable(model, params)
 
 
 @pytest.mark.parametrize("folder", [LLAMA, STATEFUL], ids=lambda folder: folder.name)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from capstan import graph
 from capstan.device.host_memory import view_of
+from capstan.device.rope_tables import RopeTables
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
+from capstan.graph import LongRope, RopeTable, TableRows
 from capstan.memory import DeviceSpan, Loan
 from capstan.model_files.config import parse_genai_config
 from tests.unit.test_host_memory import Heap
@@ -67,3 +70,29 @@ def test_given_buffers_are_held_until_the_sequence_ends() -> None:
     buffers.destroy()
     assert own.closed
     assert theirs.loans == []
+
+
+def test_rotary_tables_hold_the_rows_for_the_length() -> None:
+    """A row may have any number of bytes, and what is written is a multiple of four."""
+    rows = TableRows("", 0, 0, 0)
+    rope = LongRope(5, (RopeTable("cos", "float16", 3, rows, rows), RopeTable("sin", "float16", 3, rows, rows)))
+    parts = [letter * 6 * count for count, letters in ((5, (b"s", b"S")), (40, (b"l", b"L"))) for letter in letters]
+    about = replace(allocated().about, rope=rope)
+    made = SequenceBuffers.allocate(
+        Heap(), about, 33, CHUNK, "test", offset_alignment=256, tables=RopeTables.of(rope, parts)
+    )
+    buffers = asyncio.run(made)
+
+    def held(name: str) -> bytes:
+        return bytes(view_of(buffers.spans[f"rope {name}"]))[: 33 * 6]
+
+    assert (held("cos"), held("sin")) == (b"s" * 30 + b"l" * 168, b"S" * 30 + b"L" * 168)
+    buffers.rotate(True)
+    assert (held("cos"), held("sin")) == (b"l" * 198, b"L" * 198)
+    buffers.rotate(False)
+    assert held("cos") == b"s" * 30 + b"l" * 168
+    feeds, _ = buffers.tensors("input", 1)
+    assert {feed.name: tuple(feed.dims) for feed in feeds if feed.name in ("cos", "sin")} == {
+        "cos": (33, 3),
+        "sin": (33, 3),
+    }

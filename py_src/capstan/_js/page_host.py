@@ -268,7 +268,7 @@ class PageHost:
             external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
         with phase("session"):
             session = await host.open_wasm(found.model, external, found.wide)
-        return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora)
+        return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora, found.tables)
 
     async def has_webgpu(self) -> bool:
         return await host.adapter() is not None

@@ -67,6 +67,9 @@ class Runner(Protocol):
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters; None removes them."""
 
+    def rotate(self, long: bool) -> None:
+        """Rotate by the long factors of a long rope, or by the short ones."""
+
     def close(self) -> None: ...
 
 
@@ -137,6 +140,9 @@ class HostSampledDecoder:
 
     async def warm_up(self) -> None:
         """Nothing is compiled on the CPU."""
+
+    def rotate(self, long: bool) -> None:
+        self._open().rotate(long)
 
     def reachable(self, length: int, row: int = 0) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)

@@ -34,8 +34,10 @@ class LiveRows(Protocol):
     def rows(self) -> Sequence[LiveRow]: ...
 
     decoder: RowDecoder | None
-    cache_key: Hashable
-    """Everything besides the tokens that changes the caches' contents."""
+
+    @property
+    def cache_key(self) -> Hashable:
+        """Everything besides the tokens that changes the caches' contents."""
 
 
 @dataclass

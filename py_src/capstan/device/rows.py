@@ -123,6 +123,11 @@ class RowDecoder(Protocol):
     async def warm_up(self) -> None:
         """Have the kernels that a prompt of any length needs compiled; what the caches hold is dead afterwards."""
 
+    def rotate(self, long: bool) -> None:
+        """Rotate by the long factors of a long rope, or by the short ones, as a new decoder does; of a model with one
+        kind nothing is asked. If that is a change, all that the rows' caches hold is void. Called after `rest`, while
+        no burst is under way."""
+
     def reachable(self, length: int, row: int = 0) -> int:
         """The last position, at most `length`, from which `prefill` can continue: any position of a KV cache; with
         states that each run overwrites, one that has a snapshot.

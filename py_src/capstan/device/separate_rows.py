@@ -103,6 +103,10 @@ class SeparateRows(Generic[D]):
         # Compiled kernels are the model's, not the decoder's.
         await self.decoders[0].warm_up()
 
+    def rotate(self, long: bool) -> None:
+        for decoder in self.decoders:
+            decoder.rotate(long)
+
     def reachable(self, length: int, row: int = 0) -> int:
         return self.decoders[row].reachable(length)
 

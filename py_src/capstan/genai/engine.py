@@ -109,7 +109,7 @@ class Engine:
 
     def _sequence(self, params: CapstanParams) -> Generated:
         """The sequence for these options: a row of a shared pool if that gives the same tokens, else a generator."""
-        if not poolable(params):
+        if not poolable(self._model.capstan, params):
             return CapstanGenerator(self._model.capstan, params)
         key = repr(params.search)
         pool = self._pools.get(key)

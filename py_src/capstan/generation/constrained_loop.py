@@ -118,6 +118,7 @@ class ConstrainedLoop(RowLoop):
 
     async def advance(self) -> None:
         await self.ready_decoder()
+        self.outgrow()
         if await self._force():
             return
         # The device did not know a mask, or nothing fits: the host finds out.

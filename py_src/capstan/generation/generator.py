@@ -215,6 +215,12 @@ class Generator:
         return self._loop.reused
 
     @property
+    def rope_changes(self) -> int:
+        """How often the caches were computed anew, since the sequence outgrew the original length of a long rope or was
+        cut to it: the model's rotary factors are others there, for all positions."""
+        return self._loop.rope_changes
+
+    @property
     def counters(self) -> Counters:
         """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
         counted, too.

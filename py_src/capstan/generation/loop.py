@@ -36,14 +36,28 @@ class DecodeLoop:
         self.flight = Flight()
         self.sample_first = False
         """Whether the logits for the next picks are there."""
-        self.cache_key: Hashable = None
-        """The part of the caches' key besides the tokens: loops with different keys share no prefix."""
+        self.adapted: Hashable = None
+        """The LoRA adapters of the runs that computed the caches."""
+        self.long = False
+        """Whether the rows are rotated by the long factors of a long rope."""
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
         self._repeats = False
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self._model = model
         self._ends = frozenset(self.options.end_token_ids)
+
+    @property
+    def cache_key(self) -> Hashable:
+        """The part of the caches' key besides the tokens: loops with different keys share no prefix."""
+        return self.adapted, self.long
+
+    @property
+    def reach(self) -> int:
+        """Tokens up to which picks may be queued: with the short factors of a long rope one past the original length,
+        since the last token is picked and not run."""
+        original = self._model.original_length
+        return min(self.max_length, original + 1) if original and not self.long else self.max_length
 
     @property
     def going(self) -> list[int]:
@@ -109,7 +123,7 @@ class DecodeLoop:
     def submit(self, picks: int) -> bool:
         """Queue a burst of so many picks, fewer at the end of a sequence; whether there was one."""
         going = self.going
-        picks = min([picks, *(self.rows[number].room(self.max_length) for number in going)])
+        picks = min([picks, *(self.rows[number].room(self.reach) for number in going)])
         if picks <= 0 or not going:
             return False
         self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going), self.rows, going)

@@ -46,6 +46,8 @@ class RowLoop(DecodeLoop):
         self.adapters = ActiveAdapters()
         self.watched: int | None = None
         """How many of the most probable tokens are told with each pick; None while picks run ahead untold."""
+        self.rope_changes = 0
+        """How often the caches were computed anew with other factors of a long rope."""
         self.log_probabilities: list[dict[int, float]] = [{} for _ in self.rows]
         """Those of each row's last token."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
@@ -117,7 +119,7 @@ class RowLoop(DecodeLoop):
         self.adapters.add(adapters, name, before)
         self._given = None
         # If adapters change within a sequence, no other sequence can share its caches.
-        self.cache_key = object() if any(before) else self.adapters.layers
+        self.adapted = object() if any(before) else self.adapters.layers
         if not self.stale and not self.sample_first:
             self.lose()
         self.stale = True
@@ -196,6 +198,8 @@ class RowLoop(DecodeLoop):
     def _use(self, decoder: RowDecoder) -> None:
         """Go on with this decoder."""
         self.decoder = decoder
+        if self._model.original_length:
+            decoder.rotate(self.long)
         self._capture = decoder.capture
         for number in range(len(self.rows)):
             decoder.set_search(self.options, number)
@@ -265,12 +269,18 @@ class RowLoop(DecodeLoop):
 
     async def advance(self) -> None:
         """Do what brings the next token nearer: record the decode step, prefill, submit, or wait for a burst."""
+        self.outgrow()
         if self.records_next:
             await self.record()
         if self.stale:
             await self.prefill()
         if not self.stale:
             await self.pick()
+
+    def outgrow(self) -> None:
+        """Have the caches computed anew if the next step would run past the original length of a long rope."""
+        if not self.stale and self.reach < self.max_length and self.length >= self.reach:
+            self.lose()
 
     async def pick(self) -> None:
         """Ask for the next picks, ahead of the reader, and wait for the oldest."""
@@ -324,6 +334,7 @@ class RowLoop(DecodeLoop):
         decoder = await self.ready_decoder()
         self.require_open()
         assert self.run_ahead is not None
+        await self._rotate(decoder)
         self.stale = False
         try:
             while True:
@@ -353,6 +364,22 @@ class RowLoop(DecodeLoop):
         self.run_ahead.pause()
         self.timing.pause()
         self.counts.begin(decoder)
+
+    async def _rotate(self, decoder: RowDecoder) -> None:
+        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
+        caches are void."""
+        original = self._model.original_length
+        if not original:
+            return
+        long = self.length > original
+        for number in range(len(self.rows)):
+            await decoder.rest(number)
+        if long != self.long:
+            self.rope_changes += any(row.valid for row in self.rows)
+            for row in self.rows:
+                row.unsettle(0)
+        self.long = long
+        decoder.rotate(long)
 
     async def _prefill_row(self, decoder: RowDecoder, number: int) -> bool:
         """Whether the row is still the same afterwards."""

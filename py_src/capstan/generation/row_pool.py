@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..device.rows import RowDecoder
 from ..errors import ClosedError, OptionError, OutOfMemoryError, PromptError
+from ..fallback import fall_back
 from ..host import wait_here
 from ..host.leaving import when_dropped
 from .generator_params import GeneratorParams
@@ -296,9 +297,9 @@ class PooledSequence:
         wait_here(self._model.host, self._pool.leave(self._member), "close", "a Generator and aclose()")
 
 
-def poolable(params: GeneratorParams) -> bool:
+def poolable(model: Model, params: GeneratorParams) -> bool:
     """Whether a sequence of these options may be one of a pool: the same tokens come, or tokens sampled by no seed of
-    the caller's."""
+    the caller's. The rows of a pool have one kind of rotary factors; those of a long rope change with the length."""
     search = params.search
     alone = (
         search.stop_strings
@@ -307,4 +308,13 @@ def poolable(params: GeneratorParams) -> bool:
         or params.processors.given
         or params.speculation
     )
-    return params.rows == 1 and not alone and (search.greedy or search.random_seed < 0)
+    if params.rows > 1 or alone or not (search.greedy or search.random_seed < 0):
+        return False
+    longest, original = params.length_limit(model.config.context_length), model.original_length
+    if original and longest > original + 1:
+        why = (
+            f"a max_length of {longest} is past the original length of {original}, where the factors change (long rope)"
+        )
+        fall_back("steps that requests share", why, "this request has steps of its own; lower its max_length")
+        return False
+    return True

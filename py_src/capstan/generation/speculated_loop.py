@@ -93,7 +93,7 @@ class SpeculatedLoop(RowLoop):
         """Queue a burst of drafted steps; whether there was one."""
         [row] = self.rows
         most = 1 + self._speculation.max_draft_tokens
-        room = row.room(self.max_length)
+        room = row.room(self.reach)
         if row.ended or room < most:
             return False
         if decoder.finds_drafts:

@@ -23,7 +23,7 @@
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     logits_of_all(model)              num_logits_to_keep becomes the constant 0
     pooled(model, hidden, sentence)   one vector a row out of an encoder's hidden states
-    short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
+    long_rope(model)                  tables with two kinds of rotary factors become inputs; where their rows are
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
     wide_products(model, most)        products by float32 weights in place of packed ones (for the CPU)
@@ -55,7 +55,7 @@ from .inline_weights import without_weights
 from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
-from .long_rope import short_rope
+from .long_rope import LongRope, RopeTable, TableRows, long_rope, rope_of_length
 from .lora import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products, sums_by_products
@@ -86,12 +86,15 @@ __all__ = [
     "FedLengths",
     "GraphDescription",
     "LeftOut",
+    "LongRope",
     "LoraInput",
     "LoraSlot",
     "NBitsProduct",
     "Narrow",
     "Part",
+    "RopeTable",
     "StateTensor",
+    "TableRows",
     "TensorInfo",
     "Turn",
     "Uncapturable",
@@ -124,6 +127,7 @@ __all__ = [
     "lora_inputs",
     "logits_cut",
     "logits_of_all",
+    "long_rope",
     "make_inline",
     "norms_apart",
     "parse",
@@ -135,8 +139,8 @@ __all__ = [
     "quantized_products",
     "one_row_only",
     "require_computed",
+    "rope_of_length",
     "serialize",
-    "short_rope",
     "simplified_norms",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",

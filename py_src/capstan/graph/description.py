@@ -21,6 +21,7 @@ from .carried import (
     state_tensors,
     tensor_info,
 )
+from .long_rope import LongRope
 from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
@@ -64,6 +65,8 @@ class GraphDescription:
     """Bits of an element of quantized caches, 8 or 4; 0 for caches of `cache_dtype`."""
     lora: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for its LoRA adapters."""
+    rope: LongRope | None = None
+    """The inputs that each sequence gets for its rotary factors; None if there is one kind of these."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -108,11 +111,11 @@ def describe(
     decoder: DecoderConfig,
     vocab_size: int | None = None,
     weights: Collection[str] = (),
-    short_rope_to: int = 0,
+    rope: LongRope | None = None,
     unrecognised: str = "",
 ) -> GraphDescription:
     """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
-    names of the weights. `short_rope_to` is the result of `short_rope`, `unrecognised` that of `group_query_attention`.
+    names of the weights. `rope` is the result of `long_rope`, `unrecognised` that of `group_query_attention`.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that Capstan does not know,
     an input that it does not feed, caches that are neither float32 nor float16, sizes that differ from the
@@ -147,7 +150,8 @@ def describe(
     logits = found.get(decoder.outputs.logits)
     if logits is None:
         raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
-    fed = {*known, *weights}
+    tables = rope.tables if rope is not None else ()
+    fed = {*known, *weights, *(table.name for table in tables)}
     strangers = [info for info in inputs if info.name not in fed and info.name in read]
     if strangers:
         first = strangers[0]
@@ -184,10 +188,11 @@ def describe(
         needs_f16=needs_f16(graph),
         uncapturable=tuple(uncapturable(model, mask.name)),
         left_out=tuple(left_out(model)),
-        max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
+        max_positions=decoder.long_rope_from if rope is None else rope.positions,
         growing=growing and (unrecognised or growing),
         states=states,
         cache_bits=decoder.kv_cache_bits,
+        rope=rope,
     )
 
 

@@ -1,57 +1,178 @@
 """Long rope: a model with other rotary factors past its original length than up to it.
 
 From the step on at which a sequence outgrows the original length, all its positions are rotated by the long factors,
-the keys in the cache too. Such a graph chooses by the size of the mask, which here is the cache's capacity, or leaves
-the choice to the execution provider (multiRotaryCacheConcatOffset), which rotates new keys only. So sequences end at
-the original length, and up to there the graph needs the short factors alone:
+the keys in the cache too. Exports have both tables, and leave the choice to the size of the mask, which here is the
+cache's capacity, or to the execution provider, which chooses run by run:
 
     attention_mask -> Shape -> ... -> Greater(original length) -> If -> cos_cache, sin_cache
+    cos_cache, sin_cache: the long rows behind the short ones, from multiRotaryCacheConcatOffset on
+
+Here the tables become inputs of the graph, of which each sequence has its own: its length says what is in them.
 """
 
 from __future__ import annotations
 
-from ..errors import UnsupportedModelError
-from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .total_length import ATTENTION, ancestry
-from .wiring import Wiring, copy_of, integers, prune
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-__all__ = ["short_rope"]
+from ..errors import UnsupportedModelError
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+from .total_length import ATTENTION, ancestry
+from .weights import DTYPES, entry_of
+from .wiring import Wiring, copy_of, delete, fresh_name, int64_tensor, integers, prune
+
+__all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "rope_of_length"]
 
 COS_CACHE = 7
 ROTATED_BY = {ATTENTION: COS_CACHE, "RotaryEmbedding": 2}
 """The index of the input cos_cache by operator; sin_cache is the next input."""
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+REMEDY = "export the model with onnxruntime-genai's model builder"
+PROBE = 1024
+"""The first bytes of a table, which find its place in the file."""
 
 
-def short_rope(model: ModelProto, mask: str = "attention_mask") -> tuple[ModelProto, int]:
-    """The model with each choice of rotary factors replaced by the short ones, and the most positions that they are
-    for; an equal copy and 0 if it has no such choice.
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a rotary table, as bytes of a data file; an empty `location` is the graph's own file."""
+
+    location: str
+    offset: int
+    length: int
+    """Bytes."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """The cosines or the sines: an input of the graph, one row for each position."""
+
+    name: str
+    dtype: str
+    width: int
+    """Elements of a row."""
+    short: TableRows
+    long: TableRows
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """The two kinds of rotary factors of a model."""
+
+    original: int
+    """The length of the longest sequence that is rotated by the short ones."""
+    tables: tuple[RopeTable, ...]
+
+    @property
+    def positions(self) -> int:
+        """Positions of the longest sequence."""
+        return min(table.long.rows for table in self.tables)
+
+
+@dataclass
+class Choice:
+    """A table of the graph with both kinds of rows."""
+
+    name: str
+    original: int
+    node: NodeProto | None
+    """The If that chooses, None where the tensor has the long rows behind the short ones."""
+    short: TensorProto
+    long: TensorProto
+    """The same tensor as `short` without a node."""
+
+
+def long_rope(
+    model: ModelProto, mask: str = "attention_mask", joined_at: int = 0, file: bytes = b""
+) -> tuple[ModelProto, LongRope | None]:
+    """The model with each table that has two kinds of rows as an input, and what these are; an equal copy and None if
+    it has no such table. `joined_at` is the row at which the long ones begin in tables that have both, `file` are the
+    bytes that the model was parsed from: without them places in it are not told.
 
     Raises UnsupportedModelError for a choice that is not by the length of the mask.
     """
     result = copy_of(model)
     graph = result.graph
-    wiring = Wiring(graph)
-    choices: dict[str, NodeProto] = {}
-    for node in graph.node:
-        place = ROTATED_BY.get(node.op_type, len(node.input))
-        for name in node.input[place : place + 2]:
-            choice = wiring.producer.get(name)
-            if choice is not None and choice.op_type == "If":
-                choices[choice.output[0]] = choice
-    limits = []
-    for choice in choices.values():
-        limits.append(longest_short(wiring, choice, mask))
-        branch = next(item.g for item in choice.attribute if item.name == "else_branch")
-        made = {node.output[0]: constant(node, choice) for node in branch.node}
-        made |= {tensor.name: tensor for tensor in branch.initializer}
-        for outer, inner in zip(choice.output, branch.output, strict=True):
-            tensor = TensorProto()
-            tensor.CopyFrom(made[inner.name])
-            tensor.name = outer
-            graph.initializer.append(tensor)
-        graph.node.remove(choice)
+    choices = list(choices_of(graph, mask, joined_at))
+    if not choices:
+        return result, None
+    tables = []
+    for choice in choices:
+        require_alike(choice)
+        short, long = (rows_of(choice.name, tensor, file) for tensor in (choice.short, choice.long))
+        if choice.node is None:
+            short, long = parted(long, choice.original)
+        dtype, width = DTYPES[choice.long.data_type][0], choice.long.dims[1]
+        tables.append(RopeTable(choice.name, dtype, width, short, long))
+        value = graph.input.add(name=choice.name)
+        value.type.tensor_type.elem_type = choice.long.data_type
+        value.type.tensor_type.shape.dim.add().dim_param = "rotated_positions"
+        value.type.tensor_type.shape.dim.add().dim_value = width
+    leave_out(graph, choices)
     prune(graph)
-    return result, min(limits, default=0)
+    return result, LongRope(choices[0].original, tuple(tables))
+
+
+def rope_of_length(model: ModelProto, length: int, mask: str = "attention_mask", joined_at: int = 0) -> ModelProto:
+    """The model with the tables that a sequence of that length has, as constants. Raises what `long_rope` raises."""
+    result = copy_of(model)
+    graph = result.graph
+    choices = list(choices_of(graph, mask, joined_at))
+    for choice in choices:
+        long = length > choice.original
+        if choice.node is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(choice.long if long else choice.short)
+            tensor.name = choice.name
+            continue
+        both = next(tensor for tensor in graph.initializer if tensor.name == choice.name)
+        both.name = fresh_name(graph, f"{choice.name}_both")
+        bounds = (choice.original, both.dims[0], 0) if long else (0, choice.original, 0)
+        names = [fresh_name(graph, f"{choice.name}_{what}") for what in ("from", "to", "axis")]
+        graph.initializer.extend(int64_tensor(name, [bound]) for name, bound in zip(names, bounds, strict=True))
+        graph.node.insert(0, NodeProto(op_type="Slice", input=[both.name, *names], output=[choice.name]))
+    leave_out(graph, [choice for choice in choices if choice.node is not None])
+    prune(graph)
+    return result
+
+
+def choices_of(graph: GraphProto, mask: str, joined_at: int) -> Iterator[Choice]:
+    """The rotary tables of the graph that have two kinds of rows. Raises UnsupportedModelError."""
+    wiring = Wiring(graph)
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    names: dict[str, None] = {}
+    for reader in graph.node:
+        place = ROTATED_BY.get(reader.op_type, len(reader.input))
+        names |= dict.fromkeys(filter(None, reader.input[place : place + 2]))
+    found = []
+    for name in names:
+        node, tensor = wiring.producer.get(name), tensors.get(name)
+        if node is not None and node.op_type == "If":
+            original = longest_short(wiring, node, mask)
+            place = list(node.output).index(name)
+            short, long = (branch_table(node, branch, place) for branch in ("else_branch", "then_branch"))
+            found.append(Choice(name, original, node, short, long))
+        elif tensor is not None and joined_at and len(tensor.dims) == 2 and tensor.dims[0] > joined_at:
+            found.append(Choice(name, joined_at, None, tensor, tensor))
+    if len({choice.original for choice in found}) > 1:
+        told = ", ".join(f"{choice.name} at {choice.original}" for choice in found)
+        raise UnsupportedModelError(f"rotary factors change at different lengths ({told}); {REMEDY}")
+    yield from found
+
+
+def leave_out(graph: GraphProto, choices: list[Choice]) -> None:
+    """Remove the nodes that choose, and the tensors with both kinds of rows."""
+    chosen = {choice.name for choice in choices if choice.node is not None}
+    joined = {choice.name for choice in choices if choice.node is None}
+    delete(graph.node, lambda node: not chosen.isdisjoint(node.output))
+    delete(graph.initializer, lambda tensor: tensor.name in joined)
+
+
+def parted(whole: TableRows, original: int) -> tuple[TableRows, TableRows]:
+    """The short rows of a table and the long ones behind them."""
+    cut = original * (whole.length // whole.rows)
+    long = TableRows(whole.location, whole.offset + cut, whole.length - cut, whole.rows - original)
+    return TableRows(whole.location, whole.offset, cut, original), long
 
 
 def longest_short(wiring: Wiring, choice: NodeProto, mask: str) -> int:
@@ -63,16 +184,51 @@ def longest_short(wiring: Wiring, choice: NodeProto, mask: str) -> int:
         if sources == {mask} and bound is not None and len(bound) == 1:
             return bound[0]
     raise UnsupportedModelError(
-        f"node {choice.name} (If) chooses rotary factors, and not by whether {mask} is longer than a constant; "
-        "export the model with onnxruntime-genai's model builder"
+        f"node {choice.name} (If) chooses rotary factors, and not by whether {mask} is longer than a constant; {REMEDY}"
     )
 
 
-def constant(node: NodeProto, choice: NodeProto) -> TensorProto:
-    for item in node.attribute:
-        if node.op_type == "Constant" and item.name == "value":
-            return item.t
-    raise UnsupportedModelError(
-        f"node {choice.name} (If) computes rotary factors by node {node.name} ({node.op_type}); export the model with "
-        "onnxruntime-genai's model builder"
-    )
+def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto:
+    """The constant that is a branch's output of that index."""
+    graph = next(item.g for item in choice.attribute if item.name == branch)
+    name = graph.output[place].name
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            return tensor
+    for node in graph.node:
+        if name in node.output:
+            for item in node.attribute:
+                if node.op_type == "Constant" and item.name == "value":
+                    return item.t
+            raise UnsupportedModelError(
+                f"node {choice.name} (If) computes rotary factors by node {node.name} ({node.op_type}); {REMEDY}"
+            )
+    raise UnsupportedModelError(f"node {choice.name} (If) has no rotary factors {name} in its {branch}; {REMEDY}")
+
+
+def require_alike(choice: Choice) -> None:
+    """Raise UnsupportedModelError unless both kinds of rows are of one type and one width."""
+    kinds = {(tensor.data_type, tuple(tensor.dims[1:])) for tensor in (choice.short, choice.long)}
+    if len(kinds) > 1 or len(choice.long.dims) != 2 or choice.long.data_type not in FLOATS:
+        told = " and ".join(str(list(tensor.dims)) for tensor in (choice.short, choice.long))
+        raise UnsupportedModelError(
+            f"rotary factors {choice.name} are {told}, expected floats of one type, [positions, half of the head]; "
+            f"{REMEDY}"
+        )
+
+
+def rows_of(name: str, tensor: TensorProto, file: bytes) -> TableRows:
+    """The place of a table's rows."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        entry = entry_of(tensor)
+        return TableRows(entry.location, entry.offset, entry.length, tensor.dims[0])
+    data = tensor.raw_data
+    start = file.find(data[:PROBE])
+    while start >= 0 and file[start : start + len(data)] != data:
+        start = file.find(data[:PROBE], start + 1)
+    size = tensor.dims[0] * tensor.dims[1] * DTYPES[tensor.data_type][1] // 8
+    if len(data) != size or not size or (file and start < 0):
+        raise UnsupportedModelError(
+            f"rotary factors {name}: {len(data)} bytes of raw_data, expected {size} of the graph's file; {REMEDY}"
+        )
+    return TableRows("", max(0, start), len(data), tensor.dims[0])

@@ -20,7 +20,7 @@ from .float_islands import float_islands_in_half
 from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
-from .long_rope import short_rope
+from .long_rope import LongRope, long_rope, rope_of_length
 from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
 from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
@@ -80,6 +80,10 @@ class Rewriting:
     """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
     defaults: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of defaults of LoRA inputs in data files, by name (`lora_defaults`)."""
+    file: bytes = b""
+    """The bytes that the model was parsed from; without them the places of tensors in it are not told."""
+    run_length: int | None = None
+    """Tokens of the one run that the graph is for; None where sequences of any length are run."""
 
     lora: tuple[LoraInput, ...] = ()
     """The inputs of the file's graph that LoRA adapters fill."""
@@ -89,8 +93,8 @@ class Rewriting:
     """The inputs that each sequence gets for LoRA adapters of that rank."""
     unrecognised: str = ""
     """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
-    short_rope_to: int = 0
-    """The most positions that the rotary factors are for, 0 if there are no others."""
+    rope: LongRope | None = None
+    """The rotary tables that became inputs; None if there is one kind of rotary factors."""
     unpacked: str = ""
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
     weights: tuple[WeightEntry, ...] = ()
@@ -199,8 +203,12 @@ def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
     return soft_caps_apart(model, {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)})
 
 
-def short_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
-    model, facts.short_rope_to = short_rope(model, facts.decoder.inputs.attention_mask)
+def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With one kind of rotary factors: those for the one run, or those that each sequence feeds."""
+    mask, joined_at = facts.decoder.inputs.attention_mask, facts.decoder.rope_joined_at
+    if facts.run_length is not None:
+        return rope_of_length(model, facts.run_length, mask, joined_at)
+    model, facts.rope = long_rope(model, mask, joined_at, facts.file)
     return model
 
 
@@ -227,7 +235,7 @@ def weights_held(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     fed = [*(each.name for each in facts.weights), *(each.name for each in facts.lora)]
-    found = describe(model, facts.decoder, facts.whole.vocab_size, fed, facts.short_rope_to, facts.unrecognised)
+    found = describe(model, facts.decoder, facts.whole.vocab_size, fed, facts.rope, facts.unrecognised)
     facts.description = replace(found, lora=facts.slots)
     return model
 
@@ -263,6 +271,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("find_lora", frozenset(["webgpu", "wasm", "reference"]), find_lora),
     GraphPass("lora_of_one_rank", WEBGPU, lora_of_one_rank),
     GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
+    GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
     GraphPass("float_islands_in_half", WEBGPU, lambda model, _: float_islands_in_half(model)),
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
@@ -272,7 +281,6 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
     GraphPass("computed_on_wasm", WASM, computed_on_wasm),
     GraphPass("logits_of_all", DEVICES | {"reference"}, lambda model, _: logits_of_all(model)),
-    GraphPass("short_rope", DEVICES | {"reference"}, short_factors),
     GraphPass("total_length_on_gpu", WEBGPU, lambda model, _: total_length_on_gpu(model)),
     GraphPass("smooth_softmax_as_sinks", WEBGPU, lambda model, _: smooth_softmax_as_sinks(model)),
     GraphPass("quantized_products", WEBGPU, packed_products),

@@ -166,6 +166,8 @@ def sequence_items(
         each = sum(round_up(size, SIZE_ALIGNMENT) for size in sizes)
         items.append(item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
     items += [item(f"lora {slot.name}", "weights", math.prod(slot.dims) * BYTES[slot.dtype]) for slot in about.lora]
+    tables = about.rope.tables if about.rope is not None else ()
+    items += [item(f"rope {each.name}", "weights", capacity * each.width * BYTES[each.dtype]) for each in tables]
     items += [
         item("state", "persistent", STATE_BYTES, bound=False),
         item("ring", "persistent", capacity * 4, bound=False),

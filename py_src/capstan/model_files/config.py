@@ -108,8 +108,9 @@ class DecoderConfig:
     inputs: InputNames = InputNames()
     outputs: OutputNames = OutputNames()
     long_rope_from: int = 0
-    """Positions up to which the rotary factors are the short ones, from multiRotaryCacheConcatOffset; 0 if there is no
-    such length."""
+    """Positions up to which the rotary factors are the short ones, if the configuration says so; 0 if not."""
+    rope_joined_at: int = 0
+    """The row of the rotary tables at which the long ones begin (multiRotaryCacheConcatOffset); 0 if there are none."""
     qdq_accuracy: int = 0
     """The accuracy_level of products by weights with DequantizeLinear: 4 allows activations in int8. The native
     onnxruntime takes 4 where nothing is said, Capstan what the graph says: floats."""
@@ -277,7 +278,8 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
                 present_conv_names=outputs.pattern("present_conv_names", OutputNames.present_conv_names),
                 present_recurrent_names=outputs.pattern("present_recurrent_names", OutputNames.present_recurrent_names),
             ),
-            long_rope_from=long_rope_from(decoder),
+            long_rope_from=rope_joined_at(decoder),
+            rope_joined_at=rope_joined_at(decoder),
             qdq_accuracy=qdq_accuracy(session_options),
             disable_file_mapped_weights=disables_store(session_options),
             capture=graph_capture(session_options),
@@ -419,7 +421,7 @@ def qdq_accuracy(session_options: Section) -> int:
     return int(value)
 
 
-def long_rope_from(decoder: Section) -> int:
+def rope_joined_at(decoder: Section) -> int:
     """The length from which on a model's rotary factors are the long ones, 0 if it has one kind."""
     found = 0
     for options in webgpu_options(decoder.section("session_options", optional=True)):

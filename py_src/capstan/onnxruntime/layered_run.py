@@ -52,7 +52,7 @@ async def layered_run(
     memory at a time. Raises UnsupportedModelError, and what InferenceSession raises."""
     parsed = graph.parse(onnx, config.decoder.filename)
     require_whole(parsed, "a run of one layer at a time")
-    parsed = rewritten(parsed, LAYERS[device], Rewriting(config))
+    parsed = rewritten(parsed, LAYERS[device], Rewriting(config, run_length=len(ids)))
     values = feeds(parsed, config, ids)
     external = {entry.name: entry for entry in graph.external_entries(parsed)}
     slices = layer_slices(parsed)

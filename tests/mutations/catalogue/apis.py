@@ -105,8 +105,8 @@ APIS = (
     Mutation(
         "row_pool.room",
         "py_src/capstan/generation/loop.py",
-        "picks = min([picks, *(self.rows[number].room(self.max_length) for number in going)])",
-        "picks = min(picks, max([0, *(self.rows[number].room(self.max_length) for number in going)]))",
+        "picks = min([picks, *(self.rows[number].room(self.reach) for number in going)])",
+        "picks = min(picks, max([0, *(self.rows[number].room(self.reach) for number in going)]))",
         "a burst goes past the end of the longest sequence of a pool",
         unit("row_pool::TestOnPaper::test_a_burst_takes_no_row_past_its_end"),
     ),

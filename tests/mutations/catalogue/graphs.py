@@ -114,4 +114,20 @@ GRAPHS = (
         "a noted graph for the CPU serves another amount of float32 weights",
         unit("wasm_graph::test_what_else_it_depends_on_rewrites_it"),
     ),
+    Mutation(
+        "graphs.long_rows",
+        "py_src/capstan/graph/long_rope.py",
+        "long = TableRows(whole.location, whole.offset + cut,",
+        "long = TableRows(whole.location, whole.offset,",
+        "the long rows begin where the short ones do",
+        unit("long_rope::TestGraph::test_tables_with_long_rows_behind_short_ones_become_inputs"),
+    ),
+    Mutation(
+        "graphs.one_run",
+        "py_src/capstan/graph/long_rope.py",
+        "long = length > choice.original",
+        "long = length >= choice.original",
+        "a run of the original length has the long factors",
+        unit("long_rope::TestGraph::test_the_graph_of_one_run_has_the_tables_for_its_length"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, unit
+from ..mutation import Mutation, browser, unit
 
 __all__ = ["WEBGPU"]
 
@@ -134,5 +134,46 @@ WEBGPU = (
         "return isinstance(value, types)",
         "true passes for a number in a request",
         unit("requests"),
+    ),
+    Mutation(
+        "long_rope.of_pool",
+        "py_src/capstan/device/webgpu/model.py",
+        "                found.rotate(False)\n",
+        "",
+        "a decoder that was given back has the factors of the sequence before",
+        browser("long_rope::test_a_pool_takes_a_decoder_with_the_short_factors"),
+    ),
+    Mutation(
+        "long_rope.of_rows",
+        "py_src/capstan/device/webgpu/joint_rows.py",
+        "        self._one.rotate(long)\n",
+        "        pass\n",
+        "rows of one step stay with the short factors",
+        browser("long_rope::test_rows_are_computed_anew_together"),
+    ),
+    Mutation(
+        "long_rope.back",
+        "py_src/capstan/device/webgpu/decoder.py",
+        "        if long != self._long:\n",
+        "        if long and not self._long:\n",
+        "a sequence that is cut to the original length keeps the long factors",
+        browser("long_rope::test_prompts_rewinds_and_appended_tokens_have_the_factors_for_their_length"),
+    ),
+    Mutation(
+        "long_rope.on_the_cpu",
+        "py_src/capstan/device/wasm/model.py",
+        """            self._long = long
+            self._feed()""",
+        "            self._long = long",
+        "on the CPU a sequence stays with the short factors",
+        browser("long_rope::test_a_sequence_that_outgrows_the_original_length_is_computed_anew_once"),
+    ),
+    Mutation(
+        "long_rope.host_write",
+        "py_src/capstan/device/webgpu/sequence_buffers.py",
+        "self.input_ids, *positions, *states, *tables]",
+        "self.input_ids, *positions, *states]",
+        "a tape ends when the tables of its sequence are filled",
+        browser("long_rope::test_a_sequence_that_outgrows_the_original_length_is_computed_anew_once"),
     ),
 )

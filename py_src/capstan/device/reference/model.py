@@ -1,8 +1,8 @@
 """The reference device: a model folder on CPython, with onnxruntime's CPU provider and NumPy.
 
 It defines what the other devices must compute, so it takes the shortest way: the model file as it is on disk, no
-rewriting pass, a mask as long as the sequence, one run for each call, the logits on the host and `capstan.sampling` for
-the picks.
+rewriting pass but that of long rope, a mask as long as the sequence, one run for each call, the logits on the host and
+`capstan.sampling` for the picks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnxruntime
 
 from ... import graph
 from ...errors import ClosedError, ModelFileError, PromptError
-from ...graph import GraphDescription, StateTensor
+from ...graph import GraphDescription, LongRope, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
@@ -32,6 +32,7 @@ from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import ModelMemory
+from ..rope_tables import RopeTables, places
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
 from .session import PROVIDER
@@ -48,16 +49,17 @@ def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
 
 
 def described(
-    model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None
-) -> tuple[ModelMemory, LoraGraph]:
-    """The model's memory, and the inputs that adapters fill; the model itself runs as it is in the file. `defaults`
-    are the bytes of those inputs' defaults in data files."""
-    facts = Rewriting(config, defaults=defaults or {})
-    rewritten(model, "reference", facts)
+    model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None, file: bytes = b""
+) -> tuple[ModelMemory, LoraGraph, ModelProto]:
+    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless it chooses
+    rotary factors by the length of one run. `defaults` are the bytes of those inputs' defaults in data files, `file`
+    the bytes of the graph's file."""
+    facts = Rewriting(config, defaults=defaults or {}, file=file)
+    made = rewritten(model, "reference", facts)
     weights = tuple(graph.external_entries(model))
     context = facts.about.context_within(config.context_length)
     memory = ModelMemory(ReferenceDevice(), facts.about, weights, PREFILL_CHUNK, context, graph.activations(model))
-    return memory, LoraGraph(facts.lora, facts.others)
+    return memory, LoraGraph(facts.lora, facts.others), model if facts.rope is None else made
 
 
 class ReferenceModel(HostSampledModel):
@@ -82,14 +84,16 @@ class ReferenceModel(HostSampledModel):
             with open_file(self.folder / decoder.folder / entry.location) as data_file:
                 data_file.seek(entry.offset)
                 defaults[entry.name] = data_file.read(entry.length)
-        self.memory, self.lora = described(parsed, self.config, defaults)
+        self.memory, self.lora, runs = described(parsed, self.config, defaults, data)
         self.about = self.memory.description
+        self._tables = read_rope(self.about.rope, data, self.folder / decoder.folder)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
         if made := made_weights(parsed, self.folder / decoder.folder):
             options.add_external_initializers(list(made), list(made.values()))
-            onnx = parsed.SerializeToString()
+        if made or self._tables is not None:
+            onnx = runs.SerializeToString()
         file = self.folder / decoder.filename
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
         try:
@@ -103,7 +107,8 @@ class ReferenceModel(HostSampledModel):
         """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""
         if self._session is None:
             raise ClosedError("this model was closed; load it again")
-        return ReferenceSequence(self._session, self.about, capacity or self.memory.context_length, self.lora)
+        positions = capacity or self.memory.context_length
+        return ReferenceSequence(self._session, self.about, positions, self.lora, self._tables)
 
     async def trim(self) -> None:
         """Decoders are not kept here."""
@@ -122,7 +127,14 @@ class ReferenceSequence:
     """One sequence: ids go in, the logits of the last position come out; past and present are one buffer, unless the
     caches grow with each run."""
 
-    def __init__(self, session: Any, about: GraphDescription, capacity: int, lora: LoraGraph | None = None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        about: GraphDescription,
+        capacity: int,
+        lora: LoraGraph | None = None,
+        tables: RopeTables | None = None,
+    ) -> None:
         self._session: Any = session
         self._about = about
         self.capacity = capacity
@@ -155,6 +167,10 @@ class ReferenceSequence:
         }
         """Inputs for adapters that have no default, where there is no adapter."""
         self._adapted = self._silent
+        self._tables = tables
+        self._rotated: dict[str, Any] = {}
+        """The rotary tables, where they depend on the sequence's length."""
+        self.rotate(False)
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
         """Run the model on `ids` after what is there; float32 [vocab] of the last position, or of `every` one. Raises
@@ -171,6 +187,7 @@ class ReferenceSequence:
         given: dict[str, Any] = {
             about.input_ids: np.array([ids], np.int64),
             about.mask: np.ones((1, end), about.mask_dtype),
+            **self._rotated,
         }
         if about.position_ids is not None:
             given[about.position_ids] = np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1))
@@ -223,6 +240,16 @@ class ReferenceSequence:
                     np.frombuffer(view_of(lora.spans[slot.name]), slot.dtype).reshape(slot.dims)
                 )
                 for slot in lora.graph.slots(lora.rank)
+            }
+
+    def rotate(self, long: bool) -> None:
+        """Rotate by the long factors of a long rope, or by the short ones; cached positions are void if that changes.
+        Nothing changes in a model with one kind."""
+        if self._tables is not None:
+            rows = self._tables.rows(long, self.capacity)
+            self._rotated = {
+                table.name: np.frombuffer(data, table.dtype).reshape(-1, table.width)
+                for table, data in zip(self._tables.rope.tables, rows, strict=True)
             }
 
     def decode(self, token_id: int) -> None:
@@ -347,6 +374,9 @@ class ReferenceRunner:
     def set_lora(self, lora: LoraWeights | None) -> None:
         self._sequence.set_lora(lora)
 
+    def rotate(self, long: bool) -> None:
+        self._sequence.rotate(long)
+
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)
 
@@ -361,6 +391,21 @@ class ReferenceRunner:
 
     def close(self) -> None:
         self._sequence.close()
+
+
+def read_rope(rope: LongRope | None, file: bytes, folder: Path) -> RopeTables | None:
+    """The rotary tables of a long rope, from the bytes of the graph's file and from the files of its folder."""
+    if rope is None:
+        return None
+    parts = []
+    for place in places(rope):
+        if not place.location:
+            parts.append(file[place.offset : place.offset + place.length])
+            continue
+        with open_file(folder / place.location) as data:
+            data.seek(place.offset)
+            parts.append(data.read(place.length))
+    return RopeTables.of(rope, parts)
 
 
 def milliseconds() -> float:

@@ -14,6 +14,7 @@ from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
 from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
+from ..rope_tables import RopeTables
 from .device import WasmDevice
 from .model_graph import WasmGraph
 
@@ -68,21 +69,24 @@ class WasmModel(HostSampledModel):
         now: Callable[[], float],
         reason: str | None = None,
         lora: LoraGraph | None = None,
+        tables: RopeTables | None = None,
     ):
-        """`reason` is why it is this device, if it was not asked for; `lora` what adapters fill of the graph."""
+        """`reason` is why it is this device, if it was not asked for; `lora` what adapters fill of the graph, `tables`
+        its rotary tables where they depend on the sequence's length."""
         self.lora = lora or LoraGraph()
         self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
         self.memory = memory
         self.adapter = memory.interface.about().adapter
         self._about = memory.description
+        self._tables = tables
         self._now = now
 
     async def trim(self) -> None:
         """Decoders are not kept here."""
 
     def _decoder(self, capacity: int) -> HostSampledDecoder:
-        runner = WasmRunner(self._session, self._about, capacity, self.lora)
+        runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables)
         return HostSampledDecoder(runner, capacity, self._note, self._now)
 
     def healthy(self) -> bool:
@@ -95,8 +99,15 @@ class WasmModel(HostSampledModel):
 class WasmRunner:
     """One sequence over a cache of `capacity` positions."""
 
-    def __init__(self, session: WasmSession, about: GraphDescription, capacity: int, lora: LoraGraph):
-        self._session, self._about = session, about
+    def __init__(
+        self,
+        session: WasmSession,
+        about: GraphDescription,
+        capacity: int,
+        lora: LoraGraph,
+        tables: RopeTables | None = None,
+    ):
+        self._session, self._about, self._tables = session, about, tables
         self._capacity, self._growing = capacity, bool(about.growing)
         self.stateful = bool(about.states)
         length = 0 if about.growing else capacity
@@ -114,8 +125,10 @@ class WasmRunner:
         self._vocab = about.vocab_size
         self.undraftable = undraftable(self.stateful, not about.last_token_only)
         self._lora = lora
-        if lora.inputs:
-            self.set_lora(None)
+        self._adapted = silent(lora)
+        self._long = False
+        if lora.inputs or tables is not None:
+            self._feed()
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         return await self._run(ids, past, 1)
@@ -131,10 +144,24 @@ class WasmRunner:
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         if lora is None:
-            tensors, data = silent(self._lora)
+            self._adapted = silent(self._lora)
         else:
             tensors = [(slot.name, slot.dtype, slot.dims) for slot in lora.graph.slots(lora.rank)]
-            data = [view_of(lora.spans[name]) for name, _, _ in tensors]
+            self._adapted = tensors, [view_of(lora.spans[name]) for name, _, _ in tensors]
+        self._feed()
+
+    def rotate(self, long: bool) -> None:
+        if long != self._long:
+            self._long = long
+            self._feed()
+
+    def _feed(self) -> None:
+        """Give the sequence what it feeds besides ids, mask and caches."""
+        tensors, data = ([*each] for each in self._adapted)
+        if self._tables is not None:
+            for table in self._tables.rope.tables:
+                tensors.append((table.name, table.dtype, (self._capacity, table.width)))
+            data += map(memoryview, self._tables.rows(self._long, self._capacity))
         self._sequence.set_adapter(tensors, data)
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:

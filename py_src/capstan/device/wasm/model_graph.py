@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import graph
 from ...graph import Activations, GraphDescription, WeightEntry, WideWeight
@@ -17,6 +17,7 @@ from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
 from ..lora import LoraGraph
 from ..noted_graphs import OpenWeights, as_text, read_entries, reader
+from ..rope_tables import RopeTables, read_tables
 
 __all__ = ["WasmGraph", "prepare", "wasm_graph"]
 
@@ -38,13 +39,19 @@ class WasmGraph:
     activations: Activations
     data: tuple[tuple[str, int], ...]
     """The data files by location, and how many bytes of each are needed."""
+    tables: RopeTables | None = None
+    """The rotary tables of a model with long rope, which are read at each load; no note has them."""
 
 
 READ = reader(WasmGraph)
 
 
 def prepare(
-    parsed: ModelProto, config: GenaiConfig, wide_bytes: int, defaults: Mapping[str, bytes] | None = None
+    parsed: ModelProto,
+    config: GenaiConfig,
+    wide_bytes: int,
+    defaults: Mapping[str, bytes] | None = None,
+    file: bytes = b"",
 ) -> WasmGraph:
     """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
     float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
@@ -53,7 +60,7 @@ def prepare(
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     require_whole(parsed, "wasm")
-    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {})
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {}, file=file)
     with graph.contradictions():
         ends, activations = tuple(graph.data_ends(parsed).items()), graph.activations(parsed)
         made = rewritten(parsed, "wasm", facts)
@@ -78,8 +85,8 @@ async def wasm_graph(
         parsed = graph.parse(data, config.decoder.filename)
         defaults = await read_entries(graph.lora_defaults(parsed, config.decoder), open_weights)
         with graph.changing(parsed):
-            found = prepare(parsed, config, wide_bytes, defaults)
+            found = prepare(parsed, config, wide_bytes, defaults, data)
         if notes and not defaults:
             await notes.write(name, key, as_text(found))
     tell_growing(found.about)
-    return found
+    return replace(found, tables=await read_tables(found.about.rope, data, open_weights))

@@ -112,6 +112,8 @@ class WebGpuDecoder:
         """Prefill tapes that are being made."""
         self._lora: LoraWeights | None = None
         """The LoRA adapter in its buffers; None if unknown."""
+        self._long = False
+        """Whether the long factors are in its rotary tables."""
         self._unfinished = False
         """Whether a wait for onnxruntime-web was cancelled while its run continues."""
         self.owner = buffers.owner
@@ -192,6 +194,12 @@ class WebGpuDecoder:
         tapes = self._prefill_tapes
         if tapes is not None:
             await self._make_tapes(tapes, tapes.untried(tapes.seen))
+
+    def rotate(self, long: bool) -> None:
+        self._require_open()
+        if long != self._long:
+            self._buffers.rotate(long)
+        self._long = long
 
     def reachable(self, length: int, row: int = 0) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)

@@ -111,6 +111,10 @@ class JointRows:
     async def warm_up(self) -> None:
         await self._one.warm_up()
 
+    def rotate(self, long: bool) -> None:
+        # The tape binds the buffers of the recording decoder.
+        self._one.rotate(long)
+
     def reachable(self, length: int, row: int = 0) -> int:
         return length
 

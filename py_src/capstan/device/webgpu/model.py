@@ -125,6 +125,7 @@ class WebGpuModel:
             if given is None and free.capacity == capacity:
                 free.require(self._steps.key(capacity))
                 found = self._free.pop(i)
+                found.rotate(False)
                 if not unrecorded:
                     await self._completed(found)
                 return found
@@ -283,6 +284,7 @@ class WebGpuModel:
                 offset_alignment=self.memory.alignment().span_offset,
                 given=given,
                 in_place=self._in_place,
+                tables=self._graphs.tables,
             )
             # The first that has buffers is the first that takes a session.
             self._made += 1

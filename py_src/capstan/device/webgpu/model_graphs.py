@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ... import graph
 from ...fallback import fall_back
@@ -18,6 +18,7 @@ from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
 from ..noted_graphs import OpenWeights, as_text, read_entries, reader
+from ..rope_tables import RopeTables, read_tables
 
 __all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
 
@@ -55,6 +56,8 @@ class Graphs:
     """Its inputs with a default that adapters do not fill."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
+    tables: RopeTables | None = None
+    """The rotary tables of a model with long rope, which are read at each load; no note has them."""
 
     def serialize(self) -> str:
         """As JSON."""
@@ -81,7 +84,7 @@ async def rewrite(
     `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is that of the LoRA
     adapters, None without them. Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
+    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION, file=data)
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
@@ -146,4 +149,4 @@ async def model_graphs(
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
     if graphs.one_row:
         fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
-    return graphs
+    return replace(graphs, tables=await read_tables(graphs.description.rope, data, open_weights))

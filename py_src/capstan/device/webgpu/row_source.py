@@ -62,19 +62,21 @@ class RowSource:
         given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):
-                return self.free.pop(i)
+                found = self.free.pop(i)
+                found.rotate(False)
+                return found
         making = asyncio.ensure_future(self._made(rows, capacity, lent))
         self.making.add(making)
         making.add_done_callback(self.making.discard)
         try:
             # GPU work cannot be cancelled, and needs its buffers.
-            found = await asyncio.shield(making)
+            made = await asyncio.shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(self._keep)
             raise
-        if found is None and not given:
+        if made is None and not given:
             fall_back("several rows in one step", self.refused[rows, capacity], "the rows are run one after another")
-        return found
+        return made
 
     def _keep(self, making: asyncio.Future[JointRows | None]) -> None:
         """Keep finished rows whose caller was cancelled."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
-from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack, sequence_items
+from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack, round_up, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from ..lora import LoraWeights
+from ..rope_tables import RopeTables
 from ..snapshots import EMPTY
 from ..span_checks import INDEX_BYTES
 from .engine import AFTER, BEFORE, BoundTensor
@@ -18,6 +19,8 @@ from .engine import AFTER, BEFORE, BoundTensor
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
 STATE_WORDS = 8
+WRITTEN = 4
+"""WebGPU writes multiples of so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class SequenceBuffers:
     present: tuple[DeviceSpan, ...]
     """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
     graph needs them."""
+    tables: RopeTables | None = None
+    """The contents of its rotary tables, where these depend on the sequence's length."""
 
     @classmethod
     async def allocate(
@@ -53,6 +58,7 @@ class SequenceBuffers:
         offset_alignment: int,
         given: Loan | None = None,
         in_place: bool = True,
+        tables: RopeTables | None = None,
     ) -> SequenceBuffers:
         """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
         spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
@@ -72,7 +78,9 @@ class SequenceBuffers:
             spans |= {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in packed}
         written = "grown " if about.growing else "" if in_place else "apart "
         present = tuple(spans[f"{written}kv {pair.past}"] for pair in about.cache)
-        return cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present)
+        buffers = cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present, tables)
+        buffers.rotate(False)
+        return buffers
 
     def larger(self) -> dict[str, int]:
         """Sizes of given buffers that onnxruntime-web binds whole and that are larger than their tensors."""
@@ -97,6 +105,9 @@ class SequenceBuffers:
             feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
             grown = present.buffer.handle
             fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
+        for table in about.rope.tables if about.rope is not None else ():
+            dims = (self.capacity, table.width)
+            feeds.append(BoundTensor(table.name, self.handle(f"rope {table.name}"), table.dtype, dims))
         for slot in about.lora:
             feeds.append(BoundTensor(slot.name, self.handle(f"lora {slot.name}"), slot.dtype, slot.dims))
         for state in about.states:
@@ -191,6 +202,16 @@ class SequenceBuffers:
         pairs = [(span, self.spans[f"lora {name}"].sub(0, span.length)) for name, span in lora.spans.items()]
         self.device.copy_tensors(pairs)
 
+    def rotate(self, long: bool) -> None:
+        """Have the long factors in its rotary tables, or the short ones."""
+        if self.tables is None:
+            return
+        with self.device.batch():
+            for table, rows in zip(self.tables.rope.tables, self.tables.rows(long, self.capacity), strict=True):
+                padded = rows.ljust(round_up(len(rows), WRITTEN), b"\0")
+                span = self.spans[f"rope {table.name}"].sub(0, len(padded))
+                self.device.copy_cpu_to_device(span, array("B", padded))
+
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""
         if new:
@@ -241,7 +262,8 @@ class SequenceBuffers:
         """Buffers that the decode session is bound to and that change between replays."""
         positions = [] if self.positions is None else [self.positions]
         states = [self.handle(name) for state in self.about.states for name in (state.past, state.present)]
-        return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states]
+        tables = [self.handle(f"rope {table.name}") for table in self.about.rope.tables] if self.about.rope else []
+        return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states, *tables]
 
     def destroy(self) -> None:
         """Free the buffers that were allocated here and release the given ones."""
