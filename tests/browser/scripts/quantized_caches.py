@@ -9,7 +9,7 @@ from capstan import CapstanError, Generator, Model, Speculation, memory, plan
 from capstan.fallback import fallbacks
 
 from .rows import JOINT
-from .running import parameters, picked, take
+from .running import close_all, parameters, picked, take
 
 
 async def all_ways(
@@ -18,6 +18,7 @@ async def all_ways(
     """The ids after a prompt by eager runs, from a tape, after a rewind, with the start taken over from the prefix
     cache, beside another row, and with drafts; the logits of the prompt; the bytes of the caches."""
     found: dict[str, Any] = {}
+    await close_all()
     async with await Model.load(models[model], device="webgpu", capture="off", kv_cache_dtype=dtype) as opened:
         found["eager"] = await picked(opened, prompt, count, do_sample=False)
     before = fallbacks()
