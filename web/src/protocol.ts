@@ -43,6 +43,8 @@ export interface PlanResult {
   /** All of it; an estimate unless `exact`. */
   bytes: number;
   exact: boolean;
+  /** Weights larger than a binding of the GPU adapter: the number of their parts, or 0 and why they stay whole. */
+  split: { name: string; bytes: number; parts: number; why: string }[];
   pools: Record<"weights" | "persistent" | "io" | "scratch", number>;
 }
 

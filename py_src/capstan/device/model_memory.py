@@ -28,7 +28,7 @@ from ..memory import (
 from .interface import DeviceInterface
 
 if TYPE_CHECKING:
-    from ..graph import Activations, GraphDescription, WeightEntry
+    from ..graph import Activations, GraphDescription, SplitWeight, WeightEntry
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
@@ -106,6 +106,9 @@ class ModelMemory:
     """Bytes of the buffers between the kernels of the tapes of so many rows of a capacity; why none are known, or none
     can be given."""
 
+    split: tuple[SplitWeight, ...] = ()
+    """The weights of the file that are larger than the GPU adapter binds."""
+
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""
         capacity = capacity_for(max_length, self.context_length)
@@ -128,6 +131,7 @@ class ModelMemory:
             rows=rows,
             apart=self.apart,
             tape_scratch=self.tape_scratch(batch_size, capacity, rows),
+            split=self.split,
         )
 
     def alignment(self) -> AlignmentRequirements:

@@ -31,6 +31,7 @@ from .plain_recurrence import plain_recurrence
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .soft_caps import has_soft_caps, soft_caps_apart
+from .split_weights import SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
@@ -71,6 +72,8 @@ class Rewriting:
     """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
     packed: bool = True
     """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
+    largest: int = 0
+    """Bytes of the largest weight that the GPU adapter binds; 0 for no limit."""
     first_logits: str = ""
     """An input that is to say from which position on logits are computed; "" for the last position only."""
     wide_bytes: int = 0
@@ -92,6 +95,8 @@ class Rewriting:
     """The most positions that the rotary factors are for, 0 if there are no others."""
     unpacked: str = ""
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    split: tuple[SplitWeight, ...] = ()
+    """The weights that are larger."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     wide: tuple[WideWeight, ...] = ()
@@ -208,6 +213,11 @@ def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.split = split_weights(model, facts.largest)
+    return model
+
+
 def weights_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, weights = weights_to_inputs(model, facts.constants)
     facts.weights = tuple(weights)
@@ -273,6 +283,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("split_weights", WEBGPU, large_split),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),
     GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),

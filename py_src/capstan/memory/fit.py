@@ -60,7 +60,9 @@ class Fit:
         breaking = self if self.shortest is None else self.shortest
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:
-            return "use a smaller model, or one with fewer bits a weight"
+            whole = {each.name: each.why for each in breaking.requirements.split if each.why}
+            why = f"{whole[breaking.item]}; " if breaking.item in whole else ""
+            return f"{why}use a smaller model, or one with fewer bits a weight"
         if self.largest_max_length is None and breaking.requirements.max_length > 1:
             return "use a smaller max_length"
         if breaking.requirements.batch_size > 1:

@@ -72,6 +72,9 @@ async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, 
         "largest_max_length": whole.largest_max_length,
         "bytes": need.total.bytes,
         "exact": need.total.exact,
+        "split": [
+            {"name": each.name, "bytes": each.bytes, "parts": each.parts, "why": each.why} for each in need.split
+        ],
         "pools": {name: getattr(need, name).bytes for name in ("weights", "persistent", "io", "scratch")},
     }
 

@@ -17,6 +17,7 @@ from .prefilling import TAPED
 from .running import load, parameters, picked, take
 
 host: Any = import_module("capstan._js.host")
+page_host: Any = import_module("capstan._js.page_host")
 step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
 
 WITH_LIMITS = """limits => {
@@ -45,11 +46,34 @@ def adapter(limits: Mapping[str, int]) -> Iterator[None]:
         host._gpu = opened
 
 
+@contextmanager
+def weights_of(largest: int | None) -> Iterator[None]:
+    """Models are loaded as if the adapter bound no weights that are larger; None is for its own limit."""
+    original = page_host.binding_limits
+
+    async def limits() -> tuple[int, int]:
+        buffers, bound = await original()
+        return buffers, largest or bound
+
+    page_host.binding_limits = limits
+    try:
+        yield
+    finally:
+        page_host.binding_limits = original
+
+
 async def limited(
-    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, limits: Mapping[str, int]
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    count: int,
+    times: int,
+    limits: Mapping[str, int],
+    largest: int | None = None,
 ) -> dict[str, Any]:
     """The ids after a prompt, repeatedly, on a device of a GPU adapter with these limits, and how steps were run."""
-    with adapter(limits):
+    with adapter(limits), weights_of(largest):
         opened = await Model.load(models[model], device="webgpu", passes=TAPED)
     loaded: Any = opened._loaded
     try:
@@ -62,6 +86,7 @@ async def limited(
             "note": decoder.capture_note,
             "passes": decoder.tape_passes,
             "healthy": opened.healthy(),
+            "split": [[each.name, each.parts, each.why] for each in opened.query_memory_requirements().split],
             "alignment": [
                 engine.adapter()["min_storage_buffer_offset_alignment"],
                 engine.js.watched.device.limits.minStorageBufferOffsetAlignment,

@@ -49,6 +49,8 @@ class Graphs:
     """Why each run must have one token only; empty if it may have more."""
     projection: str
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    split: tuple[graph.SplitWeight, ...]
+    """The weights of the file that are larger than the GPU adapter binds."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
@@ -74,14 +76,20 @@ PACKED_ATTENTION = 9
 
 
 async def rewrite(
-    data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None = None
+    data: bytes,
+    config: GenaiConfig,
+    open_weights: OpenWeights,
+    storage_buffers: int,
+    rank: int | None = None,
+    largest: int = 0,
 ) -> Graphs:
     """Rewrite model.onnx, as a model builder wrote it, into the graphs of its WebGPU sessions.
 
     `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is that of the LoRA
-    adapters, None without them. Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    adapters, None without them; `largest` is the most bytes of a weight that the adapter binds, 0 for no limit. Raises
+    ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
+    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION, largest=largest)
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
@@ -107,6 +115,7 @@ async def rewrite(
             facts.unpacked,
             one_row,
             facts.projection,
+            facts.split,
             facts.lora,
             facts.others,
             not facts.constants and not facts.defaults,
@@ -121,22 +130,28 @@ async def model_graphs(
     notes: Notes | None,
     storage_buffers: int,
     rank: int | None = None,
+    largest: int = 0,
 ) -> Graphs:
     """The graphs of a model folder, for LoRA adapters of that rank or for none.
 
-    They are read from the notes if model.onnx, the configuration, Capstan and the number of storage buffers are
-    unchanged, else rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
+    They are read from the notes if model.onnx, the configuration, Capstan and the adapter's limits are unchanged, else
+    rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
     """
-    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
+    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size]
+    told += [storage_buffers, largest]
     key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     text = await notes.read(name, key) if notes else None
     if text is not None:
         graphs = Graphs.parse(text)
     else:
-        graphs = await rewrite(data, config, open_weights, storage_buffers, rank)
+        graphs = await rewrite(data, config, open_weights, storage_buffers, rank, largest)
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
+    for each in graphs.split:
+        if each.parts:
+            reason = f"{each.name} has {each.bytes} bytes and this adapter binds at most {largest}"
+            fall_back("weights in one binding", reason, f"it is read in {each.parts} parts")
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.projection:
