@@ -17,7 +17,7 @@ from .carried import CachePair, cache_pairs
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
-from .joined_products import joined_products
+from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import short_rope
@@ -200,7 +200,17 @@ def computed_on_wasm(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
-    return soft_caps_apart(model, {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)})
+    return soft_caps_apart(model, head_sizes(model, facts))
+
+
+def parts_attended(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With q, k and v apart where the adapter has too few storage buffers for packed ones."""
+    return model if facts.packed else packed_apart(model, head_sizes(model, facts))
+
+
+def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
+    """By the input of each cache."""
+    return {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)}
 
 
 def short_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
@@ -283,6 +293,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("packed_apart", WEBGPU, parts_attended),
     GraphPass("split_weights", WEBGPU, large_split),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),

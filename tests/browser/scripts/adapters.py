@@ -47,13 +47,14 @@ def adapter(limits: Mapping[str, int]) -> Iterator[None]:
 
 
 @contextmanager
-def weights_of(largest: int | None) -> Iterator[None]:
-    """Models are loaded as if the adapter bound no weights that are larger; None is for its own limit."""
+def bound_as_if(largest: int | None, buffers: int | None) -> Iterator[None]:
+    """Models are loaded as if the adapter bound no weights that are larger, and so many storage buffers in a kernel;
+    None is for its own limit."""
     original = page_host.binding_limits
 
     async def limits() -> tuple[int, int]:
-        buffers, bound = await original()
-        return buffers, largest or bound
+        own = await original()
+        return buffers or own[0], largest or own[1]
 
     page_host.binding_limits = limits
     try:
@@ -71,9 +72,10 @@ async def limited(
     times: int,
     limits: Mapping[str, int],
     largest: int | None = None,
+    buffers: int | None = None,
 ) -> dict[str, Any]:
     """The ids after a prompt, repeatedly, on a device of a GPU adapter with these limits, and how steps were run."""
-    with adapter(limits), weights_of(largest):
+    with adapter(limits), bound_as_if(largest, buffers):
         opened = await Model.load(models[model], device="webgpu", passes=TAPED)
     loaded: Any = opened._loaded
     try:
