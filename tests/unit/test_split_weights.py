@@ -161,7 +161,7 @@ def test_parts_make_the_same_numbers(form: str) -> None:
     made, largest, parts = FORMS[form]
     model = made.model
     before = graph.serialize(model)
-    found, told = split_weights(model, largest)
+    found, told, _ = split_weights(model, largest)
     assert graph.serialize(model) == before
     large = {entry.name: entry.length for entry in graph.external_entries(model) if entry.length > largest}
     assert [(each.name, each.bytes, each.why) for each in told] == [(name, large[name], "") for name in large]
@@ -179,7 +179,7 @@ def test_parts_make_the_same_numbers(form: str) -> None:
 
 def test_without_larger_weights_nothing_is_changed() -> None:
     model = table().model
-    assert split_weights(model, 0) == split_weights(model, max(sizes(model))) == (model, ())
+    assert split_weights(model, 0) == split_weights(model, max(sizes(model))) == (model, (), ())
 
 
 def test_a_table_that_is_a_products_weights_shares_its_parts() -> None:
@@ -195,7 +195,7 @@ def test_a_table_that_is_a_products_weights_shares_its_parts() -> None:
     made.model.graph.node.insert(1, look)
     product_node.input[0] = "found"
     made.model.graph.input[0].CopyFrom(value_info("ids", INT64, [1, "positions"]))
-    found, told = split_weights(made.model, 8192)
+    found, told, _ = split_weights(made.model, 8192)
     assert told == (SplitWeight("w", 16384, 2),)
     by_parts = Counter(entry.parts for entry in graph.external_entries(found))
     assert sorted(by_parts.values()) == [1, 1, 2, 2], "the scales are one tensor, the weights two of the same parts"
@@ -237,7 +237,7 @@ def odd_columns() -> Made:
 )
 def test_what_stays_whole_is_told_with_the_reason(made: Made, why: str) -> None:
     before = graph.serialize(made.model)
-    found, [told] = split_weights(made.model, 8192)
+    found, [told], _ = split_weights(made.model, 8192)
     assert graph.serialize(found) == before
     assert told.parts == 0
     assert re.match(f"node /node {why}", told.why)
@@ -247,7 +247,7 @@ def test_a_weight_that_one_of_its_readers_needs_whole_stays_so() -> None:
     made = table()
     made.model.graph.node.append(NodeProto(op_type="Abs", name="abs", input=["table"], output=["sizes"]))
     made.model.graph.output.append(value_info("sizes", FLOAT, [512, 24]))
-    found, [told] = split_weights(made.model, 16384)
+    found, [told], _ = split_weights(made.model, 16384)
     assert (told.parts, told.why.split(":")[0]) == (0, "node abs (Abs) reads it whole")
     assert "table" in {tensor.name for tensor in found.graph.initializer}
 
@@ -285,7 +285,7 @@ LARGEST = {"nano-llama": 16384, "nano-blocks": 16384, "nano-mixed": 16384, "nano
 def test_nano_models_in_parts_give_the_same_logits_and_caches(name: str) -> None:
     model = graph.parse((FIXTURES / name / "model.onnx").read_bytes())
     data = (FIXTURES / name / "model.onnx.data").read_bytes()
-    found, told = split_weights(model, LARGEST[name])
+    found, told, _ = split_weights(model, LARGEST[name])
     assert [each.name for each in told if each.parts < 2] == []
     feeds: dict[str, Any] = {"input_ids": np.array([PROMPT])}
     feeds["attention_mask"] = (np.arange(64) < len(PROMPT)).astype(np.int64)[None]
@@ -316,7 +316,7 @@ def test_gguf_files_in_parts_give_the_same_logits(types: Mapping[str, GgmlType],
     """Tables, products with and without minima, and those of q, k and v, whose rows change places within heads."""
     kinds = {**types, "output": types.get("token_embd", types[""])}
     made = make("llama", kinds, FURTHER["llama"], tied, vocabulary=512 if largest == 32768 else 96)
-    found, told = split_weights(made.graph(), largest)
+    found, told, _ = split_weights(made.graph(), largest)
     assert [each for each in told if each.parts < 2] == []
     assert max(sizes(found)) <= largest
     assert {"model.embed_tokens", "lm_head"} <= {".".join(each.name.split(".")[:2]).split(".Mat")[0] for each in told}

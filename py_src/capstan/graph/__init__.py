@@ -70,7 +70,7 @@ from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
 from .soft_caps import soft_caps_apart
-from .split_weights import SplitWeight, split_weights
+from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
@@ -93,6 +93,7 @@ __all__ = [
     "NBitsProduct",
     "Narrow",
     "Part",
+    "SplitTable",
     "SplitWeight",
     "StateTensor",
     "TensorInfo",

@@ -31,7 +31,7 @@ from .plain_recurrence import plain_recurrence
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .soft_caps import has_soft_caps, soft_caps_apart
-from .split_weights import SplitWeight, split_weights
+from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
@@ -97,6 +97,8 @@ class Rewriting:
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
     split: tuple[SplitWeight, ...] = ()
     """The weights that are larger."""
+    tables: tuple[SplitTable, ...] = ()
+    """The tables among them that are in parts."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     wide: tuple[WideWeight, ...] = ()
@@ -224,7 +226,7 @@ def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
-    model, facts.split = split_weights(model, facts.largest)
+    model, facts.split, facts.tables = split_weights(model, facts.largest)
     return model
 
 

@@ -40,12 +40,23 @@ class SplitWeight:
     """Why it stays whole; else empty."""
 
 
-def split_weights(model: ModelProto, largest: int) -> tuple[ModelProto, tuple[SplitWeight, ...]]:
-    """The model with parts of at most `largest` bytes in place of larger weights, and these in the order in which they
-    are read. 0 is for no limit."""
+@dataclass(frozen=True)
+class SplitTable:
+    """A table in parts of `size` rows, the last of so many or fewer."""
+
+    parts: tuple[str, ...]
+    """The names of their weights."""
+    size: int
+
+
+def split_weights(
+    model: ModelProto, largest: int
+) -> tuple[ModelProto, tuple[SplitWeight, ...], tuple[SplitTable, ...]]:
+    """The model with parts of at most `largest` bytes in place of larger weights; these in the order in which they are
+    read, and the tables among them. 0 is for no limit."""
     large = {entry.name: entry for entry in known_external_entries(model) if largest and entry.length > largest}
     if not large:
-        return model, ()
+        return model, (), ()
     result = copy_of(model)
     splitter = Splitter(result, largest)
     large |= {name: large[whole] for name, whole in splitter.reshaped(large).items()}
@@ -62,7 +73,7 @@ def split_weights(model: ModelProto, largest: int) -> tuple[ModelProto, tuple[Sp
             if large[name].name not in found or why:
                 found[large[name].name] = SplitWeight(large[name].name, large[name].length, parts, why)
     splitter.forget()
-    return result, tuple(found.values())
+    return result, tuple(found.values()), tuple(splitter.tables)
 
 
 class Splitter:
@@ -71,6 +82,7 @@ class Splitter:
     def __init__(self, model: ModelProto, largest: int) -> None:
         self.graph, self.largest = model.graph, largest
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.tables: list[SplitTable] = []
         self.added: set[str] = set()
         """Initializers."""
         self.told: set[str] = set()
@@ -143,6 +155,8 @@ class Splitter:
                 nodes.append(self.node("Where", f"{name}_to_{index}", nodes[-1].output[0], found, before))
                 self.known_as(node.output[0], nodes[-1].output[0])
         self.replace([node], nodes, node.output[0])
+        names = (self.rows(node.input[0], total, first, count) for first, count in ranges)
+        self.tables.append(SplitTable(tuple(names), size))
         return len(ranges)
 
     def looked_up(self, name: str, ids: str, total: int, steps: Sequence[tuple[str, str]]) -> list[NodeProto]:

@@ -11,6 +11,7 @@ from typing import Any
 from pyodide.code import run_js
 
 from capstan import Generator, Model, OutOfMemoryError
+from capstan.fallback import fallbacks
 from capstan.memory import MemoryType
 
 from .prefilling import TAPED
@@ -96,6 +97,16 @@ async def limited(
         }
     finally:
         await opened.aclose()
+
+
+async def in_parts(models: Mapping[str, str], *, largest: int, script: str, function: str, **arguments: Any) -> Any:
+    """The result of another script, whose models are loaded as if the adapter bound no larger weights, and the step
+    down."""
+    before = fallbacks()
+    with bound_as_if(largest, None):
+        found = await getattr(import_module(f"tests.browser.scripts.{script}"), function)(models, **arguments)
+    told = [name for name, count in fallbacks().items() if count != before.get(name)]
+    return {"found": found, "told": [each for each in told if each.startswith("weights in one binding each")]}
 
 
 async def spoiled(

@@ -93,7 +93,7 @@ class WebGpuModel:
         decoder, steps = self.decoder, self._steps
         self._rows = RowSource(
             *(self._engine, self.interface, graph, self._passes, name, decoder, steps.capture, loaded.stored),
-            *(steps.key, steps.quantized),
+            *(steps.key, steps.quantized, steps.tables),
         )
 
     @classmethod

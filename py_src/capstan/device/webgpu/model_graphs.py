@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ... import graph
@@ -51,6 +52,8 @@ class Graphs:
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
     split: tuple[graph.SplitWeight, ...]
     """The weights of the file that are larger than the GPU adapter binds."""
+    tables: tuple[graph.SplitTable, ...]
+    """Those of them in whose parts ids are looked up."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
@@ -116,6 +119,7 @@ async def rewrite(
             one_row,
             facts.projection,
             facts.split,
+            facts.tables,
             facts.lora,
             facts.others,
             not facts.constants and not facts.defaults,
@@ -148,10 +152,7 @@ async def model_graphs(
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
-    for each in graphs.split:
-        if each.parts:
-            reason = f"{each.name} has {each.bytes} bytes and this adapter binds at most {largest}"
-            fall_back("weights in one binding", reason, f"it is read in {each.parts} parts")
+    tell_split(graphs.split, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.projection:
@@ -162,3 +163,13 @@ async def model_graphs(
     if graphs.one_row:
         fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
     return graphs
+
+
+def tell_split(split: Sequence[graph.SplitWeight], largest: int) -> None:
+    """Count weights in parts as a step down; a load refuses those that stay whole."""
+    parted = [each for each in split if each.parts]
+    if parted:
+        first = max(parted, key=lambda each: each.bytes)
+        more = f" (and {len(parted) - 1} more are too large)" if parted[1:] else ""
+        reason = f"{first.name} has {first.bytes} bytes{more}; this adapter binds at most {largest}"
+        fall_back("weights in one binding each", reason, f"they are read in up to {max(e.parts for e in parted)} parts")
