@@ -178,3 +178,14 @@ def test_weights_larger_than_128_mib_run_on_a_device_with_the_least_limits(
     assert found["ids"] == [oracle.greedy(folder, prompt, 8)]
     assert found["split"] == [[name, number, ""] for name, number in parts.items()]
     assert found["healthy"]
+
+
+def test_a_machine_that_is_too_small_is_told_before_a_load(scripts: PageScripts) -> None:
+    gib = 2.0**-20
+    found = scripts.run("adapters", "on_machine", "nano-llama", model="nano-llama", gib=gib)
+    told = f"it takes {found['bytes']} bytes with max_length 256, the browser tells of 1024 bytes"
+    assert found["fits"], found
+    assert found["tight"].startswith(told), found
+    assert [each.split(": ")[0] for each in found["told"]] == ["room for the model in this machine"]
+    roomy = scripts.run("adapters", "on_machine", "nano-llama", model="nano-llama", gib=4)
+    assert (roomy["tight"], roomy["told"]) == ("", [])

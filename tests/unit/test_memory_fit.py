@@ -10,7 +10,7 @@ import pytest
 from capstan import graph
 from capstan.errors import OptionError, OutOfMemoryError
 from capstan.graph import GraphDescription, SplitWeight, WeightEntry
-from capstan.memory import Capabilities, MemoryRequirements, fits, plan, requirements
+from capstan.memory import Capabilities, MemoryRequirements, PoolSize, fits, plan, requirements
 from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -189,3 +189,19 @@ def test_weights_of_the_same_bytes_are_one_buffer(described: tuple[GraphDescript
     assert bytes_of([*weights, twin]) == bytes_of(weights)
     moved = replace(twin, offset=twin.offset + 4)
     assert bytes_of([*weights, moved]) > bytes_of(weights)
+
+
+def test_a_small_machine_is_told_although_no_limit_is_broken(asked: Asked) -> None:
+    need = asked(256)
+    fit = fits(need, ROOMY)
+    total = need.total.bytes
+    assert (fit.tight, replace(fit, machine=2 * total).tight) == ("", "")
+    tight = replace(fit, machine=2 * total - 1)
+    assert tight
+    assert tight.tight.startswith(
+        f"it takes {total} bytes with max_length 256, the browser tells of {2 * total - 1} bytes"
+    )
+    assert tight.tight.endswith("; use a smaller max_length or a smaller model")
+    large = replace(need, weights=PoolSize(100 << 30))
+    assert replace(fit, requirements=large, machine=(8 << 30) - 1).tight
+    assert replace(fit, requirements=large, machine=8 << 30).tight == "", "which larger machines tell, too"

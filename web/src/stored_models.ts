@@ -34,6 +34,8 @@ export interface Fit {
   fits: boolean;
   /** The value, the limit and the remedy; empty if it fits. */
   reason: string;
+  /** Why the browser may end the page all the same, with the remedy; empty if nothing speaks for that. */
+  tight: string;
   device: string;
   /** Memory of the device for the weights and a conversation of `maxLength` tokens. */
   bytes: number;
@@ -42,6 +44,8 @@ export interface Fit {
   contextLength: number;
   /** The longest conversation that would fit; null if no length fits. */
   largestMaxLength: number | null;
+  /** Weights larger than a binding of the GPU adapter: the number of their parts, or 0 and why they stay whole. */
+  split: PlanResult["split"];
 }
 
 /** See Capstan.models. */
@@ -84,8 +88,8 @@ export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<
   const { dtype = null, device = "auto" } = options;
   const plan = await asked(options, (ask) => ask<PlanResult>({ kind: "plan", model: folder, dtype, device }));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
-  const { fits, reason, device: found, bytes, exact } = plan;
-  return { fits, reason, device: found, bytes, exact, maxLength, contextLength, largestMaxLength };
+  const { fits, reason, tight, device: found, bytes, exact, split } = plan;
+  return { fits, reason, tight, device: found, bytes, exact, maxLength, contextLength, largestMaxLength, split };
 }
 
 /** The stored files of a model, or of all, after `action`. */

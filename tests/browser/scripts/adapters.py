@@ -10,7 +10,7 @@ from typing import Any
 
 from pyodide.code import run_js
 
-from capstan import Generator, Model, OutOfMemoryError
+from capstan import Generator, Model, OutOfMemoryError, plan
 from capstan.fallback import fallbacks
 from capstan.memory import MemoryType
 
@@ -32,6 +32,12 @@ WITH_LIMITS = """limits => {
     return Object.defineProperty(adapter, "limits", { value });
   };
   return () => { prototype.requestAdapter = requestAdapter; };
+}"""
+
+
+WITH_MEMORY = """gib => {
+  Object.defineProperty(navigator, "deviceMemory", { value: gib, configurable: true });
+  return () => { delete navigator.deviceMemory; };
 }"""
 
 
@@ -107,6 +113,20 @@ async def in_parts(models: Mapping[str, str], *, largest: int, script: str, func
         found = await getattr(import_module(f"tests.browser.scripts.{script}"), function)(models, **arguments)
     told = [name for name, count in fallbacks().items() if count != before.get(name)]
     return {"found": found, "told": [each for each in told if each.startswith("weights in one binding each")]}
+
+
+async def on_machine(models: Mapping[str, str], *, model: str, gib: float) -> dict[str, Any]:
+    """Plan and load a model in a browser that tells of so much memory: their warnings."""
+    restore = run_js(WITH_MEMORY)(gib)
+    before = fallbacks()
+    try:
+        fit = await plan(models[model], device="webgpu", max_length=16)
+        opened = await Model.load(models[model], device="webgpu")
+        await opened.aclose()
+    finally:
+        restore()
+    told = [name for name, count in fallbacks().items() if count != before.get(name)]
+    return {"fits": bool(fit), "tight": fit.tight, "bytes": fit.requirements.total.bytes, "told": told}
 
 
 async def spoiled(
