@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from .nbits_products import minima_of
 from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
 from .parts import Part
-from .weight_ranges import NotInRangesError, columns_of, ranges_of, rows_of, step_of
+from .weight_ranges import NotInRangesError, bound_bytes, columns_of, ranges_of, rows_of, step_of
 from .weights import WeightEntry, entry_of, known_external_entries, made_of
 from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor, integers
 
@@ -34,6 +34,7 @@ class SplitWeight:
 
     name: str
     bytes: int
+    """Its bytes, or those that are rearranged into it, if these are more."""
     parts: int
     """The parts that it is read in; 0 if it stays whole, so that the adapter cannot hold it."""
     why: str = ""
@@ -54,7 +55,7 @@ def split_weights(
 ) -> tuple[ModelProto, tuple[SplitWeight, ...], tuple[SplitTable, ...]]:
     """The model with parts of at most `largest` bytes in place of larger weights; these in the order in which they are
     read, and the tables among them. 0 is for no limit."""
-    large = {entry.name: entry for entry in known_external_entries(model) if largest and entry.length > largest}
+    large = {entry.name: entry for entry in known_external_entries(model) if largest and bound_bytes(entry) > largest}
     if not large:
         return model, (), ()
     result = copy_of(model)
@@ -71,7 +72,7 @@ def split_weights(
             parts, why = 0, f"node {node.name or node.output[0]} ({node.op_type}) reads it whole: {reason}"
         for name in names:
             if large[name].name not in found or why:
-                found[large[name].name] = SplitWeight(large[name].name, large[name].length, parts, why)
+                found[large[name].name] = SplitWeight(large[name].name, bound_bytes(large[name]), parts, why)
     splitter.forget()
     return result, tuple(found.values()), tuple(splitter.tables)
 
@@ -217,7 +218,7 @@ class Splitter:
             raise NotInRangesError(f"it has {len(weight.dims)} dimensions")
         total, name = weight.dims[1], node.name or node.output[0]
         entry = entry_of(weight)
-        ranges = ranges_of(total, -(-entry.length // total), self.largest, step_of([entry]))
+        ranges = ranges_of(total, -(-bound_bytes(entry) // total), self.largest, step_of([entry]))
         nodes = []
         for index, (first, count) in enumerate(ranges):
             inputs = [node.input[0], self.columns(weight.name, first, count)]
@@ -230,7 +231,9 @@ class Splitter:
         """The ranges of rows for these inputs of a node, so that the largest of them fits."""
         tensors = [self.tensor(node.input[place]) for place in places]
         external = [entry_of(each) for each in tensors if each.data_location == TensorProto.EXTERNAL]
-        return ranges_of(total, max(-(-each.length // total) for each in external), self.largest, step_of(external))
+        return ranges_of(
+            total, max(-(-bound_bytes(each) // total) for each in external), self.largest, step_of(external)
+        )
 
     def tensor(self, name: str) -> TensorProto:
         if name not in self.tensors:

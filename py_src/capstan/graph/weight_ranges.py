@@ -9,7 +9,7 @@ from math import lcm
 from .parts import Beside, Narrow, Part, Turn, Unpack
 from .weights import DTYPES, WeightEntry
 
-__all__ = ["RANGE_STEP", "NotInRangesError", "columns_of", "ranges_of", "rows_of", "step_of"]
+__all__ = ["RANGE_STEP", "NotInRangesError", "bound_bytes", "columns_of", "ranges_of", "rows_of", "step_of"]
 
 RANGE_STEP = 32
 """Ranges have a multiple of so many rows or columns, but for the last one: their bytes are then whole words."""
@@ -18,6 +18,11 @@ WORD = 4
 
 class NotInRangesError(Exception):
     """A weight stays whole; the message is the reason."""
+
+
+def bound_bytes(entry: WeightEntry) -> int:
+    """Bytes that a kernel binds of a weight: of its buffer, or of what is rearranged into it."""
+    return max(entry.length, sum(piece.length for piece in entry.pieces if piece.change is not None))
 
 
 def step_of(entries: Iterable[WeightEntry]) -> int:
