@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
+from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, through_hardmax
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
@@ -87,23 +88,13 @@ def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScrip
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 8)
 
 
-LEAST = {
-    "maxBufferSize": 1 << 28,
-    "maxStorageBufferBindingSize": 1 << 27,
-    "maxComputeWorkgroupStorageSize": 16384,
-    "maxComputeInvocationsPerWorkgroup": 256,
-    "maxComputeWorkgroupSizeX": 256,
-    "maxComputeWorkgroupSizeY": 256,
-    "maxComputeWorkgroupsPerDimension": 65535,
-    "maxStorageBuffersPerShaderStage": 8,
-}
-"""The limits of every WebGPU device."""
 CHUNK = [(37 * i + 11) % 509 for i in range(64)]
 """A prompt that has a prefill tape when it comes again."""
 
 
 def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScripts) -> None:
-    call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST}
+    """The graph is made for more storage buffers than a kernel may bind."""
+    call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST, "buffers": 10}
     found = scripts.run("adapters", "limited", "nano-llama", **call)
     assert found["ids"] == [oracle.greedy(LLAMA, CHUNK, 8)] * 2
     assert found["capture"] == "off"
@@ -112,13 +103,14 @@ def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScript
     assert found["healthy"]
 
 
-@pytest.mark.extended
-def test_eight_buffers_of_a_kernel_are_enough_where_the_weights_have_zero_points(scripts: PageScripts) -> None:
-    """A gated product with a norm and zero points would bind 9; so would onnxruntime-web's attention of packed q, k and
-    v, which therefore stay parts."""
-    call = {"model": "nano-blocks", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST}
-    found = scripts.run("adapters", "limited", "nano-blocks", **call)
-    assert found["ids"] == [oracle.greedy(FIXTURES / "nano-blocks", CHUNK, 8)] * 2
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["nano-llama", "nano-blocks"])
+def test_eight_buffers_of_a_kernel_are_enough(name: str, scripts: PageScripts) -> None:
+    """onnxruntime-web's attention of packed q, k and v would bind 9, so that these are parts, or become parts. So would
+    a gated product with a norm and zero points."""
+    call = {"model": name, "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST}
+    found = scripts.run("adapters", "limited", name, **call)
+    assert found["ids"] == [oracle.greedy(FIXTURES / name, CHUNK, 8)] * 2
     assert (found["capture"], found["note"], found["healthy"]) == ("tape", None, True)
     assert re.fullmatch(r"\d+ operations became 12, 1 of them as recorded", found["passes"]["fused"])
 

@@ -137,7 +137,8 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
     constants: dict[str, int | float | bool] = {
         **dict.fromkeys(("GELU", "DIVIDED", "CAPPED"), False),
         "ACTIVATED": case.activated,
-        **({"BLOCK": case.block, "BYTES": case.bits == 8, **place} if case.bits else {}),
+        **place,
+        **({"BLOCK": case.block, "BYTES": case.bits == 8} if case.bits else {}),
         **tuning.constants(),
     }
     problem = Problem(case)
@@ -174,6 +175,7 @@ FORMS = [
     Case(9, 96, 37, bits=8, gated=True, minima=True),
     Case(4, 96, 37, bits=4, block=16, minima=True, activated=True),
     Case(2, 92, 72, added=True),
+    Case(3, 92, 72, of=80),
     Case(3, 92, 72, gated=True, added=True),
     Case(5, 92, 72, times=True),
     Case(32, 92, 72, activated=True),

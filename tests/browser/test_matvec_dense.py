@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import DenseTuning, tune_dense
-from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
+from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, results
 
 FACTOR = 2.5
 
@@ -31,6 +31,8 @@ class Case:
     gelu: bool = False
     surrounded: bool = False
     """Whether there are a bias, a square of what is above zero if not gated, a factor and a second residual."""
+    first: int = 0
+    """Results of another product before its own."""
 
 
 class Problem:
@@ -49,7 +51,11 @@ class Problem:
         case = self.case
         wide = np.float16 if half else np.float32
         x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
-        buffers = {"x": x, "y": guarded(case.n), **dict(zip(("weights", "weights_up"), weights, strict=False))}
+        buffers = {
+            "x": x,
+            "y": guarded(case.first + case.n),
+            **dict(zip(("weights", "weights_up"), weights, strict=False)),
+        }
         asked = {
             "gamma": (case.norm, gamma),
             "residual": (case.residual, self.residual.tobytes()),
@@ -87,6 +93,7 @@ class Problem:
 
 def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False) -> None:
     constants = {
+        "FIRST": case.first,
         "EPSILON": EPSILON,
         "ACTIVATED": case.surrounded and not case.gated,
         "DIVIDED": False,
@@ -97,7 +104,8 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
     subgroups: dict[str, Any] = {"lanes": tuning.lanes, "emulated": tuning.lanes > 4}
     found = page.run("matvec_dense", constants, problem.buffers(half), workgroups, half=half, **subgroups)
-    got = results(found, case.n)
+    before, got = np.split(results(found, case.first + case.n), [case.first])
+    assert np.all(before == UNTOUCHED)
     wanted, size = problem.expected()
     errors = np.abs(got - wanted) / size
     worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
@@ -135,7 +143,7 @@ def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int
 
 FUSED = [
     Case(92, 72),
-    Case(92, 72, norm=True),
+    Case(92, 72, norm=True, first=24),
     Case(92, 72, residual=True),
     Case(92, 72, norm=True, residual=True),
     Case(92, 72, gated=True),

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
 from tests import oracle
+from tests.browser.least_limits import LEAST
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness, before_worker
 from tests.other_browsers import harness_in
@@ -118,6 +119,15 @@ class TestFirefox:
         ]
         assert found[0]["token_ids"] == found[1]["token_ids"]
         assert found[0]["capture"] == "tape"
+
+    @pytest.mark.extended
+    def test_the_least_limits_are_enough_and_weights_are_in_parts(self, scripts: PageScripts) -> None:
+        call = {"model": "nano-blocks", "prompt": PROMPT, "count": 16, "times": 1, "limits": LEAST, "largest": 16384}
+        found = scripts.run("adapters", "limited", "nano-blocks", **call)
+        assert found["ids"] == [oracle.greedy(FIXTURES / "nano-blocks", PROMPT, 16)]
+        assert [parts for _, parts, _ in found["split"]] == [8, 2]
+        assert (found["capture"], found["note"]) == ("tape", None)
+        assert found["passes"]["fused"].endswith(" 0 of them as recorded")
 
     @pytest.mark.extended
     def test_a_lost_device_is_told_and_a_new_load_works(self, scripts: PageScripts) -> None:

@@ -620,13 +620,15 @@ test("a store that refuses is told, and its worker ends", async () => {
 });
 
 test("whether a model fits is told before it is loaded", async () => {
-  const plan = { device: "webgpu", fits: false, reason: "too large", bytes: 9, exact: true, pools: {} };
+  const told = { fits: false, reason: "too large", tight: "", device: "webgpu", bytes: 9, exact: true };
+  const split = [{ name: "table", bytes: 8, parts: 0, why: "a node reads it whole" }];
+  const plan = { ...told, pools: {}, split };
   behaviour = ({ request, good }) => {
     if (request.kind === "plan") good({ ...plan, max_length: 64, context_length: 128, largest_max_length: null });
   };
   assert.deepEqual(await Capstan.fits("owner/name", { dtype: "q4f16", device: "webgpu" }), {
-    ...{ fits: false, reason: "too large", device: "webgpu", bytes: 9, exact: true },
-    ...{ maxLength: 64, contextLength: 128, largestMaxLength: null },
+    ...told,
+    ...{ maxLength: 64, contextLength: 128, largestMaxLength: null, split },
   });
   const [{ model, ...request }] = asked;
   assert.deepEqual([model.repository, request], ["owner/name", { kind: "plan", dtype: "q4f16", device: "webgpu" }]);

@@ -419,8 +419,9 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     if "weights_up" in at:
         up = x @ at["weights_up"][: k * n].reshape(k, n)
         up = up + at["bias_up"][:n] if "bias" in at else up
-    assert at["y"].size >= n
-    at["y"][:n] = behind(at, c, y, up)
+    first = c["FIRST"]
+    assert at["y"].size >= first + n
+    at["y"][first : first + n] = behind(at, c, y, up)
 
 
 def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[str, Any]) -> Vector:

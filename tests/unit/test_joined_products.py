@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from capstan import graph
+from capstan.graph.joined_products import packed_apart
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.weights import made_of
 from capstan.model_files.config import parse_genai_config
@@ -141,6 +142,20 @@ def test_what_was_taken_apart_is_as_the_model_builder_packs_it(name: str) -> Non
 def test_packed_graphs_are_left_as_they_are() -> None:
     model = parsed("nano-llama")
     assert graph.joined_products(model) == model
+
+
+@pytest.mark.parametrize("name", ["nano-llama", "nano-qwen2"])
+def test_packed_q_k_and_v_are_parted_for_adapters_with_few_storage_buffers(name: str) -> None:
+    model = parsed(name)
+    decoder = parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes()).decoder
+    sizes = {pair.past: pair.head_size for pair in graph.describe(model, decoder).cache}
+    parted = packed_apart(model, sizes)
+    assert operators(parted) - operators(model) == Counter({"Split": 2})
+    assert all(all(node.input[:3]) for node in attentions(parted))
+    for first, second in zip(logits_and_caches(model, name), logits_and_caches(parted, name), strict=True):
+        np.testing.assert_allclose(first, second, rtol=0, atol=1e-5 * np.abs(first).max())
+    assert packed_apart(parted, sizes) == parted
+    assert packed_apart(model, {}) == model
 
 
 def other_input(model: ModelProto, key: NodeProto) -> None:

@@ -99,12 +99,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "graph": (
         "onnx_pb2",
         "model_file parts wiring",
-        "attention_writer carried one_node slices weights",
+        "attention_writer carried one_node slices weight_ranges weights",
         "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_products scratch "
         "session_weights soft_caps text_positions total_length turned_weights uncomputed wide_products "
         "whole_caches",
-        "description gguf",
+        "description gguf split_weights",
         "pipeline",
     ),
     "graph.gguf": ("types", "tensors", "builder"),
@@ -159,7 +159,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tape.ops": (
         "elementwise gemv_dense gemv_int4 matrix_tiling packed",
-        "attention few_rows norm prefill_attention",
+        "attention few_rows lookup norm prefill_attention",
         "attention_signatures gemv",
         "attention_recorded gemv_joins",
         "beside gemv_recorded matmul_matrices",

@@ -9,8 +9,8 @@ import pytest
 
 from capstan import graph
 from capstan.errors import OptionError, OutOfMemoryError
-from capstan.graph import GraphDescription, WeightEntry
-from capstan.memory import Capabilities, MemoryRequirements, fits, plan, requirements
+from capstan.graph import GraphDescription, SplitWeight, WeightEntry
+from capstan.memory import Capabilities, MemoryRequirements, PoolSize, fits, plan, requirements
 from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -160,3 +160,48 @@ def test_a_budget_limits_the_sum_of_all_pools(asked: Asked) -> None:
 def test_a_max_length_below_one_is_refused(asked: Asked) -> None:
     with pytest.raises(OptionError, match="max_length is 0; it must be at least 1"):
         plan(asked, 0, ROOMY)
+
+
+def test_a_weight_that_stays_whole_is_told_with_the_reason(
+    described: tuple[GraphDescription, list[WeightEntry]], largest_weight: int
+) -> None:
+    about, weights = described
+    largest = max(weights, key=lambda entry: entry.length)
+    why = "node /head (Gemm) reads it whole: only Gather and others are computed in parts"
+    split = (SplitWeight(largest.name, largest.length, 0, why), SplitWeight("another", 1 << 20, 3))
+
+    def asked(max_length: int) -> MemoryRequirements:
+        return requirements(about, weights, batch_size=1, max_length=max_length, chunk=64, split=split)
+
+    fit = plan(asked, 1, replace(ROOMY, max_binding_size=largest_weight - 16))
+    assert fit.requirements.split == split
+    assert fit.reason.endswith(f"; {why}; use a smaller model, or one with fewer bits a weight")
+
+
+def test_weights_of_the_same_bytes_are_one_buffer(described: tuple[GraphDescription, list[WeightEntry]]) -> None:
+    """A table and the product that shares it, whose parts have other dimensions."""
+    about, weights = described
+    twin = replace(weights[0], name="twin", dims=(weights[0].length,))
+
+    def bytes_of(entries: list[WeightEntry]) -> int:
+        return requirements(about, entries, batch_size=1, max_length=8, chunk=64).weights.bytes
+
+    assert bytes_of([*weights, twin]) == bytes_of(weights)
+    moved = replace(twin, offset=twin.offset + 4)
+    assert bytes_of([*weights, moved]) > bytes_of(weights)
+
+
+def test_a_small_machine_is_told_although_no_limit_is_broken(asked: Asked) -> None:
+    need = asked(256)
+    fit = fits(need, ROOMY)
+    total = need.total.bytes
+    assert (fit.tight, replace(fit, machine=2 * total).tight) == ("", "")
+    tight = replace(fit, machine=2 * total - 1)
+    assert tight
+    assert tight.tight.startswith(
+        f"it takes {total} bytes with max_length 256, the browser tells of {2 * total - 1} bytes"
+    )
+    assert tight.tight.endswith("; use a smaller max_length or a smaller model")
+    large = replace(need, weights=PoolSize(100 << 30))
+    assert replace(fit, requirements=large, machine=(8 << 30) - 1).tight
+    assert replace(fit, requirements=large, machine=8 << 30).tight == "", "which larger machines tell, too"

@@ -195,3 +195,38 @@ def test_graphs_of_another_adapter_are_rewritten(rewrites: list[bytes]) -> None:
     for buffers in (8, 10, 10):
         asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", shelf.notes, buffers))
     assert len(rewrites) == 2
+
+
+def test_graphs_of_an_adapter_that_binds_less_are_in_parts_and_told(rewrites: list[bytes]) -> None:
+    """Each weight within the limit, in every graph; the note is of that limit alone."""
+    shelf = Shelf()
+    data, config = bytes_of("nano-blocks"), config_of("nano-blocks")
+
+    def loaded_with(largest: int) -> Graphs:
+        given = (no_weights, "http://here/nano/", shelf.notes, BUFFERS, None, largest)
+        return asyncio.run(model_graphs(data, config, *given))
+
+    assert loaded_with(1 << 17).split == ()
+    said = (
+        r"weights in one binding each: model.embed_tokens.weight has 131072 bytes \(and 1 more are too large\); this "
+        r"adapter binds at most 20000; they are read in up to 8 parts"
+    )
+    with pytest.warns(FallbackWarning, match=said):
+        found = loaded_with(20000)
+    assert len(rewrites) == 2
+    assert loaded_with(20000) == found
+    assert len(rewrites) == 2
+    assert [(each.name, each.parts) for each in found.split] == [
+        ("model.embed_tokens.weight", 8),
+        ("lm_head.MatMul.weight_Q4", 2),
+    ]
+    assert [(len(table.parts), table.size) for table in found.tables] == [(8, 64)]
+    names = {entry.name for entry in found.weights}
+    assert max(entry.length for entry in found.weights) <= 20000
+    for serialized in (found.decode, found.prefill, found.captured_prefill):
+        model = onnx.load_from_string(serialized)
+        assert {value.name for value in model.graph.input} >= names
+        assert [node.op_type for node in model.graph.node if "logits" in node.output] == ["Concat"]
+    assert found.projection == "", "both products are of the last position alone"
+    assert loaded_with(1 << 17).split == ()
+    assert len(rewrites) == 3

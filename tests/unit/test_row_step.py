@@ -95,7 +95,7 @@ def test_embeddings_of_vectors_are_as_wide() -> None:
         "output: array<f32>", "output: array<vec4<f32>>"
     )
     step = made(placement(), recording(code=code))
-    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH}
+    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH, "PARTED": False}
 
 
 IN_4_BITS = """
@@ -131,7 +131,7 @@ def quantized(code: str = IN_4_BITS, axes: tuple[int, int] = (1, 0)) -> Recordin
 def test_embeddings_in_4_bits_are_taken_apart() -> None:
     step = made(placement(), quantized())
     kernel = step.kernels[0]
-    assert kernel["constants"] == {"WORDS": WIDTH, "BYTES": False, "BLOCK": 32, "SCALES": WIDTH // 32}
+    assert kernel["constants"] == {"WORDS": WIDTH, "BYTES": False, "BLOCK": 32, "SCALES": WIDTH // 32, "PARTED": False}
     assert kernel["bindings"]["scales"] == ["recorded", SCALES]
     assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
     assert step.played[0] == ["kernel", 0, 1, ROWS, 1]

@@ -19,9 +19,9 @@ from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
 from capstan.tape.ops.attention import Attention, HeadNorms
 from capstan.tape.ops.gemv import Factor
+from capstan.tape.ops.lookup import Lookup
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
-from capstan.tape.row_step import Gather
 from capstan.tape.witness import CacheRows, Witness, cache_rows
 from tests.second_compiler import Naga
 from tests.unit.shader_declarations import answered
@@ -106,8 +106,9 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         for bits, zeros, up in combinations((4, 8), (None, 8), (False, True)):
             gate = None if not up else (11, 12) if zeros is None else (11, 12, 13)
             yield MatMul(6, 7, 40, 256, 256, group, element, gate, bits, zeros), 2, 1
-        yield Gather(6, 256, element, 4), 1, 1
-        yield Gather(6, 256, element, 4, scales=7, block=group), 1, 1
+        for tables, scales in (((6,), (7,)), ((6, 8), (7, 9))):
+            yield Lookup(tables, 256, element, 4, size=32), 1, 1
+            yield Lookup(tables, 256, element, 4, scales, group, 32), 1, 1
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:

@@ -82,8 +82,10 @@ function verdict(plan: PlanResult): string {
   const weights = `${bytes(plan.pools.weights)} of it weights`;
   const need = `${about}${bytes(plan.bytes)} for ${tokens(plan.max_length)}, ${weights}`;
   const { largest_max_length: largest, context_length: context } = plan;
-  if (largest !== null && largest < context) return `Fits ${plan.device}: ${need}; ${tokens(largest)} at most.`;
-  return `Fits ${plan.device}: ${need}.`;
+  const most = largest !== null && largest < context ? `; ${tokens(largest)} at most` : "";
+  const parts = plan.split.length ? `; ${plan.split.length} large weights in parts` : "";
+  const risk = plan.tight && ` At risk: ${plan.tight}.`;
+  return `Fits ${plan.device}: ${need}${most}${parts}.${risk}`;
 }
 
 function storage(kept: number): string {

@@ -73,7 +73,10 @@ export class GpuEngine implements EngineCalls {
   /** The adapter's summary, the runtime that computes on it, and the options of its execution provider. */
   adapter(): string {
     const runtime = `onnxruntime-web ${this.ort.env.versions.web}, ${navigator.userAgent}`;
-    return JSON.stringify({ ...this.watched.summary, runtime, provider: PROVIDERS.webgpu });
+    // Chromium tells it, in GiB.
+    const { deviceMemory = 0 } = navigator as { deviceMemory?: number };
+    const machine_memory = deviceMemory * 2 ** 30;
+    return JSON.stringify({ ...this.watched.summary, runtime, machine_memory, provider: PROVIDERS.webgpu });
   }
 
   counters(): string {

@@ -35,6 +35,8 @@ export interface PlanResult {
   fits: boolean;
   /** The value, the limit and the remedy; empty if it fits. */
   reason: string;
+  /** Why the browser may end the page all the same, with the remedy; empty if nothing speaks for that. */
+  tight: string;
   /** Tokens of the sequence that is planned for: those of a conversation, see ChatRequest. */
   max_length: number;
   context_length: number;
@@ -43,6 +45,8 @@ export interface PlanResult {
   /** All of it; an estimate unless `exact`. */
   bytes: number;
   exact: boolean;
+  /** Weights larger than a binding of the GPU adapter: the number of their parts, or 0 and why they stay whole. */
+  split: { name: string; bytes: number; parts: number; why: string }[];
   pools: Record<"weights" | "persistent" | "io" | "scratch", number>;
 }
 

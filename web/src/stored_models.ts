@@ -35,6 +35,8 @@ export interface Fit {
   fits: boolean;
   /** The value, the limit and the remedy; empty if it fits. */
   reason: string;
+  /** Why the browser may end the page all the same, with the remedy; empty if nothing speaks for that. */
+  tight: string;
   device: string;
   /** Memory of the device for the weights and a conversation of `maxLength` tokens. */
   bytes: number;
@@ -43,6 +45,8 @@ export interface Fit {
   contextLength: number;
   /** The longest conversation that would fit; null if no length fits. */
   largestMaxLength: number | null;
+  /** Weights larger than a binding of the GPU adapter: the number of their parts, or 0 and why they stay whole. */
+  split: PlanResult["split"];
 }
 
 /** See Capstan.models. */
@@ -87,8 +91,8 @@ export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<
   const asking = { kind: "plan", model: folder, dtype, device, kv_cache_dtype: kvCacheDtype } as const;
   const plan = await asked(options, (ask) => ask<PlanResult>(asking));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
-  const { fits, reason, device: found, bytes, exact } = plan;
-  return { fits, reason, device: found, bytes, exact, maxLength, contextLength, largestMaxLength };
+  const { fits, reason, tight, device: found, bytes, exact, split } = plan;
+  return { fits, reason, tight, device: found, bytes, exact, maxLength, contextLength, largestMaxLength, split };
 }
 
 /** The stored files of a model, or of all, after `action`. */

@@ -227,7 +227,8 @@ class PageHost:
             nonlocal exported
             model = exported or await read_graph()
             with phase("graph"):
-                found = await model_graphs(model, config, open_weights, url, notes, await storage_buffers(), rank)
+                buffers, largest = await binding_limits()
+                found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest)
             # Graphs for adapters are made when the first one of a rank is chosen.
             exported = model if found.lora else b""
             return found
@@ -297,9 +298,9 @@ class PageHost:
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
             try:
-                buffers = await storage_buffers()
+                buffers, largest = await binding_limits()
                 graphs = await rewrite(
-                    model, config, lambda location: self._open_weights(data, location, None), buffers
+                    model, config, lambda location: self._open_weights(data, location, None), buffers, None, largest
                 )
                 return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
             finally:
@@ -345,10 +346,12 @@ def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-async def storage_buffers() -> int:
-    """How many of them a kernel may bind on the page's adapter."""
+async def binding_limits() -> tuple[int, int]:
+    """How many storage buffers a kernel may bind on the page's adapter, and the bytes of the largest."""
     found = await host.adapter()
-    return found["max_storage_buffers"] if found else WorkgroupLimits.buffers
+    if found is None:
+        return WorkgroupLimits.buffers, 0
+    return found["max_storage_buffers"], min(found["max_buffer_size"], found["max_storage_buffer_binding_size"])
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:

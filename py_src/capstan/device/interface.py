@@ -91,6 +91,8 @@ class DeviceFacts:
     max_buffer_size: int = sys.maxsize
     max_binding_size: int = sys.maxsize
     offset_alignment: int = 1
+    machine_memory: int = 0
+    """Memory of the machine, as far as the browser tells; 0 if it does not."""
     runtime: str = ""
     """The software that computes on it, with its version; empty if findings about the device must not be stored."""
 

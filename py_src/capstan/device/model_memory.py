@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import BufferMismatchError, OptionError
+from ..fallback import fall_back
 from ..host.storage import Progress
 from ..memory import (
     AlignmentRequirements,
@@ -28,7 +29,7 @@ from ..memory import (
 from .interface import DeviceInterface
 
 if TYPE_CHECKING:
-    from ..graph import Activations, GraphDescription, WeightEntry
+    from ..graph import Activations, GraphDescription, SplitWeight, WeightEntry
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
@@ -106,6 +107,9 @@ class ModelMemory:
     """Bytes of the buffers between the kernels of the tapes of so many rows of a capacity; why none are known, or none
     can be given."""
 
+    split: tuple[SplitWeight, ...] = ()
+    """The weights of the file that are larger than the GPU adapter binds."""
+
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""
         capacity = capacity_for(max_length, self.context_length)
@@ -128,6 +132,7 @@ class ModelMemory:
             rows=rows,
             apart=self.apart,
             tape_scratch=self.tape_scratch(batch_size, capacity, rows),
+            split=self.split,
         )
 
     def alignment(self) -> AlignmentRequirements:
@@ -140,19 +145,24 @@ class ModelMemory:
         """
         length = self.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.context_length)
-        return plan(
+        about = self.interface.about()
+        found = plan(
             lambda length: self.requirements(batch_size, length),
             length,
-            self.interface.about(),
+            about,
             at_most=self.context_length,
             budget=budget,
         )
+        return replace(found, machine=about.machine_memory)
 
     def before_load(self, progress: Progress) -> None:
-        """Tell how large the weights are, before any of them is read. Raises OutOfMemoryError if the device cannot hold
-        them with the shortest sequence."""
-        shortest = plan(lambda length: self.requirements(1, length), 1, self.interface.about())
+        """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
+        Raises OutOfMemoryError if the device cannot hold them with the shortest sequence."""
+        about = self.interface.about()
+        shortest = replace(plan(lambda length: self.requirements(1, length), 1, about), machine=about.machine_memory)
         shortest.require()
+        if shortest.tight:
+            fall_back("room for the model in this machine", shortest.tight, "it is loaded all the same")
         progress("weights", 0, shortest.requirements.weights.bytes)
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:

@@ -9,6 +9,7 @@
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
+    split_weights(model, largest)     weights larger than a binding in parts; which, and which not
     joined_products(model)            q, k and v of an attention by one product instead of three
     lora_inputs(model, decoder)       the inputs that LoRA adapters fill; lora_defaults(model, decoder): their defaults
                                       in data files
@@ -69,6 +70,7 @@ from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
 from .soft_caps import soft_caps_apart
+from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
@@ -93,6 +95,8 @@ __all__ = [
     "Narrow",
     "Part",
     "RopeTable",
+    "SplitTable",
+    "SplitWeight",
     "StateTensor",
     "TableRows",
     "TensorInfo",
@@ -144,6 +148,7 @@ __all__ = [
     "simplified_norms",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",
+    "split_weights",
     "sums_by_products",
     "text_positions",
     "total_length_on_gpu",

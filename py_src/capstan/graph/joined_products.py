@@ -7,7 +7,7 @@ change their places alone, and each output is computed as before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
@@ -15,10 +15,12 @@ from .parts import Beside, Part
 from .weights import DTYPES, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
 
-__all__ = ["joined_products"]
+__all__ = ["joined_products", "packed_apart"]
 
 BETWEEN = ("Add", "Reshape", "SimplifiedLayerNormalization", "RotaryEmbedding")
 """Operators allowed between a product and the attention: a bias, a norm of each head, rotary embedding."""
+PAST_KEY = 3
+"""The input of GroupQueryAttention that is its cache of keys."""
 GROUP_INDEX = 4
 """The input of MatMulNBits that reorders columns."""
 SPLIT_WITH_SIZES = 13
@@ -48,7 +50,7 @@ def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
     that others share, or that are in several files.
     """
     result = copy_of(model)
-    opset = max((item.version for item in result.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    opset = opset_of(result)
     for node in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
         if len(node.input) < 3 or not all(node.input[:3]):
             continue
@@ -66,6 +68,41 @@ def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
         elif opset >= SPLIT_WITH_SIZES and joiner.weights() is not None:
             joiner.parts_are_split()
     return result
+
+
+def packed_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
+    """The model with q, k and v apart in each GroupQueryAttention that reads them packed: onnxruntime-web's rotary
+    embedding of packed ones binds more storage buffers than some adapters allow in a kernel. The sizes of heads are by
+    the input that is the cache of keys."""
+    result = copy_of(model)
+    graph = result.graph
+    if opset_of(result) < SPLIT_WITH_SIZES:
+        return result
+    for node in [node for node in graph.node if node.op_type == "GroupQueryAttention"]:
+        heads, kv_heads = (attribute(node, name, 0) for name in ("num_heads", "kv_num_heads"))
+        size = head_sizes.get(node.input[PAST_KEY], 0) if len(node.input) > PAST_KEY else 0
+        if not size or any(node.input[1:3]):
+            continue
+        front = node.name or node.output[0]
+        sizes = int64_tensor(fresh_name(graph, f"{front}_sizes"), [heads * size, kv_heads * size, kv_heads * size])
+        graph.initializer.append(sizes)
+        split = split_node(fresh_name(graph, f"{front}_split"), node.input[0], sizes.name)
+        split.output.extend(fresh_name(graph, f"{front}_{part}") for part in "qkv")
+        node.input[:3] = split.output
+        graph.node.insert(next(i for i, each in enumerate(graph.node) if each.output[0] == node.output[0]), split)
+    return result
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of the standard operators."""
+    return max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
+
+
+def split_node(name: str, packed: str, sizes: str) -> NodeProto:
+    """A node that takes the last axis of a value apart, its outputs yet to be named."""
+    split = NodeProto(name=name, op_type="Split", input=[packed, sizes])
+    split.attribute.add(name="axis", type=2, i=-1)
+    return split
 
 
 def path_to(wiring: Wiring, name: str) -> Path | None:
@@ -166,10 +203,8 @@ class Joiner:
         assert packed is not None, "asked of `weights`"
         sizes = int64_tensor(fresh_name(self.graph, f"{packed}_sizes"), self.sizes)
         self.graph.initializer.add().CopyFrom(sizes)
-        name = fresh_name(self.graph, f"{self.products[0].name}_split")
-        split = NodeProto(name=name, op_type="Split", input=[packed, sizes.name])
+        split = split_node(fresh_name(self.graph, f"{self.products[0].name}_split"), packed, sizes.name)
         split.output.extend(node.output[0] for node in self.products)
-        split.attribute.add(name="axis", type=2, i=-1)
         self.graph.node.insert(self.place + 1, split)
         self.forget()
 

@@ -5,6 +5,8 @@ product of the model and writes S x vocabulary floats. The rewrite slices the hi
 
     hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul -> elementwise... -> logits [B, 1, V]
 
+A projection in parts (split_weights.py) is several products of the same hidden state, and a Concat of their results.
+
 If the first of the last positions is an input of the graph, each run chooses how many logits it computes.
 """
 
@@ -41,11 +43,12 @@ def last_token_logits(model: ModelProto, logits: str = "logits", first: str = ""
     path, reason = path_to_projection(wiring, logits)
     if reason:
         return result, reason
-    projection = path[-1]
+    projections = [step for step in path if step.op_type in PROJECTIONS]
     sliced = fresh_name(graph, "/capstan/last_token/Slice")
-    node = last_position(graph, projection.input[0], sliced, first)
-    projection.input[0] = sliced
-    insert_before(graph, projection, node)
+    node = last_position(graph, projections[0].input[0], sliced, first)
+    for projection in projections:
+        projection.input[0] = sliced
+    insert_before(graph, projections[0], node)
     if first:
         graph.input.append(value_info(first, TensorProto.INT64, [1]))
         return result, ""
@@ -86,7 +89,7 @@ def last_position(graph: GraphProto, source: str, output: str, first: str = "") 
 
 
 def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], str]:
-    """The nodes from the logits up to the projection, or why there is none to be found."""
+    """The nodes from the logits up to the projection, all of its parts, or why there is none to be found."""
     path: list[NodeProto] = []
     name = logits
     while True:
@@ -100,12 +103,25 @@ def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], st
             if not is_weight(wiring, node.input[1]):
                 return [], f"node {node.name} ({node.op_type}) multiplies two computed tensors"
             return path, ""
+        if parts := parts_beside(wiring, node):
+            return [*path, *parts], ""
         if node.op_type not in ELEMENTWISE:
             return [], f"node {node.name} ({node.op_type}) lies between the projection and {logits}"
         computed = [source for source in node.input if source and not is_weight(wiring, source)]
         if len(set(computed)) != 1:
             return [], f"node {node.name} ({node.op_type}) joins {len(set(computed))} computed tensors"
         name = computed[0]
+
+
+def parts_beside(wiring: Wiring, node: NodeProto) -> list[NodeProto]:
+    """The products by weights of one input whose results a node puts behind one another, in graph order; none for
+    another node."""
+    found = [product for name in node.input if (product := wiring.producer.get(name)) is not None]
+    parts = node.op_type == "Concat" and len(found) == len(node.input) and len({each.input[0] for each in found}) == 1
+    for each in found:
+        alone = wiring.consumers[each.output[0]] == [node] and each.output[0] not in wiring.outputs
+        parts = parts and alone and each.op_type in PROJECTIONS and is_weight(wiring, each.input[1])
+    return found if parts else []
 
 
 def is_weight(wiring: Wiring, name: str) -> bool:

@@ -17,7 +17,7 @@ from .carried import CachePair, cache_pairs
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
-from .joined_products import joined_products
+from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import LongRope, long_rope, rope_of_length
@@ -32,6 +32,7 @@ from .quantized_caches import quantized_caches
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .soft_caps import has_soft_caps, soft_caps_apart
+from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
@@ -72,6 +73,8 @@ class Rewriting:
     """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
     packed: bool = True
     """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
+    largest: int = 0
+    """Bytes of the largest weight that the GPU adapter binds; 0 for no limit."""
     first_logits: str = ""
     """An input that is to say from which position on logits are computed; "" for the last position only."""
     wide_bytes: int = 0
@@ -97,6 +100,10 @@ class Rewriting:
     """The rotary tables that became inputs; None if there is one kind of rotary factors."""
     unpacked: str = ""
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    split: tuple[SplitWeight, ...] = ()
+    """The weights that are larger."""
+    tables: tuple[SplitTable, ...] = ()
+    """The tables among them that are in parts."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     wide: tuple[WideWeight, ...] = ()
@@ -200,7 +207,17 @@ def computed_on_wasm(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
-    return soft_caps_apart(model, {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)})
+    return soft_caps_apart(model, head_sizes(model, facts))
+
+
+def parts_attended(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With q, k and v apart where the adapter has too few storage buffers for packed ones."""
+    return model if facts.packed else packed_apart(model, head_sizes(model, facts))
+
+
+def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
+    """By the input of each cache."""
+    return {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)}
 
 
 def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
@@ -219,6 +236,11 @@ def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.unpacked = quantized_products(model, facts.decoder.qdq_accuracy)
+    return model
+
+
+def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.split, facts.tables = split_weights(model, facts.largest)
     return model
 
 
@@ -287,6 +309,8 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("packed_apart", WEBGPU, parts_attended),
+    GraphPass("split_weights", WEBGPU, large_split),
     GraphPass("quantized_caches", WEBGPU, caches_quantized),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),

@@ -18,6 +18,12 @@ LIMITS = {
 }
 
 
+MOST_TOLD = 8 << 30
+"""Browsers tell at most that much of larger machines, some of them more."""
+SHARE = 2
+"""A page that takes more than one part in so many of a small machine's memory is at risk."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """The answer, true if everything fits; else the limit that is exceeded most, the tensor or pool that exceeds it,
@@ -34,6 +40,8 @@ class Fit:
     """The largest max_length that fits, as far as it was looked for; 0 if none does, None if nobody looked."""
     shortest: Fit | None = None
     """The answer for a max_length of 1, if no max_length fits."""
+    machine: int = 0
+    """Memory of the machine in bytes, as far as the browser tells; 0 if it does not."""
 
     def __bool__(self) -> bool:
         return self.limit is None
@@ -49,6 +57,19 @@ class Fit:
             f"{need.device} allows {self.allowed} {LIMITS[self.limit]}; {self._remedy()}"
         )
 
+    @property
+    def tight(self) -> str:
+        """Why the browser may end the page although no limit of the device is exceeded, in one line with the remedy;
+        empty if nothing speaks for that."""
+        need = self.requirements
+        if not 0 < self.machine < MOST_TOLD or SHARE * need.total.bytes <= self.machine:
+            return ""
+        return (
+            f"it takes {need.total.bytes} bytes with max_length {need.max_length}, the browser tells of {self.machine} "
+            f"bytes of memory in this machine and may end a page that takes more than half of it; use a smaller "
+            "max_length or a smaller model"
+        )
+
     def require(self) -> None:
         """Raise OutOfMemoryError with the reason if it does not fit."""
         if self.limit is not None:
@@ -60,7 +81,9 @@ class Fit:
         breaking = self if self.shortest is None else self.shortest
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:
-            return "use a smaller model, or one with fewer bits a weight"
+            whole = {each.name: each.why for each in breaking.requirements.split if each.why}
+            why = f"{whole[breaking.item]}; " if breaking.item in whole else ""
+            return f"{why}use a smaller model, or one with fewer bits a weight"
         if self.largest_max_length is None and breaking.requirements.max_length > 1:
             return "use a smaller max_length"
         if breaking.requirements.batch_size > 1:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from .info import Limits, MemoryInfo
 
 if TYPE_CHECKING:
-    from ..graph import Activations, GraphDescription, WeightEntry
+    from ..graph import Activations, GraphDescription, SplitWeight, WeightEntry
 
 __all__ = [
     "AlignmentRequirements",
@@ -119,6 +119,9 @@ class MemoryRequirements:
     """How the items hold several rows."""
     no_scratch: str = ""
     """Why no scratch can be given, or not yet; empty where the scratch pool has its item."""
+    split: tuple[SplitWeight, ...] = ()
+    """The weights of the file that are larger than the GPU adapter binds: in how many parts each is read, or why in
+    none, so that the device cannot hold it."""
 
     @property
     def total(self) -> PoolSize:
@@ -210,10 +213,12 @@ def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tup
 
 
 def weight_items(weights: Iterable[WeightEntry], *, start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
-    """The weights that became graph inputs: each is a buffer of its own."""
+    """The weights that became graph inputs: each is a buffer of its own, but those of the same parts of a file are
+    one."""
+    alike = {(entry.location, entry.pieces): entry for entry in reversed(list(weights))}
     return tuple(
         PoolItem(entry.name, "weights", max(SIZE_ALIGNMENT, round_up(entry.length, SIZE_ALIGNMENT)), start, True)
-        for entry in weights
+        for entry in reversed(alike.values())
     )
 
 
@@ -230,13 +235,14 @@ def requirements(
     rows: Rows = "separate",
     apart: bool = False,
     tape_scratch: Sequence[int] | str = "no tape was made yet",
+    split: tuple[SplitWeight, ...] = (),
 ) -> MemoryRequirements:
     """The memory that the weights and `batch_size` sequences of `max_length` positions need.
 
     `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
     `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
     `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
-    tapes, or the reason why these are unknown.
+    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding.
     """
     one = sequence_items(description, max_length, chunk, apart=apart)
     if rows == "joint":
@@ -265,6 +271,7 @@ def requirements(
         items=items,
         rows=rows,
         no_scratch=tape_scratch if isinstance(tape_scratch, str) else "" if tape_scratch else NO_SCRATCH,
+        split=split,
     )
 
 

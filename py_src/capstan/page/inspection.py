@@ -67,11 +67,15 @@ async def plan_for(folder: str | HubRepository, length: int, **options: Any) -> 
         "device": need.device,
         "fits": bool(fit),
         "reason": fit.reason,
+        "tight": fit.tight,
         "max_length": need.max_length,
         "context_length": context,
         "largest_max_length": whole.largest_max_length,
         "bytes": need.total.bytes,
         "exact": need.total.exact,
+        "split": [
+            {"name": each.name, "bytes": each.bytes, "parts": each.parts, "why": each.why} for each in need.split
+        ],
         "pools": {name: getattr(need, name).bytes for name in ("weights", "persistent", "io", "scratch")},
     }
 

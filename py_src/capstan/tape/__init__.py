@@ -23,6 +23,7 @@ from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
 from .ops.gemv import MatVec
+from .ops.lookup import TableParts
 from .ops.matmul import MatMul, NBitsWeights
 from .ops.matmul_matrices import MatrixMatMul
 from .ops.prefill_attention import PrefillAttention, attends_prompts
@@ -70,6 +71,7 @@ __all__ = [
     "RowSpans",
     "StepGraph",
     "TableGroup",
+    "TableParts",
     "TapeKey",
     "Watched",
     "WorkgroupLimits",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import TapeError
 from .ops import RULES
 from .ops.attention import Attention
+from .ops.lookup import TableParts, lookups_joined
 from .ops.matmul import NBitsWeights
 from .ops.minima import minima_joined
 from .ops.prefill_attention import PrefillAttention
@@ -51,10 +52,12 @@ def fuse_step(
     left: Collection[int] = (),
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
     weights: Mapping[int, NBitsWeights] = MappingProxyType({}),
+    tables: Collection[TableParts] = (),
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
     Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
-    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, tells which have minima.
+    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, tells which have minima,
+    `tables` which tables are in parts.
 
     Raises TapeError if nothing of ours fits where its values are, or if not all of `left_out` is computed.
     """
@@ -63,6 +66,7 @@ def fuse_step(
         graph, met = read_step(recording, ops, lasting, passes, {*kept, *left}, RULES)
         if "matvec" in passes:
             graph = minima_joined(graph, recording, ops, weights)
+            graph = lookups_joined(graph, recording, ops, tables, {*kept, *left})
         for rules in RULES:
             for name, fold in rules.folds.items():
                 if name in passes:

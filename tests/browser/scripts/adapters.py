@@ -10,13 +10,15 @@ from typing import Any
 
 from pyodide.code import run_js
 
-from capstan import Generator, Model, OutOfMemoryError
+from capstan import Generator, Model, OutOfMemoryError, plan
+from capstan.fallback import fallbacks
 from capstan.memory import MemoryType
 
 from .prefilling import TAPED
 from .running import load, parameters, picked, take
 
 host: Any = import_module("capstan._js.host")
+page_host: Any = import_module("capstan._js.page_host")
 step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
 
 WITH_LIMITS = """limits => {
@@ -33,6 +35,12 @@ WITH_LIMITS = """limits => {
 }"""
 
 
+WITH_MEMORY = """gib => {
+  Object.defineProperty(navigator, "deviceMemory", { value: gib, configurable: true });
+  return () => { delete navigator.deviceMemory; };
+}"""
+
+
 @contextmanager
 def adapter(limits: Mapping[str, int]) -> Iterator[None]:
     """A device of an adapter that says it has these limits, in place of the page's: it gets no more."""
@@ -45,11 +53,36 @@ def adapter(limits: Mapping[str, int]) -> Iterator[None]:
         host._gpu = opened
 
 
+@contextmanager
+def bound_as_if(largest: int | None, buffers: int | None) -> Iterator[None]:
+    """Models are loaded as if the adapter bound no weights that are larger, and so many storage buffers in a kernel;
+    None is for its own limit."""
+    original = page_host.binding_limits
+
+    async def limits() -> tuple[int, int]:
+        own = await original()
+        return buffers or own[0], largest or own[1]
+
+    page_host.binding_limits = limits
+    try:
+        yield
+    finally:
+        page_host.binding_limits = original
+
+
 async def limited(
-    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, limits: Mapping[str, int]
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    count: int,
+    times: int,
+    limits: Mapping[str, int],
+    largest: int | None = None,
+    buffers: int | None = None,
 ) -> dict[str, Any]:
     """The ids after a prompt, repeatedly, on a device of a GPU adapter with these limits, and how steps were run."""
-    with adapter(limits):
+    with adapter(limits), bound_as_if(largest, buffers):
         opened = await Model.load(models[model], device="webgpu", passes=TAPED)
     loaded: Any = opened._loaded
     try:
@@ -62,6 +95,7 @@ async def limited(
             "note": decoder.capture_note,
             "passes": decoder.tape_passes,
             "healthy": opened.healthy(),
+            "split": [[each.name, each.parts, each.why] for each in opened.query_memory_requirements().split],
             "alignment": [
                 engine.adapter()["min_storage_buffer_offset_alignment"],
                 engine.js.watched.device.limits.minStorageBufferOffsetAlignment,
@@ -69,6 +103,30 @@ async def limited(
         }
     finally:
         await opened.aclose()
+
+
+async def in_parts(models: Mapping[str, str], *, largest: int, script: str, function: str, **arguments: Any) -> Any:
+    """The result of another script, whose models are loaded as if the adapter bound no larger weights, and the step
+    down."""
+    before = fallbacks()
+    with bound_as_if(largest, None):
+        found = await getattr(import_module(f"tests.browser.scripts.{script}"), function)(models, **arguments)
+    told = [name for name, count in fallbacks().items() if count != before.get(name)]
+    return {"found": found, "told": [each for each in told if each.startswith("weights in one binding each")]}
+
+
+async def on_machine(models: Mapping[str, str], *, model: str, gib: float) -> dict[str, Any]:
+    """Plan and load a model in a browser that tells of so much memory: their warnings."""
+    restore = run_js(WITH_MEMORY)(gib)
+    before = fallbacks()
+    try:
+        fit = await plan(models[model], device="webgpu", max_length=16)
+        opened = await Model.load(models[model], device="webgpu")
+        await opened.aclose()
+    finally:
+        restore()
+    told = [name for name, count in fallbacks().items() if count != before.get(name)]
+    return {"fits": bool(fit), "tight": fit.tight, "bytes": fit.requirements.total.bytes, "told": told}
 
 
 async def spoiled(

@@ -8,6 +8,22 @@ __all__ = ["MEMORY"]
 
 MEMORY = (
     Mutation(
+        "fit.tight",
+        "py_src/capstan/memory/fit.py",
+        "if not 0 < self.machine < MOST_TOLD or",
+        "if not 0 < self.machine or",
+        "a large machine, of which browsers tell 8 GiB, is taken for a small one",
+        unit("memory_fit::test_a_small_machine_is_told_although_no_limit_is_broken"),
+    ),
+    Mutation(
+        "pools.alike",
+        "py_src/capstan/memory/pools.py",
+        "alike = {(entry.location, entry.pieces): entry for",
+        "alike = {(entry.location, entry.name): entry for",
+        "weights that are one buffer count twice",
+        unit("memory_fit::test_weights_of_the_same_bytes_are_one_buffer"),
+    ),
+    Mutation(
         "span.meets",
         "py_src/capstan/memory/span.py",
         "return self.buffer is other.buffer and first < last",

@@ -69,7 +69,9 @@ export class WeightLoad {
   private readonly outcome: Outcome;
   /** Lines that the journal does not have yet. */
   private unnoted = "";
-  private noted = performance.now();
+  /** The last writing of the journal, and the next one. */
+  private noting: Promise<void> = Promise.resolve();
+  private timer: ReturnType<typeof setTimeout> | undefined;
   private hashing: Hashing | null = null;
   /** Milliseconds waited for each; a shard comes in while the one before is finished. */
   private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
@@ -249,7 +251,8 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    if (performance.now() - this.noted > JOURNAL_MS) await this.note();
+    // By the clock, since the next bytes of a connection that stalls may come late, or never.
+    this.timer ??= setTimeout(() => void this.note().catch(() => undefined), JOURNAL_MS);
     return true;
   }
 
@@ -264,7 +267,13 @@ export class WeightLoad {
   }
 
   /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
-  private async note(): Promise<void> {
+  private note(): Promise<void> {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    return (this.noting = this.noting.then(() => this.append()));
+  }
+
+  private async append(): Promise<void> {
     const { unnoted, plan } = this;
     this.unnoted = "";
     try {
@@ -272,7 +281,6 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    this.noted = performance.now();
   }
 
   /** Have the disk hold what was stored before a record vouches for it. */

@@ -60,6 +60,7 @@ class WebGpuDevice(DeviceInterface):
             max_buffer_size=summary["max_buffer_size"],
             max_binding_size=summary["max_storage_buffer_binding_size"],
             offset_alignment=summary["min_storage_buffer_offset_alignment"],
+            machine_memory=int(summary.get("machine_memory", 0)),
             runtime=summary["runtime"],
         )
 

@@ -108,7 +108,14 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     about = graphs.description
     possible = "rows" in passes_for(software) and about.capturable and not about.states
     return ModelMemory(
-        interface, about, graphs.weights, chunk, context, graphs.activations, joint=lambda rows, capacity: possible
+        interface,
+        about,
+        graphs.weights,
+        chunk,
+        context,
+        graphs.activations,
+        joint=lambda rows, capacity: possible,
+        split=graphs.split,
     )
 
 

@@ -93,7 +93,7 @@ class WebGpuModel:
         decoder, steps = self.decoder, self._steps
         self._rows = RowSource(
             *(self._engine, self.interface, graph, self._passes, name, decoder, steps.capture, loaded.stored),
-            *(steps.key, steps.quantized),
+            *(steps.key, steps.quantized, steps.tables),
         )
 
     @classmethod
@@ -284,7 +284,7 @@ class WebGpuModel:
                 offset_alignment=self.memory.alignment().span_offset,
                 given=given,
                 in_place=self._in_place,
-                tables=self._graphs.tables,
+                tables=self._graphs.rope_tables,
             )
             # The first that has buffers is the first that takes a session.
             self._made += 1

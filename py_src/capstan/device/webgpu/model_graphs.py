@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ... import graph
@@ -50,13 +51,17 @@ class Graphs:
     """Why each run must have one token only; empty if it may have more."""
     projection: str
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    split: tuple[graph.SplitWeight, ...]
+    """The weights of the file that are larger than the GPU adapter binds."""
+    tables: tuple[graph.SplitTable, ...]
+    """Those of them in whose parts ids are looked up."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
     """Its inputs with a default that adapters do not fill."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
-    tables: RopeTables | None = None
+    rope_tables: RopeTables | None = None
     """The rotary tables of a model with long rope, which are read at each load; no note has them."""
 
     def serialize(self) -> str:
@@ -77,14 +82,21 @@ PACKED_ATTENTION = 9
 
 
 async def rewrite(
-    data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None = None
+    data: bytes,
+    config: GenaiConfig,
+    open_weights: OpenWeights,
+    storage_buffers: int,
+    rank: int | None = None,
+    largest: int = 0,
 ) -> Graphs:
     """Rewrite model.onnx, as a model builder wrote it, into the graphs of its WebGPU sessions.
 
     `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is that of the LoRA
-    adapters, None without them. Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    adapters, None without them; `largest` is the most bytes of a weight that the adapter binds, 0 for no limit. Raises
+    ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION, file=data)
+    packed = storage_buffers >= PACKED_ATTENTION
+    facts = Rewriting(config, lora_rank=rank, packed=packed, file=data, largest=largest)
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
@@ -110,6 +122,8 @@ async def rewrite(
             facts.unpacked,
             one_row,
             facts.projection,
+            facts.split,
+            facts.tables,
             facts.lora,
             facts.others,
             not facts.constants and not facts.defaults,
@@ -124,22 +138,25 @@ async def model_graphs(
     notes: Notes | None,
     storage_buffers: int,
     rank: int | None = None,
+    largest: int = 0,
 ) -> Graphs:
     """The graphs of a model folder, for LoRA adapters of that rank or for none.
 
-    They are read from the notes if model.onnx, the configuration, Capstan and the number of storage buffers are
-    unchanged, else rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
+    They are read from the notes if model.onnx, the configuration, Capstan and the adapter's limits are unchanged, else
+    rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
     """
-    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
+    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size]
+    told += [storage_buffers, largest]
     key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     text = await notes.read(name, key) if notes else None
     if text is not None:
         graphs = Graphs.parse(text)
     else:
-        graphs = await rewrite(data, config, open_weights, storage_buffers, rank)
+        graphs = await rewrite(data, config, open_weights, storage_buffers, rank, largest)
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
+    tell_split(graphs.split, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.projection:
@@ -149,4 +166,14 @@ async def model_graphs(
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
     if graphs.one_row:
         fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
-    return replace(graphs, tables=await read_tables(graphs.description.rope, data, open_weights))
+    return replace(graphs, rope_tables=await read_tables(graphs.description.rope, data, open_weights))
+
+
+def tell_split(split: Sequence[graph.SplitWeight], largest: int) -> None:
+    """Count weights in parts as a step down; a load refuses those that stay whole."""
+    parted = [each for each in split if each.parts]
+    if parted:
+        first = max(parted, key=lambda each: each.bytes)
+        more = f" (and {len(parted) - 1} more are too large)" if parted[1:] else ""
+        reason = f"{first.name} has {first.bytes} bytes{more}; this adapter binds at most {largest}"
+        fall_back("weights in one binding each", reason, f"they are read in up to {max(e.parts for e in parted)} parts")

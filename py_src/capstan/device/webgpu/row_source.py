@@ -11,7 +11,7 @@ from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import Loan
-from ...tape import NBitsWeights, TapeKey, fuse_step
+from ...tape import NBitsWeights, TableParts, TapeKey, fuse_step
 from ..interface import DeviceInterface
 from ..model_memory import Lent
 from .decoder import WebGpuDecoder
@@ -47,6 +47,8 @@ class RowSource:
     """The key of stored tapes for a capacity."""
     weights: Callable[[], Mapping[int, NBitsWeights]]
     """Quantized weights by recorded buffer."""
+    tables: Callable[[], Collection[TableParts]]
+    """Tables in parts, as recorded buffers."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
@@ -179,7 +181,9 @@ class RowSource:
         try:
             missing = about.left_out_within(one.capacity)
             left_out = left_out_by_cache(missing, about, one.buffers.cache, engine.recorded_id)
-            fuse = partial(fuse_step, passes=self.passes, left_out=left_out, weights=self.weights())
+            fuse = partial(
+                fuse_step, passes=self.passes, left_out=left_out, weights=self.weights(), tables=self.tables()
+            )
             return await make(session, binding, fuse)
         except BaseException:
             engine.retire(binding)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...errors import TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...tape import NBitsWeights, TapeKey, WorkgroupLimits, attends_prompts
+from ...tape import NBitsWeights, TableParts, TapeKey, WorkgroupLimits, attends_prompts
 from ..base import TapeOptions
 from .engine import FREE, BoundTensor
 from .loading import Loaded, eager_picks, release_made
@@ -117,7 +117,7 @@ class StepSource:
             left_out, weights = about.left_out_within(capacity), self.quantized()
             windows = [found.window for found in left_out]
             check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe, max(windows, default=0))
-            given = (step, buffers, about, check, self._passes, self._verdicts, left_out, weights)
+            given = (step, buffers, about, check, self._passes, self._verdicts, left_out, weights, self.tables())
             return await StepRecorder(*given).record()
         except BaseException:
             if captured:
@@ -128,6 +128,14 @@ class StepSource:
     def quantized(self) -> Mapping[int, NBitsWeights]:
         """Quantized weights by recorded buffer."""
         return weights_on_device(self._engine, self._graphs.products, self.weights)
+
+    def tables(self) -> Sequence[TableParts]:
+        """The tables in parts, as recorded buffers."""
+        recorded = self._engine.recorded_id
+        return [
+            TableParts(tuple(recorded(self.weights[name]) for name in each.parts), each.size)
+            for each in self._graphs.tables
+        ]
 
     def prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
         """The maker and keeper of a sequence's prefill tapes; None if none are possible."""

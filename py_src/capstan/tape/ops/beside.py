@@ -1,4 +1,5 @@
-"""Products whose results are one vector, one behind the other: q, k and v by weights of several types."""
+"""Products whose results are one vector, one behind the other: q, k and v by weights of several types, or parts of a
+product whose weights are larger than a binding."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ from .gemv import MatVec
 from .gemv_joins import Joins
 
 __all__ = ["RULES", "Beside", "Concat"]
+
+MOST = 7
+"""Inputs of a Concat kernel of onnxruntime-web on an adapter with WebGPU's least number of storage buffers."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             continue
         makers = [joins.made_for(value, node) for value in node.reads]
         found = [(each, each.what) for each in makers if each is not None and isinstance(each.what, MatVec)]
-        fits = all(what.scales is not None and what.of == 0 for _, what in found)
+        fits = all(what.of == 0 for _, what in found)
         if [what.n for _, what in found] != list(node.what.sizes) or not fits:
             continue
         ends = list(accumulate(node.what.sizes))
@@ -139,7 +143,7 @@ RULES = Rules(
             holds=partial(placed_behind, count=count),
             parts=partial(concat, count=count),
         )
-        for count in (2, 3)
+        for count in range(2, MOST + 1)
     ),
     folds={"matvec": joined},
 )

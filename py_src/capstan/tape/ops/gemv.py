@@ -91,7 +91,7 @@ class MatVec(Operation):
     minima: int | None = None
     """Minima [k / block, n], of the type of x."""
     first: int = 0
-    """The element of a row of y at which its results begin; only integer weights have results beside others'."""
+    """The element of a row of y at which its results begin."""
     of: int = 0
     """Elements of a row of y, if it has those of others too."""
 
@@ -300,7 +300,8 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         return plan_rows(what, limits)
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
-        return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
+        constants = {**fused, "FIRST": what.first, **dense.constants()}
+        return KernelPlan("matvec_dense", constants, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, gated, half, what.bits, limits)
     constants = {
         **fused,
@@ -321,11 +322,11 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         return by_matrices
     fused = flags_behind(what)
     half, gated = what.element == "f16", what.up is not None
+    place = {"FIRST": what.first, "OF": what.of or what.n}
     if what.scales is None:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
-        return KernelPlan("few_rows_dense", {**fused, **dense.constants()}, dense.workgroups)
+        return KernelPlan("few_rows_dense", {**fused, **place, **dense.constants()}, dense.workgroups)
     tuning = tune_rows(what.k, what.n, what.rows, gated, limits)
-    place = {"FIRST": what.first, "OF": what.of or what.n}
     return KernelPlan("few_rows_q4", {**fused, **packing(what), **place, **tuning.constants()}, tuning.workgroups)
 
 

@@ -120,7 +120,7 @@ def gated_weights(kernel: OrtKernel) -> MatVec:
 
 def gated_half(met: Met) -> list[Node] | None:
     kernel, at = met.kernel, met.kernel.at
-    by = RmsNorm(at["norm_scale"], kernel.real("epsilon"))
+    by = RmsNorm(at["norm_scale"], kernel.real("epsilon")) if "norm_scale" in at else None
     up = (at["up_b"], at["up_scales_b"])
     what = replace(gated_weights(kernel), norm=by, up=up)
     if not fits_matvec(what):
@@ -234,7 +234,7 @@ RULES = Rules(
                 (
                     "input_a",
                     *skip,
-                    "norm_scale",
+                    *scale,
                     "gate_b",
                     "gate_scales_b",
                     "up_b",
@@ -245,18 +245,23 @@ RULES = Rules(
                 has=(
                     "const default_zero_point = output_element_t(8);",
                     "& 0x0F0F0F0Fu",
-                    "inverseSqrt(",
+                    "inverseSqrt(" if scale else "let inv_std = 1.0;",
                     "gate_output_value * (one / (one + exp(-gate_output_value)))",
                     "activated_value * up_output_value",
                 ),
                 asked=("N", "K", "block_size", "epsilon"),
-                weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
-                lacks=("bias[", "gate_bias", "up_bias"),
+                weights=(*scale, "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
+                lacks=("bias[", "gate_bias", "up_bias", *(() if scale else ("inverseSqrt(",))),
                 holds=one_gated_row,
                 parts=gated_half,
                 why=lambda kernel: unfit_matvec(gated_weights(kernel)),
             )
-            for skip, total in ((("skip",), ("input_skip_bias_sum",)), ((), ()))
+            for skip, scale, total in (
+                (("skip",), ("norm_scale",), ("input_skip_bias_sum",)),
+                ((), ("norm_scale",), ()),
+                # With a sum and a norm it would bind more storage buffers than some adapters allow.
+                ((), (), ()),
+            )
         ),
         Signature(
             "matmul",

@@ -1,4 +1,4 @@
-// A few rows times a dense matrix: y[m][n] = sum over k of x[m][k] * W[k][n], fused with the operations behind it.
+// A few rows times a dense matrix: y[m][FIRST + n] = sum over k of x[m][k] * W[k][n], fused with the operations behind it.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x, which is [M, K]; a weight is loaded once for TALL rows
 // of x. Products and sums are float32. Behind the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl
@@ -9,7 +9,7 @@
 // thread finishes each column.
 // Dispatch: (column vectors / COLUMNS, rounded up, ceil(M / TALL), 1).
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
-// LINES = 1, 2 with weights_up; SUMS = LINES * TALL.
+// LINES = 1, 2 with weights_up; SUMS = LINES * TALL. OF: elements of a row of y.
 // Limits: K a multiple of 4, N of WIDE. With subgroups COLUMNS * WIDTH is LANES, threads numbered along their subgroups;
 // else WIDTH is 1.
 
@@ -105,7 +105,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if second
       value += f32(second[result]);
 #endif
-      y[result] = element(value);
+      y[(top + m) * OF + FIRST + n] = element(value);
     }
   }
   workgroupBarrier();

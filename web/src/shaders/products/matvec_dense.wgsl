@@ -1,4 +1,4 @@
-// A row vector times a dense matrix (GEMV): y[n] = sum over k of x[k] * W[k][n], fused with the operations around it,
+// A row vector times a dense matrix (GEMV): y[FIRST + n] = sum over k of x[k] * W[k][n], fused with the operations around it,
 // as its bindings and flags tell.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32. With gamma, x is
@@ -147,7 +147,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       sum *= inverse;
       up *= inverse;
 #endif
-      y[n] = finished(n, sum, up);
+      y[FIRST + n] = finished(n, sum, up);
     }
   }
 #else
@@ -164,9 +164,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #repeat j WIDE
   let n = vector * WIDE + j;
 #if weights_up
-  y[n] = finished(n, column_sum(sums, j), column_sum(sums_up, j));
+  y[FIRST + n] = finished(n, column_sum(sums, j), column_sum(sums_up, j));
 #else
-  y[n] = finished(n, column_sum(sums, j), 0.0);
+  y[FIRST + n] = finished(n, column_sum(sums, j), 0.0);
 #endif
 #end
 #endif

@@ -20,6 +20,7 @@ from ....tape import (
     Recorded,
     Recording,
     TableGroup,
+    TableParts,
     WorkgroupLimits,
     captured_half,
     check_replayable,
@@ -60,6 +61,8 @@ class StepRecorder:
     """Attention inputs that the recorded step leaves out: our kernels put them back, or the step is not replayed."""
     weights: Mapping[int, NBitsWeights] = field(default_factory=dict)
     """Quantized weights by recorded buffer."""
+    tables: Sequence[TableParts] = ()
+    """Tables in parts, as recorded buffers."""
 
     @spanned("record and check the decode step")
     async def record(self) -> DecodeStep:
@@ -188,7 +191,7 @@ class StepRecorder:
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
         left_out = left_out_by_cache(self.left_out, self.about, buffers.cache, engine.recorded_id)
-        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights)
+        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights, self.tables)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))

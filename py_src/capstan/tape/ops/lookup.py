@@ -1,0 +1,161 @@
+"""Rows of tables by their ids: the embeddings of tokens.
+
+A recorded lookup in one table stays as it is in a step of one sequence. A table that is larger than a binding has
+several parts (graph/split_weights.py); what looks an id up in all of them and chooses is one lookup of ours. The graph
+tells which buffers are parts of which table, and in what order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ..kernel_plan import KernelPlan, WorkgroupLimits
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from ..ort_kernels import bound, element_of
+from ..recording import Command, Dispatch, Recording
+from ..step_graph import Node, Recorded, StepGraph
+
+__all__ = ["Lookup", "TableParts", "lookup_in", "lookups_joined"]
+
+VECTORS = re.compile(r"var<storage, read> data ?: array<vec4<")
+IN_4_BITS = ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_element_t(8);")
+"""Lines of a lookup in a table in 4 bits (GatherBlockQuantized)."""
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """A table in parts of `size` rows each, the last one of so many or fewer: the buffers of their rows, in order."""
+
+    tables: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Lookup(Operation):
+    """`rows` rows of a table of weights, of `k` elements each, by the ids that are reads[0]."""
+
+    tables: tuple[int, ...]
+    """The buffers of the table's parts."""
+    k: int
+    element: str
+    rows: int = 1
+    scales: tuple[int, ...] = ()
+    """The buffers of the scales, one for `block` elements, if the table has 4 bits with zero point 8."""
+    block: int = 0
+    size: int = 0
+    """Rows of a part, if there are several."""
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.k * ELEMENT_BYTES[self.element]
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        """A kernel for each part, which writes the rows of its own ids."""
+        found = []
+        for index, table in enumerate(self.tables):
+            bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(table)}
+            constants: dict[str, int | float | bool] = {"PARTED": len(self.tables) > 1}
+            if constants["PARTED"]:
+                constants |= {"FIRST": index * self.size, "SIZE": self.size}
+            if self.scales:
+                constants |= {"WORDS": self.k, "BYTES": False, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
+                bindings["scales"] = Buffer(self.scales[index])
+            else:
+                constants["WORDS"] = self.k * ELEMENT_BYTES[self.element] // 4
+            plan = KernelPlan("gather_rows", constants, (-(-int(constants["WORDS"]) // 64), self.rows, 1))
+            found.append(Kernel(plan, self.element == "f16", {**bindings, "y": Value(writes[0])}))
+        return found
+
+
+def lookup_in(recording: Recording, op: Command) -> tuple[int, Lookup] | None:
+    """The buffer of the ids, or of what else indexes, and the lookup that a recorded operation is; None if it is
+    another one."""
+    met = bound(recording, op, recording.uploaded())
+    if not isinstance(op, Dispatch) or met is None:
+        return None
+    at, uniforms = met
+    pipeline = recording.pipelines[op.pipeline]
+    element = element_of(pipeline)
+    if element is None:
+        return None
+    if tuple(at) == ("data", "input_indices", "output"):
+        shape = uniforms.get("data_indices_shape")
+        if not isinstance(shape, tuple) or len(shape) != 2:
+            return None
+        k = int(shape[1]) * (4 if VECTORS.search(pipeline.code) else 1)
+        whole = k * ELEMENT_BYTES[element] % 4 == 0
+        return (at["input_indices"], Lookup((at["data"],), k, element)) if whole else None
+    if tuple(at) == ("input", "indices", "scales", "output"):
+        shape, block = uniforms.get("input_shape_shape"), uniforms.get("block_size")
+        axes = uniforms.get("gather_axis"), uniforms.get("quantize_axis")
+        if axes != (0, 1) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(block, int):
+            return None
+        if not all(line in pipeline.code for line in IN_4_BITS):
+            return None
+        return at["indices"], Lookup((at["input"],), int(shape[1]), element, 1, (at["scales"],), block)
+    return None
+
+
+def lookups_joined(
+    graph: StepGraph,
+    recording: Recording,
+    ops: Sequence[Command],
+    tables: Collection[TableParts],
+    kept: Collection[int],
+) -> StepGraph:
+    """Let one operation look ids up in all parts of a table and choose, unless one of those in `kept` does so."""
+    for each in tables:
+        graph = joined_in(graph, recording, ops, each, kept)
+    return graph
+
+
+def joined_in(
+    graph: StepGraph, recording: Recording, ops: Sequence[Command], table: TableParts, kept: Collection[int]
+) -> StepGraph:
+    found: dict[int, tuple[Node, int, Lookup]] = {}
+    for node in graph.nodes:
+        met = lookup_in(recording, ops[node.what.index]) if isinstance(node.what, Recorded) else None
+        if met is not None and met[1].tables[0] in table.tables:
+            found[met[1].tables[0]] = (node, *met)
+    if set(found) != set(table.tables):
+        return graph
+    lookups = [found[part] for part in table.tables]
+    readers, lasting = graph.readers(), set(graph.last.values())
+    gone: list[Node] = []
+    [value] = lookups[0][0].writes
+    for node, _, _ in lookups[1:]:
+        makes = [value, *node.writes]
+        choosers = {id(reader): reader for made in makes for reader in readers.get(made, ())}
+        if len(choosers) != 1 or not lasting.isdisjoint(makes):
+            return graph
+        [chooser] = choosers.values()
+        if not set(makes) <= set(chooser.reads) or len(chooser.writes) != 1:
+            return graph
+        gone.append(chooser)
+        [value] = chooser.writes
+    ids = ids_of(graph, recording, ops, lookups[0][0], lookups[0][1])
+    first = lookups[0][2]
+    alike = {replace(what, tables=(), scales=()) for _, _, what in lookups}
+    gone += [node for node, _, _ in lookups]
+    origins = frozenset(index for node in gone for index in node.origins)
+    if ids is None or len(alike) != 1 or not origins.isdisjoint(kept):
+        return graph
+    scales = tuple(part for _, _, what in lookups for part in what.scales)
+    whole = replace(first, tables=table.tables, scales=scales, size=table.size)
+    last = next(node for node in gone if value in node.writes)
+    by = Node(whole, (ids,), (value,), last.position, origins)
+    others = {id(node) for node in gone if node is not last}
+    return replace(graph, nodes=tuple(by if each is last else each for each in graph.nodes if id(each) not in others))
+
+
+def ids_of(graph: StepGraph, recording: Recording, ops: Sequence[Command], lookup: Node, indices: int) -> int | None:
+    """The value of the ids whose rows within a part a lookup reads from a buffer; None if something else made those."""
+    makers = graph.makers()
+    maker = next((makers.get(value) for value in lookup.reads if graph.homes.get(value) == indices), None)
+    if maker is None or not isinstance(maker.what, Recorded):
+        return None
+    met = bound(recording, ops[maker.what.index], recording.uploaded())
+    if met is None or tuple(met[0]) != ("data", "input_indices", "output"):
+        return None
+    return next((value for value in maker.reads if graph.homes.get(value) == met[0]["input_indices"]), None)
