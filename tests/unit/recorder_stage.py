@@ -53,6 +53,9 @@ class About:
     needs_f16: bool = False
     states: tuple[()] = ()
 
+    def rows_of(self, pair: Pair) -> str:
+        return self.cache_dtype
+
 
 def as_json(recording: Recording) -> dict[str, Any]:
     """A recording in the page's JSON."""

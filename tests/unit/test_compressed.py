@@ -31,7 +31,7 @@ def site(tmp_path: Path) -> Path:
     base = tmp_path / "site/capstan"
     index = {"wheels": ["wheels/a.whl"], "vendored": {"numpy": "wheels/n.whl"}, "snapshot": {"file": "p.snapshot"}}
     assert len(json.dumps(index)) < LEAST_BYTES
-    names = ["capstan.js", "worker.js", "wheels/a.whl", "wheels/n.whl", "p.snapshot"]
+    names = ["capstan.js", "worker.js", "ort_runtime.js", "wheels/a.whl", "wheels/n.whl", "p.snapshot"]
     for name in [*names, *(f"ort/{name}" for name in ORT_FILES), *(f"pyodide/{name}" for name in PYODIDE_FILES)]:
         (base / name).parent.mkdir(parents=True, exist_ok=True)
         (base / name).write_bytes(TEXT)

@@ -14,6 +14,7 @@ from capstan.errors import TapeError
 from capstan.graph import LeftOut
 from capstan.tape import PrefillAttention, Recorded, Recording, WorkgroupLimits, attends_prompts, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
+from capstan.tape.ops.attention import levels_bytes
 from capstan.tape.ops.prefill_attention import (
     TILINGS,
     AttentionTiling,
@@ -279,8 +280,10 @@ def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int]) -> None
     tiling = AttentionTiling(WHOLE, 32, *shape)
     what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "SCALE": 0.125}
     what |= {"WINDOWED": False, "SOFTCAPPED": False}
-    declared = workgroup_bytes("prefill_attention", {**what, **tiling.constants(64)}, half=True, lanes=32)
-    assert tiling.memory(64) == declared
+    for bits in (0, 8, 4):
+        read = {"QUANTIZED": bits != 0, "FOUR_BITS": bits == 4}
+        declared = workgroup_bytes("prefill_attention", {**what, **read, **tiling.constants(64)}, half=True, lanes=32)
+        assert tiling.memory(64) + levels_bytes(bits) == declared
 
 
 def test_short_runs_are_cut_into_small_tiles_so_that_processors_are_busy() -> None:

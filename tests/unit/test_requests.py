@@ -13,7 +13,7 @@ from capstan.page.read_request import REQUESTS, fields_of, read_request
 
 MODEL = {"model": "/models/nano/", "dtype": None, "device": "auto", "capture": None, "run_ahead": None}
 MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
-MODEL_OPTIONS |= {"disable_file_mapped_weights": True}
+MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8"}
 RUN = {**MODEL, "max_new_tokens": 5, "search": {"top_k": 3}}
 RUN_OPTIONS = {
     **MODEL_OPTIONS,
@@ -67,6 +67,7 @@ MOST: dict[str, dict[str, Any]] = {
         "thinking": True,
     },
     "load_embedder": {"disable_file_mapped_weights": True},
+    "plan": {"kv_cache_dtype": "int4"},
 }
 """The fields that it may have besides."""
 KINDS = list(LEAST)
@@ -110,6 +111,7 @@ WORDS = {
     "count": "a whole number",
     "text": "a string or null",
     "pooling": "'mean', 'cls', 'last' or null",
+    "kv_cache_dtype": "'float', 'int8', 'int4' or null",
 }
 """A message's words for the type of each field."""
 ITEMS = {

@@ -16,6 +16,7 @@ __all__ = [
     "AttentionShape",
     "HeadNorms",
     "fits_attention",
+    "levels_bytes",
     "join_rows",
     "plan_attention",
     "team_constants",
@@ -24,6 +25,8 @@ __all__ = [
 
 LONGEST_HEAD = 512
 IN_4_BITS = 4
+LEVELS_BYTES = 64
+"""Workgroup memory for the levels of caches of 4 bits."""
 CHECKED = 1024
 """Positions at most whose terms are counted."""
 WORKGROUP_BYTES = 16_384
@@ -243,6 +246,11 @@ class Attention(Operation):
             witness.judge(part, self.element, cache, row, (self.capacity, self.head), self.cache_bits)
 
 
+def levels_bytes(cache_bits: int) -> int:
+    """Workgroup memory that reading such caches takes."""
+    return LEVELS_BYTES if cache_bits == IN_4_BITS else 0
+
+
 Counts = Callable[[int], tuple[int, int, int]]
 
 
@@ -289,7 +297,8 @@ def plan_attention(
     tile = evenly(group, (TILE if what.head <= LARGE_HEAD else 1) if shuffled else 32 // per)
     while shuffled and tile > 1 and what.kv_heads * -(-group // tile) < SCARCE:
         tile = evenly(group, tile - 1)
-    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
+    room = WORKGROUP_BYTES - levels_bytes(what.cache_bits)
+    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > room:
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
     # If the attention kernel would bind too many buffers, the join writes every result and adds the sinks.

@@ -11,7 +11,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
-from .attention import IN_4_BITS
+from .attention import IN_4_BITS, levels_bytes
 
 __all__ = [
     "AttentionTiling",
@@ -166,6 +166,7 @@ def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> A
     """The first of TILINGS that has FILLED workgroups, else that with the most, of those that hold no more than LIGHT
     or, with large heads, the least; None where none fits the adapter, or its subgroups come in several sizes. Measured
     on an H200, see benches/NOTES.md."""
+    limits = replace(limits, memory=limits.memory - levels_bytes(what.cache_bits))
     fitting = [
         tiling
         for size in (limits.matrices if limits.lanes else ())
