@@ -87,8 +87,9 @@ export const models: Models = Object.assign(knownModels, {
 export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
   const options = readOptions("the options", given, FIT_TYPES);
   const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-  const { dtype = null, device = "auto", kvCacheDtype = null } = options;
-  const asking = { kind: "plan", model: folder, dtype, device, kv_cache_dtype: kvCacheDtype } as const;
+  const { dtype = null, device = "auto", kvCacheDtype } = options;
+  const caches = kvCacheDtype === undefined ? {} : { kv_cache_dtype: kvCacheDtype };
+  const asking = { kind: "plan", model: folder, dtype, device, ...caches } as const;
   const plan = await asked(options, (ask) => ask<PlanResult>(asking));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
   const { fits, reason, tight, device: found, bytes, exact, split } = plan;

@@ -368,8 +368,8 @@ PAGE = (
     Mutation(
         "stored_models.belongs",
         "web/src/stored_models.ts",
-        'const asking = { kind: "plan", model: folder, dtype, device, kv_cache_dtype: kvCacheDtype } as const;',
-        'const asking = { kind: "plan", model: folder, dtype: null, device, kv_cache_dtype: kvCacheDtype } as const;',
+        'const asking = { kind: "plan", model: folder, dtype, device, ...caches } as const;',
+        'const asking = { kind: "plan", model: folder, dtype: null, device, ...caches } as const;',
         "whether a model fits is told of another of its graphs",
         unit("web_api"),
     ),

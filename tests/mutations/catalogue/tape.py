@@ -98,7 +98,7 @@ TAPE = (
     Mutation(
         "attention_plan.memory",
         "py_src/capstan/tape/ops/attention.py",
-        """    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
+        """    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > room:
         tile = evenly(group, tile - 1)
 """,
         "",
