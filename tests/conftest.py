@@ -26,7 +26,7 @@ LONGEST = (
     *("generate", "session_weights", "weight_store", "families", "attention", "fallbacks", "tape", "stored_tapes"),
     *("demo", "demo_inside", "bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows"),
     *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
-    *("shared", "web_api", "start_faults", "weights_ahead"),
+    *("shared", "web_api", "start_faults", "weights_ahead", "long_rope", "small_adapters", "quantized_caches"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000

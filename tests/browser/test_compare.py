@@ -78,7 +78,12 @@ def checked(
     )
     pair = SimpleNamespace(past="past", present="present")
     about: Any = SimpleNamespace(
-        logits="logits", logits_dtype=dtype, cache_dtype=dtype, cache=[pair], states=[], needs_f16=needs_f16
+        logits="logits",
+        logits_dtype=dtype,
+        rows_of=lambda _pair: dtype,
+        cache=[pair],
+        states=[],
+        needs_f16=needs_f16,
     )
     engine: Any = SimpleNamespace(fill=lambda _handle, _byte: None, compare=compare)
     asyncio.run(check_replay(engine, buffers, about, "run", nothing, nothing, Tolerance(1 / 64, 0.125, spread)))

@@ -20,8 +20,8 @@ from capstan.weights.weight_file import WeightFile
 
 create, release, load = JsGpuEngine.create_session, JsGpuEngine.release_session, WeightFile.load
 made, found = [], {}
-async def counted(self, model, capture, owner):
-    session = await create(self, model, capture, owner)
+async def counted(self, model, capture, owner, cache_bits):
+    session = await create(self, model, capture, owner, cache_bits)
     made.append((session, capture))
     return session
 async def released(self, session):

@@ -39,9 +39,9 @@ for name in ("record", "compare", "restore_tape"):
     plain[name], call = noted(name)
     setattr(JsGpuEngine, name, call)
 plain["create_session"] = create_session = JsGpuEngine.create_session
-async def made(self, model, capture, owner):
+async def made(self, model, capture, owner, cache_bits):
     asked.append("create_session" if capture else "eager")
-    return await create_session(self, model, capture, owner)
+    return await create_session(self, model, capture, owner, cache_bits)
 JsGpuEngine.create_session = made
 
 def counted():

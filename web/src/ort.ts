@@ -74,18 +74,16 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
   const url = at(module);
   const files = { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) };
   const own = build === "webgpu" ? findAsset(assets, RUNTIME) : null;
+  const imports = [url, ...(own === null ? [] : [own]), files.mjs];
+  if (own !== null) files.mjs = `${own}?runtime=${encodeURIComponent(files.mjs)}`;
   let ort: typeof Ort;
   try {
-    if (own !== null) files.mjs = `${own}?runtime=${encodeURIComponent(files.mjs)}`;
-    const module = own === null ? null : (import(files.mjs) as Promise<OwnRuntime>);
-    module?.catch(() => undefined);
-    ort = (await import(url)) as typeof Ort;
-    ownRuntime ??= await module;
+    const [library, wrapper] = await Promise.all([import(url), own === null ? null : import(files.mjs)]);
+    ort = library as typeof Ort;
+    if (wrapper) ownRuntime = wrapper as OwnRuntime;
   } catch (error) {
-    throw new EngineError(
-      "DeviceUnavailableError",
-      `onnxruntime-web could not be loaded: ${await loadFailure(url)}; ${String(error)}`,
-    );
+    const why = (await firstMissing(imports)) ?? (await loadFailure(url));
+    throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not be loaded: ${why}; ${String(error)}`);
   }
   const found = ort.env.versions.web;
   if (found !== VERSION)
@@ -304,7 +302,12 @@ export async function releaseUnless(session: Ort.InferenceSession, check: () => 
 async function missingRuntime(ort: typeof Ort, error: unknown): Promise<string | null> {
   if (!/no available backend/.test(String(error))) return null;
   const { mjs, wasm } = ort.env.wasm.wasmPaths as { mjs: string; wasm: string };
-  for (const url of [mjs, wasm]) {
+  return firstMissing([mjs, wasm]);
+}
+
+/** The failure of the first file that cannot be fetched; null if there is none. */
+async function firstMissing(urls: string[]): Promise<string | null> {
+  for (const url of urls) {
     try {
       const response = await fetch(url);
       void response.body?.cancel();

@@ -24,12 +24,13 @@ async def all_ways(
     before = fallbacks()
     given: dict[str, Any] = {"passes": JOINT, "prefix_cache": 1 << 22, "kv_cache_dtype": dtype}
     async with await Model.load(models[model], device="webgpu", **given) as opened:
+        others = memory.ledger().bytes(category="persistent")
         async with Generator(opened, parameters(opened, do_sample=False)) as generator:
             generator.append_tokens(prompt)
             found["logits"] = list(await generator.get_logits_async())
             found["tape"] = await take(generator, count)
             found["passes"] = generator.tape_passes
-            found["bytes"] = memory.ledger().bytes(category="persistent")
+            found["bytes"] = memory.ledger().bytes(category="persistent") - others
             found["told"] = opened.query_memory_requirements(max_length=generator.max_length).persistent.bytes
             generator.rewind_to(len(prompt) - 7)
             generator.append_tokens(prompt[-7:])

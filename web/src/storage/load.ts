@@ -69,9 +69,7 @@ export class WeightLoad {
   private readonly outcome: Outcome;
   /** Lines that the journal does not have yet. */
   private unnoted = "";
-  /** The last writing of the journal, and the next one. */
-  private noting: Promise<void> = Promise.resolve();
-  private timer: ReturnType<typeof setTimeout> | undefined;
+  private noted = performance.now();
   private hashing: Hashing | null = null;
   /** Milliseconds waited for each; a shard comes in while the one before is finished. */
   private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
@@ -251,8 +249,7 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    // By the clock, since the next bytes of a connection that stalls may come late, or never.
-    this.timer ??= setTimeout(() => void this.note().catch(() => undefined), JOURNAL_MS);
+    if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
   }
 
@@ -267,13 +264,7 @@ export class WeightLoad {
   }
 
   /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
-  private note(): Promise<void> {
-    clearTimeout(this.timer);
-    this.timer = undefined;
-    return (this.noting = this.noting.then(() => this.append()));
-  }
-
-  private async append(): Promise<void> {
+  private async note(): Promise<void> {
     const { unnoted, plan } = this;
     this.unnoted = "";
     try {
@@ -281,6 +272,7 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
+    this.noted = performance.now();
   }
 
   /** Have the disk hold what was stored before a record vouches for it. */
