@@ -14,6 +14,10 @@ __all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
 QUANTIZED = "KV_CACHE_QUANT_BITS"
 """A name in attention over quantized caches, of 8 or 4 bits."""
 SPLIT = ("q", "present_key", "present_value", "seqlens_k", "total_sequence_length_input", "indirect_buffer")
+CACHE_WRITE = (
+    *("key", "value", "seqlen_k", "total_sequence_length_input"),
+    *("present_key", "present_value", "indirect_buffer"),
+)
 IN_8_BITS = (
     "let quant_scale = scale_reduction_buffer[0] / 127.0f;",
     "let quantized = i32(clamp(round(block_values[i] * inv_scale), -127.0f, 127.0f));",
@@ -181,15 +185,7 @@ SIGNATURES = (
     Signature(
         "cache_write_int8",
         "attention",
-        (
-            "key",
-            "value",
-            "seqlen_k",
-            "total_sequence_length_input",
-            "present_key",
-            "present_value",
-            "indirect_buffer",
-        ),
+        CACHE_WRITE,
         has=(*IN_8_BITS, "value_to_quantize = key[src_base + i];", "value_to_quantize = value[src_base + i];"),
         asked=("kv_num_heads", "present_seq_length"),
         holds=one_token_in_8_bits,
@@ -279,15 +275,7 @@ SIGNATURES = (
     Signature(
         "cache_write",
         "attention",
-        (
-            "key",
-            "value",
-            "seqlen_k",
-            "total_sequence_length_input",
-            "present_key",
-            "present_value",
-            "indirect_buffer",
-        ),
+        CACHE_WRITE,
         has=(
             "present_key: array<vec4<f",
             "present_value: array<vec4<f",

@@ -5,9 +5,7 @@
 
 #if FOUR_BITS
 const ROW: u32 = 1u + HEAD / 8u; // words of a head of one position
-const LEVELS = array<f32, 16>(
-  -0.2377, -0.1809, -0.1419, -0.1104, -0.0829, -0.0578, -0.0342, -0.0113,
-  0.0113, 0.0342, 0.0578, 0.0829, 0.1104, 0.1419, 0.1809, 0.2377);
+#include quantized_levels
 
 var<workgroup> levels: array<f32, 16>;
 

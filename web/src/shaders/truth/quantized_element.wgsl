@@ -2,9 +2,7 @@
 
 #if FOUR_BITS
 const IN_WORD = 8u;
-const LEVELS = array<f32, 16>(
-  -0.2377, -0.1809, -0.1419, -0.1104, -0.0829, -0.0578, -0.0342, -0.0113,
-  0.0113, 0.0342, 0.0578, 0.0829, 0.1104, 0.1419, 0.1809, 0.2377);
+#include quantized_levels
 
 // Element i of a word, without the scale.
 fn element_of_row(word: u32, i: u32) -> f32 {
