@@ -84,6 +84,14 @@ fn result_by_rows(at: u32, stride: u32) -> Result {
   }
   return made;
 }
+fn store_by_columns(at: u32, result: Result, stride: u32) {
+  var r = result;
+  for (var i = 0u; i < SIZE_M * SIZE_N; i += 4u) {
+    let first = i % SIZE_M * SIZE_N + i / SIZE_M;
+    let four = vec4<f32>(r.held[first], r.held[first + SIZE_N], r.held[first + 2u * SIZE_N], r.held[first + 3u * SIZE_N]);
+    staged[at + i / SIZE_M * stride + i % SIZE_M / 4u] = bitcast<vec4<u32>>(four);
+  }
+}
 fn store_by_rows(at: u32, result: Result, stride: u32) {
   var r = result;
   for (var i = 0u; i < SIZE_M * SIZE_N; i += 4u) {
@@ -93,7 +101,7 @@ fn store_by_rows(at: u32, result: Result, stride: u32) {
 }
 `;
 
-const WITH_MATRICES: readonly string[] = ["matmul_matrices", "prefill_attention"];
+const WITH_MATRICES: readonly string[] = ["few_rows_matrices", "matmul_matrices", "prefill_attention"];
 
 /** In loops, not unrolled: the software adapter takes minutes to compile that. */
 function withoutMatrices(kernel: KernelText): string {
@@ -107,7 +115,8 @@ function withoutMatrices(kernel: KernelText): string {
     .replaceAll("subgroupMatrixLoad<Right, col_major>(&staged,", "right_by_columns(")
     .replaceAll("subgroupMatrixLoad<Result, row_major>(&staged,", "result_by_rows(")
     .replaceAll("subgroupMatrixMultiplyAccumulate(", "multiplied(")
-    .replaceAll("subgroupMatrixStore<row_major>(&staged,", "store_by_rows(");
+    .replaceAll("subgroupMatrixStore<row_major>(&staged,", "store_by_rows(")
+    .replaceAll("subgroupMatrixStore<col_major>(&staged,", "store_by_columns(");
   return plain + MATRICES;
 }
 

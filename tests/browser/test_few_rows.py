@@ -1,5 +1,5 @@
-"""few_rows_q4.wgsl, few_rows_dense.wgsl and norm_rows.wgsl against float64, on the adapter there is: float32, with and
-without subgroups.
+"""few_rows_q4.wgsl, few_rows_dense.wgsl, few_rows_matrices.wgsl and norm_rows.wgsl against float64, on the adapter
+there is: float32, with and without subgroups.
 
 Bounds are those of test_matvec.py: 8 roundings of an element relative to the sum of its absolute products. The kernels
 for float16 are run with float32 in place of it, so that the bound of packed weights is what float16 leaves of x.
@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
+from capstan.tape.ops.matrix_tiling import FewRowsTiling
 from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, packed, results
 
 HALF_BOUND = 2.0**-10
@@ -132,6 +133,21 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
         tuning = replace(tune_rows(case.k, case.n, case.m, case.gated, limits), **other)
     else:
         tuning = replace(tune_dense_rows(case.k, case.n, case.m, case.gated, half, limits), **other)
+    compare(page, case, tuning, limits, half)
+
+
+def check_matrices(page: KernelPage, case: Case, tiling: FewRowsTiling) -> None:
+    """With subgroup matrices as kernel_page.ts computes them."""
+    compare(page, case, tiling, WorkgroupLimits(tiling.lanes), True)
+
+
+def compare(page: KernelPage, case: Case, tuning: Any, limits: WorkgroupLimits, half: bool) -> None:
+    by_matrices = isinstance(tuning, FewRowsTiling)
+    if by_matrices:
+        shader, workgroups = "few_rows_matrices", (*tuning.workgroups(case.m, case.n, case.gated), 1)
+        own = {"K": case.k, "N": case.n, "M": case.m, **tuning.constants(case.block, case.bits)}
+    else:
+        shader, own, workgroups = case.shader, tuning.constants(), tuning.workgroups
     width = case.of or case.n
     place = {"FIRST": width - case.n, "OF": width}
     constants: dict[str, int | float | bool] = {
@@ -139,11 +155,11 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
         "ACTIVATED": case.activated,
         **place,
         **({"BLOCK": case.block, "BYTES": case.bits == 8} if case.bits else {}),
-        **tuning.constants(),
+        **own,
     }
     problem = Problem(case)
-    subgroups: dict[str, Any] = {"lanes": limits.lanes, "emulated": limits.lanes > 4}
-    data = page.run(case.shader, constants, problem.buffers(half), tuning.workgroups, half=half, **subgroups)
+    subgroups: dict[str, Any] = {"lanes": limits.lanes, "emulated": limits.lanes > 4 and not by_matrices}
+    data = page.run(shader, constants, problem.buffers(half), workgroups, half=half, **subgroups)
     wanted, size = problem.expected()
     before, got = np.split(results(data, case.m * width).reshape(case.m, -1), [width - case.n], axis=1)
     assert np.all(before == UNTOUCHED)
@@ -188,6 +204,22 @@ FORMS = [
 def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     for case in FORMS:
         check(kernel_page, case, WorkgroupLimits(lanes), half)
+
+
+TILINGS = [
+    FewRowsTiling(MatrixSize(8, 8, 8), 4, (2, 1), 1, 1),
+    FewRowsTiling(MatrixSize(8, 8, 8), 8, (4, 2), 2, 1),
+    FewRowsTiling(MatrixSize(16, 8, 16), 4, (2, 1), 2, 2),
+    FewRowsTiling(MatrixSize(4, 16, 16), 4, (4, 2), 1, 4),
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_subgroup_matrices_multiply_weights_in_every_form(kernel_page: KernelPage, tiling: FewRowsTiling) -> None:
+    for case in FORMS:
+        if case.bits:
+            check_matrices(kernel_page, case, tiling)
 
 
 @pytest.mark.one_in(2)

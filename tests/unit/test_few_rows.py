@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,27 +74,59 @@ def test_of_what_is_written_there_is_a_row_each() -> None:
     assert [five.written_bytes(i) for i in (0, 1)] == [5 * one.written_bytes(i) for i in (0, 1)] == [960, 640]
 
 
-MATRICES = WorkgroupLimits(32, 1024, 49152, buffers=10, matrices=(MatrixSize(16, 16, 16),))
+SIZES = (MatrixSize(16, 16, 16), MatrixSize(16, 8, 16), MatrixSize(16, 8, 8))
+"""Those of NVIDIA's GPUs."""
+MATRICES = WorkgroupLimits(32, 1024, 49152, buffers=10, matrices=SIZES)
 
 
-@pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960)])
-@pytest.mark.parametrize("rows", [9, 16, 17, 32])
-@looped("held", [(WEIGHTS,), (WEIGHTS, SCALES), (WEIGHTS, SCALES, None, MINIMA)])
-@looped("gated", [False, True])
-def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
-    rows: int, k: int, n: int, gated: bool, held: tuple[int | None, ...]
-) -> None:
-    weights: dict[str, Any] = {"scales": None, **dict(zip(PACKED, held, strict=False))}
-    block = 0 if weights["scales"] is None else 32
-    up = held if gated else None
-    what = MatVec(**weights, n=n, k=k, block=block, element="f16", rows=rows, up=up, residual=not gated)
-    [kernel] = what.kernels((1,) if gated else (1, 2), (10,), MATRICES)
-    if kernel.plan.shader != "matmul_matrices":
-        assert k == 576, "its steps do not divide some rows of weights"
-        return
-    plan = kernel.plan
-    described = {**vars(plan), "half": True, "lanes": 32, "bindings": kernel.bindings}
+def one_kernel(what: MatVec, limits: WorkgroupLimits) -> Kernel:
+    [kernel] = what.kernels(tuple(range(1, 1 + len(what.inputs))), (10,), limits)
+    described = {**vars(kernel.plan), "half": True, "lanes": limits.lanes, "bindings": kernel.bindings}
     assert {name for name, _ in declared_bindings(described)} == set(kernel.bindings)
+    return kernel
+
+
+@pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960), (576, 53)])
+@pytest.mark.parametrize("rows", [5, 8, 16, 17, 32])
+@looped("held", [(WEIGHTS, SCALES), (WEIGHTS, SCALES, None, MINIMA)])
+@looped("gated", [False, True])
+@looped("sizes", [SIZES, SIZES[:1], (MatrixSize(8, 8, 8),)])
+def test_integer_weights_meet_several_rows_on_subgroup_matrices(
+    rows: int, k: int, n: int, gated: bool, held: tuple[int | None, ...], sizes: tuple[MatrixSize, ...]
+) -> None:
+    limits = replace(MATRICES, matrices=sizes)
+    up = held if gated else None
+    weights: dict[str, Any] = dict(zip(PACKED, held, strict=False))
+    kernel = one_kernel(
+        MatVec(**weights, n=n, k=k, block=32, element="f16", rows=rows, up=up, residual=not gated), limits
+    )
+    plan = kernel.plan
+    assert plan.shader == "few_rows_matrices"
+    optional = set(kernel.bindings) - {"x", "y"}
+    found = declared_constants(plan.shader, plan.constants, optional, half=True, lanes=32)
+    assert workgroup_bytes(plan.shader, plan.constants, optional, half=True, lanes=32) <= limits.memory
+    assert found["LOADS"] * found["ROWS"] == found["TILE"]
+    assert found["X_LOADS"] * 32 * found["WN"] == found["X_ROWS"] * 4 * found["TEAM"]
+    staged = found["WK"] * (found["WN"] * found["TILE"] * found["STRIDE"] + found["X_ROWS"] * found["X_STRIDE"])
+    results = found["WK"] * found["WN"] * found["MATRICES"] * found["AREA"]
+    assert found["SIZE"] == max(staged, results)
+    assert not callable(plan.counts)
+    columns = found["OWN"] * found["WN"]
+    assert 0 <= plan.counts[0] * columns - n < columns
+    assert (plan.counts[1], plan.counts[2]) == (1, 1)
+    assert found["X_ROWS"] >= rows
+
+
+@pytest.mark.parametrize("rows", [9, 16, 17, 32])
+@pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256)])
+@looped("gated", [False, True])
+def test_more_rows_of_dense_weights_go_to_subgroup_matrices(rows: int, k: int, n: int, gated: bool) -> None:
+    up = (UP,) if gated else None
+    kernel = one_kernel(
+        MatVec(WEIGHTS, None, n, k, 0, "f16", rows=rows, up=up, residual=not gated), replace(MATRICES, matrices=SIZES)
+    )
+    plan = kernel.plan
+    assert plan.shader == "matmul_matrices"
     optional = set(kernel.bindings) - {"x", "y"}
     found = declared_constants(plan.shader, plan.constants, optional, half=True, lanes=32)
     assert found["TILE_M"] >= rows
@@ -104,16 +137,22 @@ def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
     assert plan.counts[1] == 1
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"rows": 8}, {"element": "f32"}, {"bias": True}, {"activated": True}, {"n": 2044}],
-    ids=str,
-)
-def test_what_the_matrices_do_not_compute_or_not_faster_stays_with_few_rows(other: dict[str, Any]) -> None:
-    plain = {"rows": 16, "element": "f16", "n": 2048}
-    what = MatVec(WEIGHTS, SCALES, k=2048, block=32, **{**plain, **other})
-    [kernel] = what.kernels((1, 2) if other.get("bias") else (1,), (10,), MATRICES)
-    assert kernel.plan.shader == "few_rows_q4"
+@pytest.mark.parametrize("other", [{"rows": 4}, {"element": "f32"}, {"rows": 33}], ids=str)
+def test_fewer_rows_and_float32_stay_with_threads(other: dict[str, Any]) -> None:
+    what = MatVec(WEIGHTS, SCALES, k=2048, n=2048, block=32, **{"rows": 16, "element": "f16", **other})
+    assert one_kernel(what, MATRICES).plan.shader == "few_rows_q4"
+
+
+@pytest.mark.parametrize("other", [{"rows": 8}, {"element": "f32"}, {"bias": True}, {"activated": True}, {"n": 2044}])
+def test_dense_products_of_another_form_stay_with_threads(other: dict[str, Any]) -> None:
+    what = MatVec(WEIGHTS, None, k=2048, block=0, **{"rows": 16, "element": "f16", "n": 2048, **other})
+    assert one_kernel(what, MATRICES).plan.shader == "few_rows_dense"
+
+
+def test_matrices_that_no_workgroup_holds_are_not_taken() -> None:
+    what = MatVec(WEIGHTS, SCALES, 2048, 2048, 32, "f16", rows=16)
+    for limits in (replace(MATRICES, memory=4096), replace(MATRICES, threads=16), replace(MATRICES, matrices=())):
+        assert one_kernel(what, limits).plan.shader == "few_rows_q4"
 
 
 @pytest.mark.parametrize("rows", [2, 3, 8, 32])

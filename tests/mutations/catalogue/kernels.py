@@ -34,6 +34,22 @@ KERNELS = (
         browser("few_rows::test_weights_in_every_form_and_what_is_behind_them"),
     ),
     Mutation(
+        "few_rows_matrices.past_the_end",
+        "web/src/shaders/products/few_rows_matrices.wgsl",
+        "  wanted.factors[i * PER + b] = select(0.0, wanted.factors[i * PER + b], there);",
+        "",
+        "a few rows by subgroup matrices count the last weights of a row twice",
+        browser("few_rows::test_subgroup_matrices_multiply_weights_in_every_form"),
+    ),
+    Mutation(
+        "few_rows_matrices.half_s_block",
+        "web/src/shaders/products/few_rows_matrices.wgsl",
+        "    let at = i * PER + half * (PER - 1u);",
+        "    let at = i * PER;",
+        "the second half of a run has the scale of the first, in blocks of 16",
+        browser("few_rows::test_subgroup_matrices_multiply_weights_in_every_form"),
+    ),
+    Mutation(
         "truth.minima",
         "web/src/shaders/truth/truth_gemv.wgsl",
         "part += (w + least) * value.x;",

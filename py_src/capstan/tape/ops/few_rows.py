@@ -9,10 +9,21 @@ from math import log2
 from ..kernel_plan import WorkgroupLimits
 from .gemv_dense import THREADS, DenseTuning, column_width, tune_dense
 
-__all__ = ["MOST_ROWS", "TALL", "DenseRowsTuning", "RowsTuning", "norm_constants", "tune_dense_rows", "tune_rows"]
+__all__ = [
+    "FEWEST",
+    "MOST_ROWS",
+    "TALL",
+    "DenseRowsTuning",
+    "RowsTuning",
+    "norm_constants",
+    "tune_dense_rows",
+    "tune_rows",
+]
 
 MOST_ROWS = 32
 """The most rows of x in one product."""
+FEWEST = 5
+"""Rows of x from which subgroup matrices multiply by integer weights sooner."""
 TALL = 8
 """Rows of x at most for which a weight is unpacked once."""
 SUMS = 32

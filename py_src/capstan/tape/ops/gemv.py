@@ -3,7 +3,8 @@
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
 gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins the
 surrounding operations to them. Several rows use few_rows_q4.wgsl and few_rows_dense.wgsl, tiled by few_rows.py, after
-norm_rows.wgsl if x is normalised.
+norm_rows.wgsl if x is normalised; with subgroup matrices few_rows_matrices.wgsl and matmul_matrices.wgsl, tiled by
+matrix_tiling.py.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
-from .few_rows import TALL, norm_constants, tune_dense_rows, tune_rows
+from .few_rows import FEWEST, TALL, norm_constants, tune_dense_rows, tune_rows
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
-from .matrix_tiling import tune_few_matrices
+from .matrix_tiling import tune_few_dense, tune_few_rows
 from .norm import CenteredNorm, RmsNorm
 from .packed import PACKED, Half, weights_of
 
@@ -262,18 +263,34 @@ def epsilons(what: MatVec) -> dict[str, float]:
 
 def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
     """The kernel on subgroup matrices that computes a product of several rows; None where there is none, or where
-    another is faster: up to TALL rows."""
-    gated, dense = what.up is not None, what.scales is None
-    more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
-    if what.element != "f16" or what.rows <= TALL or more or what.of or what.n % 8 or what.norm is not None:
+    another is faster."""
+    if what.element != "f16" or what.norm is not None:
         return None
-    tiling = tune_few_matrices(what.rows, what.n, what.k, gated, dense, limits)
+    return plan_few_dense(what, limits) if what.scales is None else plan_few_packed(what, limits)
+
+
+def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
+    """By few_rows_matrices.wgsl, from FEWEST rows on."""
+    gated = what.up is not None
+    tiling = tune_few_rows(what.rows, what.n, what.k, gated, limits) if what.rows >= FEWEST else None
     if tiling is None:
         return None
-    form = {} if dense else packing(what)
-    constants = {"K": what.k, "N": what.n, "M": what.rows}
-    counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
-    return KernelPlan("matmul_matrices", {**constants, **form, **tiling.constants(gated, dense)}, counts)
+    constants = {"K": what.k, "N": what.n, "M": what.rows, "FIRST": what.first, "OF": what.of or what.n}
+    form = {**flags_behind(what), **packing(what), **tiling.constants(what.block, what.bits)}
+    return KernelPlan("few_rows_matrices", constants | form, (*tiling.workgroups(what.rows, what.n, gated), 1))
+
+
+def plan_few_dense(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
+    """By matmul_matrices.wgsl, above TALL rows."""
+    gated = what.up is not None
+    more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
+    if what.rows <= TALL or more or what.of or what.n % 8:
+        return None
+    tiling = tune_few_dense(what.rows, what.n, what.k, gated, limits)
+    if tiling is None:
+        return None
+    constants = {"K": what.k, "N": what.n, "M": what.rows, **tiling.constants(gated, True)}
+    return KernelPlan("matmul_matrices", constants, (*tiling.workgroups(what.rows, what.n, gated), 1))
 
 
 def packing(what: MatVec) -> dict[str, int | float | bool]:

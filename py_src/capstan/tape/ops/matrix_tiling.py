@@ -1,4 +1,4 @@
-"""The tiling of web/src/shaders/products/matmul_matrices.wgsl, and that for a few rows of x."""
+"""The tilings of web/src/shaders/products/matmul_matrices.wgsl and few_rows_matrices.wgsl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kernel_plan import MatrixSize, WorkgroupLimits
 
-__all__ = ["MatrixTiling", "tune_few_matrices"]
+__all__ = ["FewRowsTiling", "MatrixTiling", "tune_few_dense", "tune_few_rows"]
 
 
 @dataclass(frozen=True)
@@ -88,28 +88,118 @@ FEW: dict[str, tuple[Shape, ...]] = {
     "wide": (((1, 2), (1, 1), 64, 4),),
     "gated": (((1, 4), (1, 1), 64, 4), ((1, 2), (1, 2), 64, 2)),
 }
-"""For as many rows as a matrix has, the best first. Measured on an H200 with 16 rows of a 1B shape in int4, us, beside
-the best of few_rows_q4.wgsl: QKV 10.1 and 11.2, output 6.9 and 9.4, gate and up 24 and 46, down 19 and 26, last 160
-and 334."""
+"""For dense weights and as many rows as a matrix has, the best first."""
 FEW_TWICE: dict[str, tuple[Shape, ...]] = {
     "narrow": (((2, 2), (1, 1), 128, 8), ((2, 1), (1, 1), 128, 4)),
     "wide": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 2), 32, 2)),
     "gated": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 1), 64, 4)),
 }
-"""For twice as many: with 32 rows 12.4 and 18.9, 12.3 and 15.2, 32 and 85, 38 and 45, 221 and 647 us."""
+"""For twice as many: see "Several rows" in benches/NOTES.md."""
 WIDE = 32768
 """Rows of the weights from which there are tiles enough of any size."""
 
 
-def tune_few_matrices(
-    rows: int, n: int, k: int, gated: bool, dense: bool, limits: WorkgroupLimits
-) -> MatrixTiling | None:
-    """The tiling for a few rows of x, whose k several subgroups share; None where none fits the adapter."""
+def tune_few_dense(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
+    """The tiling of matmul_matrices.wgsl for a few rows of x and dense weights, whose k several subgroups share; None
+    where none fits the adapter."""
     kind = "gated" if gated else "wide" if n >= WIDE else "narrow"
     for size in limits.matrices if limits.lanes else ():
         shapes = FEW[kind] if rows <= size.m else FEW_TWICE[kind]
         for matrices, subgroups, step, slices in shapes:
             tiling = MatrixTiling(size, limits.lanes, matrices, subgroups, step, slices)
-            if rows <= matrices[0] * size.m and tiling.fits(k, gated, dense, limits):
+            if rows <= matrices[0] * size.m and tiling.fits(k, gated, True, limits):
                 return tiling
+    return None
+
+
+RUN, TEAM, OCTET_BYTES = 32, 4, 16
+"""Elements that a thread requests of a row of weights, and threads with neighbouring ones: few_rows_matrices.wgsl."""
+SIDES = (8, 6, 4, 2, 1)
+"""Subgroups that may share the k of a tile."""
+SUBGROUPS = {8: (768, 4), 16: (768, 8), 32: (384, 4)}
+"""By rows of x: subgroups in all that an NVIDIA H200 wants, and in a workgroup."""
+
+
+@dataclass(frozen=True)
+class FewRowsTiling:
+    """The tiling of few_rows_matrices.wgsl; it changes the speed, and the order of sums."""
+
+    size: MatrixSize
+    """The size of one matrix operation; its rows are those of the weights."""
+    lanes: int
+    matrices: tuple[int, int]
+    """Operations of a subgroup over rows of the weights, of both if the product is gated, and over rows of x."""
+    sides: int
+    """Subgroups that have parts of k."""
+    neighbours: int
+    """Subgroups side by side over rows of the weights, for each part."""
+
+    @property
+    def tile(self) -> int:
+        """Rows of the weights of a subgroup."""
+        return self.matrices[0] * self.size.m
+
+    @property
+    def octets(self) -> int:
+        """Workgroup memory, in 16 bytes."""
+        rows, subgroups = self.matrices[1] * self.size.n, self.sides * self.neighbours
+        staged = subgroups * self.tile * (2 * TEAM + 1) + self.sides * rows * (4 * TEAM + 1)
+        return max(staged, subgroups * self.tile * rows // 4)
+
+    def fits(self, gated: bool, limits: WorkgroupLimits) -> bool:
+        """Whether the shader's header and the adapter allow it."""
+        whole = self.size.k in (8, 16) and self.lanes % TEAM == 0 and self.tile % (self.lanes // TEAM) == 0
+        whole = whole and self.matrices[1] * self.size.n * 4 * TEAM % (self.lanes * self.neighbours) == 0
+        halves = not gated or self.matrices[0] % 2 == 0
+        threads = self.lanes * self.sides * self.neighbours
+        return whole and halves and threads <= limits.threads and self.octets * OCTET_BYTES <= limits.memory
+
+    def workgroups(self, rows: int, n: int, gated: bool) -> tuple[int, int]:
+        """Over rows of the weights and of x."""
+        own = self.tile // (1 + gated) * self.neighbours
+        return -(-n // own), -(-rows // (self.matrices[1] * self.size.n))
+
+    def constants(self, block: int, bits: int) -> dict[str, int | float | bool]:
+        """By their names in the shader."""
+        over_weights, over_x = self.matrices
+        return {
+            "SIZE_M": self.size.m,
+            "SIZE_N": self.size.n,
+            "SIZE_K": self.size.k,
+            "MN": over_weights,
+            "MM": over_x,
+            "WK": self.sides,
+            "WN": self.neighbours,
+            "LOADS": self.tile * TEAM // self.lanes,
+            "X_LOADS": over_x * self.size.n * 4 * TEAM // (self.lanes * self.neighbours),
+            "MATRICES": over_weights * over_x,
+            "CUTS": 16 // self.size.k,
+            "PER": 2 if block < RUN else 1,
+            "WORDS": bits // 4,
+            "SIZE": self.octets,
+        }
+
+
+def tune_few_rows(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimits) -> FewRowsTiling | None:
+    """The tiling of few_rows_matrices.wgsl for a few rows of x and integer weights of `n` by `k`; None where none fits
+    the adapter.
+
+    Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): as many subgroups share a tile's k as give the
+    GPU work enough, if each has a run to request; the smallest operation over rows of x that needs no more of them.
+    """
+    if not limits.lanes or rows > max(SUBGROUPS):
+        return None
+    wanted, together = SUBGROUPS[next(most for most in SUBGROUPS if rows <= most)]
+    wide = 16 if rows > 16 else 8
+    sizes = sorted(limits.matrices, key=lambda size: (-(-rows // size.n) * size.n, -size.k, size.n != wide))
+    for size in sizes:
+        matrices = ((2 if gated or n >= WIDE else 1) * max(1, 16 // size.m), -(-rows // size.n))
+        tiles = -(-n * (1 + gated) // (matrices[0] * size.m))
+        useful = [sides for sides in SIDES if sides == 1 or k >= RUN * TEAM * sides]
+        most = next((sides for sides in (1, 2, 4) if tiles * sides >= wanted), SIDES[0])
+        for sides in (each for each in useful if each <= most):
+            for neighbours in (max(1, together // sides), 1):
+                tiling = FewRowsTiling(size, limits.lanes, matrices, sides, neighbours)
+                if tiling.fits(gated, limits):
+                    return tiling
     return None
