@@ -57,6 +57,10 @@ def test_bursts_grow_to_about_the_wanted_time(step: float) -> None:
     assert last == min(LARGEST, max(1, round(BURST_MS / step)))
 
 
+def test_a_loop_may_want_shorter_bursts() -> None:
+    assert settled(RunAhead(None, 64, burst_ms=3.0), 0.5)[-1] == 6
+
+
 def test_each_burst_is_at_most_half_as_long_again_as_the_one_before_it() -> None:
     chosen = settled(RunAhead(None, 64), 0.1)
     # The first burst has no interval before it.

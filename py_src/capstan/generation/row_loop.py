@@ -18,7 +18,7 @@ from .generator_params import GeneratorParams
 from .loop import DecodeLoop
 from .prompt import Prompt
 from .row import Row
-from .run_ahead import RunAhead
+from .run_ahead import BURST_MS, RunAhead
 from .step_counts import StepCounts
 from .timing import Timing
 
@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 class RowLoop(DecodeLoop):
     """Rows that advance together, a token each. A policy replaces `pick`, which asks for the next tokens."""
+
+    burst_ms = BURST_MS
+    """The length of an adapted burst, in milliseconds."""
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
         super().__init__(model, params)
@@ -203,7 +206,7 @@ class RowLoop(DecodeLoop):
         self._capture = decoder.capture
         for number in range(len(self.rows)):
             decoder.set_search(self.options, number)
-        self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
+        self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst, self.burst_ms)
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within

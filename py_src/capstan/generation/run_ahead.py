@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device.rows import Burst
 from ..errors import OptionError
 
-__all__ = ["RunAhead"]
+__all__ = ["BURST_MS", "RunAhead"]
 
 BURST_MS = 6.0
 """A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so the
@@ -35,13 +35,14 @@ class RunAhead:
     picks, one of at most GROWTH times as many, and so on up to the adapted number.
 
     The time of a step is measured from one burst's readability to the next, which is the GPU's pace while bursts
-    follow each other without a gap.
+    follow each other without a gap. An adapted burst is made `burst_ms` long.
     """
 
-    def __init__(self, fixed: int | None, largest: int, first: int = 1) -> None:
+    def __init__(self, fixed: int | None, largest: int, first: int = 1, burst_ms: float = BURST_MS) -> None:
         if fixed is not None and not (isinstance(fixed, int) and 1 <= fixed <= 64):
             raise OptionError(f"run_ahead is {fixed!r}; it must be from 1 to 64 decode steps, or None to adapt")
         self._fixed = fixed
+        self._burst_ms = burst_ms
         self._largest = min(LARGEST, largest)
         self._limit = largest
         self._steps = min(first, self._largest)
@@ -79,7 +80,7 @@ class RunAhead:
             # The queue ran empty before this burst: the interval holds a gap of the reader's, not the GPU's pace.
             return
         step = max(1e-3, (burst.readable - last) / burst.picks)
-        wanted = max(1, round(BURST_MS / step))
+        wanted = max(1, round(self._burst_ms / step))
         # At most LEAP times as many, so that one odd measurement does not make a long burst.
         self._steps = min(wanted, LEAP * self._steps, self._largest)
 

@@ -26,6 +26,11 @@ class SpeculatedLoop(RowLoop):
     Raises OptionError for several rows.
     """
 
+    burst_ms = 3.0
+    """Drafting begins behind the bursts under way, so that these are shorter. Measured on an NVIDIA H200 with
+    SmolLM2-135M and 7 drafts: a text to repeat comes 1.63 times as fast as without drafts, with bursts of 6 ms 1.40
+    times."""
+
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
         super().__init__(model, params, pools)
         options = params.speculation

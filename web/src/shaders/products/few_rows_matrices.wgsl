@@ -153,16 +153,19 @@ fn main(
   @builtin(subgroup_id) warp: u32,
 ) {
   let lane = thread % LANES;
-  let warp_k = warp / WN;
-  let warp_n = warp % WN;
+  let side = warp % (WK * WN); // its number, in a form whose bounds the compiler knows
+  let warp_k = side / WN;
+  let warp_n = side % WN;
   let first = (group.x * WN + warp_n) * OWN;
   let top = group.y * X_ROWS;
-  let at_w = warp * (TILE * STRIDE);
+  let at_w = side * (TILE * STRIDE);
   let at_x = WK * WN * (TILE * STRIDE) + warp_k * (X_ROWS * X_STRIDE);
 
   var sums = array<Result, MATRICES>();
   var wanted = request(0u, warp_k, lane, first);
-  for (var step = 0u; step < STEPS; step++) {
+  // A bound that the compiler does not know: unrolled, the kernel is so long that it waits for its own text between other kernels.
+  let steps = min(STEPS, arrayLength(&x));
+  for (var step = 0u; step < steps; step++) {
 #repeat i X_LOADS
     let number = i * (LANES * WN) + warp_n * LANES + lane;
     let m = number / (4u * TEAM);
@@ -219,7 +222,7 @@ fn main(
 
 #repeat i MN
 #repeat j MM
-  subgroupMatrixStore<col_major>(&staged, (warp * MATRICES + i * MM + j) * AREA, sums[i * MM + j], SIZE_M / 4u);
+  subgroupMatrixStore<col_major>(&staged, (side * MATRICES + i * MM + j) * AREA, sums[i * MM + j], SIZE_M / 4u);
 #end
 #end
   workgroupBarrier();
