@@ -21,6 +21,22 @@ WEIGHTS = (
         unit("weight_file::test_records_are_written_after_the_data_and_the_source_last"),
     ),
     Mutation(
+        "load.journal_by_shards",
+        "web/src/storage/load.ts",
+        "setInterval(() => this.note(), JOURNAL_MS);",
+        "setInterval(() => undefined, JOURNAL_MS);",
+        "the journal is written at the end of a load alone",
+        unit("weight_file::test_a_page_that_ends_while_nothing_comes_keeps_what_came"),
+    ),
+    Mutation(
+        "load.clock_goes_on",
+        "web/src/storage/load.ts",
+        "      clearInterval(clock);\n",
+        "",
+        "the clock of the journal outlives the load",
+        unit("weight_file::test_the_first_load_fetches_each_byte_once_and_the_second_none"),
+    ),
+    Mutation(
         "load.unchecked",
         "web/src/storage/load.ts",
         "if (expected && digest !== expected) {",
