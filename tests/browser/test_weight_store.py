@@ -48,6 +48,18 @@ TRACED = """
 import sys
 import capstan
 from capstan.weights import manifest
+from pyodide.code import run_js
+from pyodide.ffi import create_proxy
+# An empty message tells that the worker which hashes has started.
+run_js('''(started) => {
+  const { prototype } = MessagePort;
+  const { set } = Object.getOwnPropertyDescriptor(prototype, "onmessage");
+  const listen = (port, listener) => (event) => {
+    if (event.data === null) started();
+    listener.call(port, event);
+  };
+  Object.defineProperty(prototype, "onmessage", { set(listener) { set.call(this, listen(this, listener)); } });
+}''')(create_proxy(lambda: print("started", file=sys.stderr, flush=True)))
 manifest.SHARD_BYTES = int(sys.argv[2])
 async with capstan.trace("trace.json") as trace:
     async with await capstan.Model.load(sys.argv[1], device="webgpu"):
@@ -81,8 +93,6 @@ SHARDS = -(-SIZE // SHARD)
 WHOLE = [SIZE, SIZE, True, []]
 BEHIND = SIZE - 6 * SHARD
 """Bytes that are asked for again behind a spoilt shard 5: the one after it came while it was checked."""
-STARTED_S = 8
-"""Seconds in which a worker of the page starts on a busy machine."""
 WAIT_S = 120
 """For what takes a second or two on an idle machine."""
 
@@ -497,12 +507,15 @@ def test_a_large_file_is_hashed_in_a_worker_of_its_own(origin: Origin) -> None:
         data.write(np.random.default_rng(0).bytes(size - SIZE))
     origin.faults.spoilt[spoilt * shard + 7] = 1
     origin.write_manifest(shard)
-    # The download pauses until the worker has surely started.
+    # The download pauses until the worker has started.
     origin.faults.hold_at = 2 * shard
     harness = origin.tab().harness
     harness.begin(exec_request(TRACED, (), [f"/models/{origin.model}/", str(shard)], "traced.py"))
     origin.wait(origin.faults.held.is_set, "the download pauses")
-    time.sleep(STARTED_S)
+    deadline = time.monotonic() + WAIT_S
+    while "started" not in harness.text("stderr"):
+        assert time.monotonic() < deadline
+        harness.page.wait_for_timeout(50)
     origin.faults.hold_at = None
     origin.faults.released.set()
     told = harness.end_exec()
