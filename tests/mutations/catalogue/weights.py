@@ -37,6 +37,22 @@ WEIGHTS = (
         unit("weight_file::test_the_first_load_fetches_each_byte_once_and_the_second_none"),
     ),
     Mutation(
+        "source.range_in_32_bits",
+        "web/src/storage/source.ts",
+        "`bytes=${start}-${end",
+        "`bytes=${start >>> 0}-${end",
+        "a request for what is behind 4 GiB of a file asks for its beginning",
+        browser("weight_store::test_weights_around_2_and_4_gib_are_asked_for_by_their_ranges"),
+    ),
+    Mutation(
+        "upload.offset_in_32_bits",
+        "web/src/gpu/weights.ts",
+        "writers[last]!.piece.offset < start + length)",
+        "writers[last]!.piece.offset < ((start + length) | 0))",
+        "weights behind 2 GiB of a file are not wanted",
+        browser("weight_store::test_weights_around_2_and_4_gib_are_asked_for_by_their_ranges"),
+    ),
+    Mutation(
         "load.unchecked",
         "web/src/storage/load.ts",
         "if (expected && digest !== expected) {",
