@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,7 +22,7 @@ from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.gguf.config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
-from tests.gguf_files import gguf_file, tokenizer_metadata
+from tests.gguf_files import gguf_file, text, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "make",
     "write",
     "write_shards",
+    "write_spread",
 ]
 
 Floats = NDArray[np.float32]
@@ -237,6 +239,30 @@ def write(made: Made, path: Path) -> Path:
     """The whole file of a model of 512 tokens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gguf_file(*contents(made)))
+    return path
+
+
+def write_spread(made: Made, path: Path, starts: Mapping[str, int]) -> Path:
+    """The same in a sparse file: each tensor that `starts` names lies across about that byte of the file, the rest
+    follows the last of them."""
+    metadata, tensors = contents(made)
+    head = bytearray(gguf_file(metadata, {name: (dims, kind, b"") for name, (dims, kind, _) in tensors.items()}))
+    at = max(starts.values()) + (1 << 20)
+    body = []
+    for name, (dims, kind, content) in tensors.items():
+        if name in starts:
+            start = (starts[name] - len(content) // 2 - len(head)) // 32 * 32 + len(head)
+        else:
+            start, at = at - at % 32 + len(head) % 32, at + len(content) + 64
+        front = text(name) + struct.pack(f"<I{len(dims)}QI", len(dims), *reversed(dims), kind)
+        place = head.index(front) + len(front)
+        head[place : place + 8] = struct.pack("<Q", start - len(head))
+        body.append((start, content))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for start, content in [(0, bytes(head)), *body]:
+            file.seek(start)
+            file.write(content)
     return path
 
 

@@ -1,18 +1,29 @@
-// Runs the loop of web/src/storage/load.ts for paper_weights.py, which has the source, the stored file and the sink: one
-// JSON array each way on a line, [run, name, ...]. Nothing ends a run without an answer.
+// Runs the loop of web/src/storage/load.ts for paper_weights.py, which has the source, the stored file, the sink and the
+// clock: one JSON array each way on a line, [run, name, ...]. Nothing ends a run without an answer.
 
 import { createInterface } from "node:readline";
 import { EngineError } from "../web/src/errors.ts";
 import { WeightLoad } from "../web/src/storage/load.ts";
 
-/** Who waits for an answer; they come in the order of the calls. */
-const waiting = [];
+/** The run under way, and who waits in it for the answer to a call, by its number. */
+let running = 0;
+let calls = 0;
+const waiting = new Map();
+/** The acts of the clocks that the run has set, which has no other timers. */
+const clocks = new Map();
+globalThis.setInterval = (act) => {
+  const number = clocks.size + 1;
+  clocks.set(number, act);
+  return number;
+};
+globalThis.clearInterval = (number) => clocks.delete(number);
 
 async function perform(run, { plan, source, file, spans, hashes }) {
   const send = (...message) => process.stdout.write(JSON.stringify([run, ...message]) + "\n");
-  const call = async (...message) => {
-    send(...message);
-    const { result, error } = await new Promise((resolve) => waiting.push(resolve));
+  const call = async (name, ...message) => {
+    const number = ++calls;
+    send(name, number, ...message);
+    const { result, error } = await new Promise((resolve) => waiting.set(number, resolve));
     if (error) throw new EngineError(error.code, error.message, error.wait ?? undefined);
     return result;
   };
@@ -59,16 +70,29 @@ async function perform(run, { plan, source, file, spans, hashes }) {
   const hash = hashes ? (start, bytes) => send("hash", start, base64(bytes)) : undefined;
   try {
     const told = (at) => send("told", at);
-    send("outcome", await new WeightLoad(plan, null, target, remoteFile, told, remoteSource, backing, hash).run());
+    const outcome = await new WeightLoad(plan, null, target, remoteFile, told, remoteSource, backing, hash).run();
+    send("outcome", clocks.size, outcome);
   } catch (error) {
-    send("thrown", String(error.stack));
+    send("thrown", clocks.size, String(error.stack));
   }
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const [run, what, about] = JSON.parse(line);
+  const [run, what, ...about] = JSON.parse(line);
   if (what === "run") {
-    waiting.length = 0;
-    void perform(run, about);
-  } else waiting.shift()?.(about);
+    // One that was left before goes on no more.
+    running = run;
+    waiting.clear();
+    clocks.clear();
+    void perform(run, ...about);
+  } else if (run !== running) continue;
+  else if (what === "tick") {
+    for (const act of clocks.values()) act();
+    // The calls that this makes at once are told before.
+    setImmediate(() => process.stdout.write(JSON.stringify([run, "ticked"]) + "\n"));
+  } else {
+    const [number, answer] = about;
+    waiting.get(number)(answer);
+    waiting.delete(number);
+  }
 }

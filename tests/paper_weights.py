@@ -31,10 +31,10 @@ def node() -> subprocess.Popen[str]:
 runs = count(1)
 
 
-def send(run: int, what: str, about: Any) -> None:
+def send(run: int, what: str, *about: Any) -> None:
     process = node()
     assert process.stdin
-    process.stdin.write(json.dumps([run, what, about]) + "\n")
+    process.stdin.write(json.dumps([run, what, *about]) + "\n")
     process.stdin.flush()
 
 
@@ -51,7 +51,9 @@ def receive(run: int) -> Any:
 
 class PaperServer:
     """One file at one URL. No response gets past the byte `break_at`; `corrupt` maps a byte's position to
-    how many responses still spoil it; `change_at` is how many requests it takes until the file is another one."""
+    how many responses still spoil it; `change_at` is how many requests it takes until the file is another one. Nothing
+    past the byte `stall_at` comes: once all before is stored the page's clocks tick, `stalled` is called, and the
+    connection breaks."""
 
     def __init__(self, data: bytes, *, url: str = "https://host/m/data", etag: str | None = "1") -> None:
         self.data = data
@@ -63,6 +65,8 @@ class PaperServer:
         self.sent = 0
         self.requests: list[tuple[int, int]] = []
         self.break_at: int | None = None
+        self.stall_at: int | None = None
+        self.stalled: Callable[[], None] = lambda: None
         self.corrupt: Counter[int] = Counter()
         self.change_at: int | None = None
 
@@ -88,6 +92,10 @@ class PaperServer:
 
 
 class PaperSource:
+    ticks = False
+    """Whether the page's clocks tick before each answer, so that what is done by the clock is done at all moments; else
+    no time passes."""
+
     def __init__(self, server: PaperServer) -> None:
         self.server = server
         self.identity = server.identity()
@@ -119,10 +127,28 @@ class PaperSource:
         given = {"plan": plan.as_json(), "source": stream, "file": about}
         send(run, "run", given | {"spans": sink.spans, "hashes": hashed is not None})
         thrown: CapstanError | None = None
+        stalled: list[Any] | None = None
+        late: list[list[Any]] = []
+        """Calls that are answered after a tick of the clocks, each after one."""
         while True:
-            name, *arguments = receive(run)
+            message = receive(run)
+            if message[0] == "ticked":
+                message = late.pop(0)
+            elif message[0] == "stream" and self._stalls(message[-1]):
+                stalled = message
+                continue
+            elif self.ticks and message[0] in answers and message[0] != "append":
+                late.append(message)
+                send(run, "tick")
+                continue
+            name, *arguments = message
+            if name in ("outcome", "thrown"):
+                assert arguments.pop(0) == 0, "a clock outlives the load"
             if name == "told":
                 told(*arguments)
+                if stalled and arguments == [self.position]:
+                    late.append(stalled)
+                    send(run, "tick")
             elif name == "hash":
                 assert hashed is not None
                 hashed(arguments[0], b64decode(arguments[1]))
@@ -132,16 +158,17 @@ class PaperSource:
                 assert thrown is not None, arguments
                 raise thrown
             else:
+                number, *arguments = arguments
                 try:
                     found = await answers[name](*arguments)
                 except CapstanError as error:
                     thrown = error
                     wait = getattr(error, "wait", None)
                     fault = {"code": type(error).__name__, "message": str(error), "wait": wait}
-                    send(run, "answer", {"error": fault})
+                    send(run, "answer", number, {"error": fault})
                 else:
                     result = b64encode(found).decode() if isinstance(found, bytes) else found
-                    send(run, "answer", {"result": result})
+                    send(run, "answer", number, {"result": result})
             # Others get their turn, as they do while a page waits.
             await asyncio.sleep(0)
 
@@ -154,6 +181,9 @@ class PaperSource:
     async def read(self, length: int) -> bytes:
         assert self.position is not None
         assert self.end is None or self.position + length <= self.end, "read past the end of what was asked for"
+        if self._stalls(length):
+            self.server.stalled()
+            raise BrokenDownloadError("the connection stalled")
         cut = self.server.break_at
         if cut is not None and self.position + length > cut:
             self.server.sent += max(0, cut - self.position)
@@ -161,6 +191,10 @@ class PaperSource:
         part, self._stream = self._stream[:length], self._stream[length:]
         self.position += len(part)
         return self._sent(part)
+
+    def _stalls(self, length: int) -> bool:
+        assert self.position is not None
+        return self.server.stall_at is not None and self.position + length > self.server.stall_at
 
     async def read_at(self, start: int, length: int) -> bytes:
         return self._sent(self._request(start, start + length))

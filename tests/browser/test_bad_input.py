@@ -357,8 +357,9 @@ def test_a_cache_larger_than_the_adapter_binds_is_refused_and_a_smaller_one_work
         "OutOfMemoryError: kv past_key_values.0.key takes 2147483648 bytes with batch_size 1 and max"
     )
     assert "bytes in one binding" in error
-    longest = int(error.rpartition("use a max_length of at most ")[2])
+    longest, *others = (int(number) for number in re.findall(r"at most (\d+)", error))
     assert 2**20 < longest < 2**24
+    assert others == [2**24, 2**24]
     assert found["same"], "buffers are left"
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 15)
     assert found["note"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from buildtools.server import SiteServer
 from capstan.device.shortlist import Shortlist
+from capstan.graph.onnx_pb2 import ModelProto
 from capstan.stages.sampling import finite_logits
 from tests import oracle
+from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.unit.test_rows import LLAMA, PADDED, generated, loaded
+from tests.unit.test_rows import LLAMA, PAD, PADDED, generated, loaded
 
 LFM2 = Path(__file__).parents[1] / "fixtures/families/lfm2"
 EOS = [180, 178, 91, 120, 429, 78, 243, 20, 413, 342, 109, 33, 118, 174]
@@ -30,6 +33,9 @@ DRAWN: dict[str, Any] = {
 }
 
 
+LONG: list[int] = [3 + (37 * i + 11) % 500 for i in range(3000)]
+
+
 def native(run: dict[str, Any]) -> oracle.Rows:
     options = {**run, "num_return_sequences": run["returned"]}
     return oracle.rows(LLAMA, options.pop("prompts"), **options)
@@ -38,6 +44,41 @@ def native(run: dict[str, Any]) -> oracle.Rows:
 def drawn(folder: Path) -> list[list[int]]:
     options = {name: value for name, value in DRAWN.items() if name not in ("prompts", "returned")}
     return generated(loaded(folder), DRAWN["prompts"], num_return_sequences=2, **options).sequences
+
+
+def of_4096_positions(variants: Variants, name: str) -> str:
+    """nano-llama with longer tables of its rotation."""
+
+    def change(model: ModelProto) -> None:
+        angles = np.outer(np.arange(4096), 10000.0 ** (-np.arange(8) / 8))
+        for tensor in model.graph.initializer:
+            if tensor.name in ("cos_cache", "sin_cache"):
+                values = np.cos(angles) if tensor.name == "cos_cache" else np.sin(angles)
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+                tensor.dims[:] = values.shape
+                tensor.raw_data = values.astype(np.float32).tobytes()
+
+    path = variants.place / variants.graph(name, change) / "genai_config.json"
+    tree = json.loads(path.read_text())
+    tree["model"]["context_length"] = tree["search"]["max_length"] = 4096
+    path.write_text(json.dumps(tree))
+    return name
+
+
+@pytest.mark.extended
+def test_rows_whose_lengths_differ_by_thousands_pick_what_each_picks_alone(
+    variants: Variants, scripts: PageScripts
+) -> None:
+    name, count = of_4096_positions(variants, "rows-apart"), 12
+    short = LONG[:3]
+    padded = [short + [PAD] * (len(LONG) - len(short)), LONG]
+    run = {"model": name, "returned": 1, "max_length": 3100, "steps": count, "eos": []}
+    runs = [{**run, "prompts": prompts} for prompts in ([short], [LONG], padded)]
+    *alone, together = scripts.run("batches", "all_of", name, runs=runs, device="webgpu")
+    rows = [[step[row] for step in together["picked"]] for row in range(2)]
+    assert rows == [[step[0] for step in one["picked"]] for one in alone]
+    assert rows == [oracle.greedy(variants.place / name, prompt, count) for prompt in (short, LONG)]
 
 
 @pytest.mark.one_in(2)

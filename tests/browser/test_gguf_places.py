@@ -13,7 +13,7 @@ from buildtools.server import SiteServer
 from capstan.model_files.gguf.header import GgmlType
 from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.page_scripts import PageScripts
-from tests.gguf_models import Made, make, write, write_shards
+from tests.gguf_models import Made, make, write, write_shards, write_spread
 from tests.harness import Harness, generate_request
 
 pytestmark = pytest.mark.own_page
@@ -100,6 +100,29 @@ def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
     again = harness.reply({**request(), "model": named(hub, f"nano/gguf:{SHARDS}")})
     assert again["result"]["token_ids"] == ids
     assert hub.requests == [], "of stored files at the commit of the last load"
+
+
+def test_tensors_around_2_and_4_gib_of_a_file_are_found(
+    made: Made, folder: Path, harness: Harness, scripts: PageScripts, site: SiteServer, tmp_path: Path
+) -> None:
+    """In a file for most of which there is a hole, and no store to keep it whole."""
+    starts = {"token_embd.weight": 1 << 31, "blk.0.ffn_down.weight": 1 << 32, "blk.0.attn_q.weight": 3 << 30}
+    large = write_spread(made, tmp_path / "gguf-spread" / "large.gguf", starts)
+    assert large.stat().st_size > 1 << 32
+    site.models |= {folder.name: folder, large.parent.name: large.parent}
+    asked = {**request(capture="off"), "disable_file_mapped_weights": True}
+    try:
+        found = [
+            harness.reply({**asked, "model": f"/models/{place.name}/{file}"})
+            for place, file in ((folder, "whole.gguf"), (large.parent, large.name))
+        ]
+    finally:
+        for place in (folder, large.parent):
+            del site.models[place.name]
+    small, spread = found
+    assert spread["ok"], spread
+    assert spread["result"]["token_ids"] == small["result"]["token_ids"]
+    require_near(made, spread["result"]["token_ids"])
 
 
 def test_a_repository_of_gguf_files_lists_them(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:

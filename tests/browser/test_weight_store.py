@@ -6,8 +6,10 @@ import base64
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,18 @@ TRACED = """
 import sys
 import capstan
 from capstan.weights import manifest
+from pyodide.code import run_js
+from pyodide.ffi import create_proxy
+# An empty message tells that the worker which hashes has started.
+run_js('''(started) => {
+  const { prototype } = MessagePort;
+  const { set } = Object.getOwnPropertyDescriptor(prototype, "onmessage");
+  const listen = (port, listener) => (event) => {
+    if (event.data === null) started();
+    listener.call(port, event);
+  };
+  Object.defineProperty(prototype, "onmessage", { set(listener) { set.call(this, listen(this, listener)); } });
+}''')(create_proxy(lambda: print("started", file=sys.stderr, flush=True)))
 manifest.SHARD_BYTES = int(sys.argv[2])
 async with capstan.trace("trace.json") as trace:
     async with await capstan.Model.load(sys.argv[1], device="webgpu"):
@@ -81,8 +95,6 @@ SHARDS = -(-SIZE // SHARD)
 WHOLE = [SIZE, SIZE, True, []]
 BEHIND = SIZE - 6 * SHARD
 """Bytes that are asked for again behind a spoilt shard 5: the one after it came while it was checked."""
-STARTED_S = 8
-"""Seconds in which a worker of the page starts on a busy machine."""
 WAIT_S = 120
 """For what takes a second or two on an idle machine."""
 
@@ -166,9 +178,13 @@ class Origin:
 
     def weights(self) -> str:
         """SHA-256 over the weights as they are in the file now."""
-        data = (self.folder / DATA).read_bytes()
         entries = graph.weights_to_inputs(graph.parse((self.folder / "model.onnx").read_bytes()))[1]
-        return hashlib.sha256(b"".join(data[entry.offset : entry.end] for entry in entries)).hexdigest()
+        digest = hashlib.sha256()
+        with (self.folder / DATA).open("rb") as data:
+            for entry in entries:
+                data.seek(entry.offset)
+                digest.update(data.read(entry.length))
+        return digest.hexdigest()
 
     def write_manifest(self, shard: int = SHARD) -> None:
         data = (self.folder / DATA).read_bytes()
@@ -195,6 +211,24 @@ class Origin:
                 fields["offset"].value = str(len(new))
                 new += old[start : start + length]
         (self.folder / DATA).write_bytes(new)
+        (self.folder / "model.onnx").write_bytes(graph.serialize(model))
+
+    def spread(self) -> None:
+        """The same weights in a sparse file of more than 4 GiB. One lies across 2 GiB and one across 4 GiB; at 3 GiB
+        one ends and one begins; the rest is behind 4 GiB."""
+        model = graph.parse((self.folder / "model.onnx").read_bytes())
+        old = (self.folder / DATA).read_bytes()
+        places = [{item.key: item for item in tensor.external_data} for tensor in model.graph.initializer]
+        places = sorted(filter(None, places), key=lambda place: -int(place["length"].value))
+        lengths = [int(place["length"].value) for place in places]
+        gib, at = 1 << 30, (4 << 30) + (64 << 20)
+        starts = [2 * gib - lengths[0] // 2, 4 * gib - lengths[1] // 2, 3 * gib - lengths[2], 3 * gib]
+        with (self.folder / DATA).open("wb") as data:
+            for number, (place, length) in enumerate(zip(places, lengths, strict=True)):
+                start, at = (starts[number], at) if number < len(starts) else (at, at + length)
+                data.seek(start)
+                data.write(old[int(place["offset"].value) :][:length])
+                place["offset"].value = str(start)
         (self.folder / "model.onnx").write_bytes(graph.serialize(model))
 
 
@@ -248,6 +282,17 @@ def test_weights_at_any_offset_arrive_whole(origin: Origin) -> None:
     assert origin.sent == (origin.folder / DATA).stat().st_size
     assert origin.load()["error"] is None
     assert origin.sent == 0
+
+
+def test_weights_around_2_and_4_gib_are_asked_for_by_their_ranges(origin: Origin) -> None:
+    """No store, which would keep the whole file, for most of which there is a hole here."""
+    origin.spread()
+    origin.server.forget()
+    found = origin.run("load", model=origin.model, disable_file_mapped_weights=True, shard_bytes=1 << 20)
+    assert (found["error"], found["weights"], found["stored"]) == (None, origin.weights(), [])
+    mib, gib = 1 << 20, 1 << 30
+    around = [f"bytes={start}-" for start in (2 * gib - mib, 3 * gib - mib, 4 * gib - mib, 4 * gib + 64 * mib)]
+    assert [told and told.partition("-")[0] + "-" for told in origin.ranges] == around
 
 
 def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
@@ -497,12 +542,15 @@ def test_a_large_file_is_hashed_in_a_worker_of_its_own(origin: Origin) -> None:
         data.write(np.random.default_rng(0).bytes(size - SIZE))
     origin.faults.spoilt[spoilt * shard + 7] = 1
     origin.write_manifest(shard)
-    # The download pauses until the worker has surely started.
+    # The download pauses until the worker has started.
     origin.faults.hold_at = 2 * shard
     harness = origin.tab().harness
     harness.begin(exec_request(TRACED, (), [f"/models/{origin.model}/", str(shard)], "traced.py"))
     origin.wait(origin.faults.held.is_set, "the download pauses")
-    time.sleep(STARTED_S)
+    deadline = time.monotonic() + WAIT_S
+    while "started" not in harness.text("stderr"):
+        assert time.monotonic() < deadline
+        harness.page.wait_for_timeout(50)
     origin.faults.hold_at = None
     origin.faults.released.set()
     told = harness.end_exec()
@@ -770,23 +818,46 @@ def test_tabs_read_the_same_files_at_the_same_time(origin: Origin) -> None:
     assert origin.sent == 0
 
 
+@contextmanager
+def visit(browser: Browser, origin: Origin, profile: Path) -> Iterator[Harness]:
+    """A page in a browser of its own, whose storage is on the disk."""
+    arguments = ["--headless=new", *flags(os.environ.get("CAPSTAN_ADAPTER", "software"))]
+    context = browser.browser_type.launch_persistent_context(profile, executable_path=find_browser(), args=arguments)
+    try:
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        yield Harness.open(page, origin.server.url)
+    finally:
+        context.close()
+
+
 @pytest.mark.extended
 def test_what_is_stored_outlives_the_browser(browser: Browser, origin: Origin, tmp_path: Path) -> None:
     sent = []
     for _ in range(2):
         origin.server.forget()
-        arguments = ["--headless=new", *flags(os.environ.get("CAPSTAN_ADAPTER", "software"))]
-        context = browser.browser_type.launch_persistent_context(
-            tmp_path / "profile", executable_path=find_browser(), args=arguments
-        )
-        page = context.new_page()
-        page.set_default_navigation_timeout(BOOT_MS)
-        harness = Harness.open(page, origin.server.url)
-        source = f"from capstan import Model\nawait Model.load('/models/{origin.model}/', device='wasm')"
-        assert harness.exec(source).status == 0
-        context.close()
+        with visit(browser, origin, tmp_path / "profile") as harness:
+            source = f"from capstan import Model\nawait Model.load('/models/{origin.model}/', device='wasm')"
+            assert harness.exec(source).status == 0
         sent.append(origin.sent)
     assert sent == [SIZE, 0]
+
+
+@pytest.mark.extended
+def test_a_file_of_more_than_4_gib_is_stored_and_read_again(browser: Browser, origin: Origin, tmp_path: Path) -> None:
+    origin.spread()
+    size = (origin.folder / DATA).stat().st_size
+    assert size > 1 << 32
+    options = {"model": origin.model, "shard_bytes": 4 << 20, "request_bytes": 48 << 20}
+    try:
+        for sent in (size, 0):
+            origin.server.forget()
+            with visit(browser, origin, tmp_path / "profile") as harness:
+                found = PageScripts.install(harness).run("weights", "load", origin.model, **options)
+            assert (found["error"], found["warnings"], found["weights"]) == (None, [], origin.weights())
+            assert (found["stored"], origin.sent) == ([[size, size, True, []]], sent)
+    finally:
+        shutil.rmtree(tmp_path / "profile")
 
 
 def test_without_a_private_file_system_the_cache_keeps_the_weights(origin: Origin) -> None:

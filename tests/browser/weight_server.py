@@ -129,10 +129,9 @@ class WeightHandler(SiteHandler):
         file.seek(start)
         for at in range(start, start + length, PIECE):
             piece = bytearray(file.read(min(PIECE, start + length - at)))
-            for place in range(at, at + len(piece)):
-                if faults.spoilt[place] > 0:
-                    faults.spoilt[place] -= 1
-                    piece[place - at] ^= 1
+            for place in [place for place, left in faults.spoilt.items() if at <= place < at + len(piece) and left > 0]:
+                faults.spoilt[place] -= 1
+                piece[place - at] ^= 1
             if faults.hold_at is not None and at + len(piece) > faults.hold_at:
                 faults.held.set()
                 faults.released.wait()

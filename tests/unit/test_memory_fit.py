@@ -157,6 +157,19 @@ def test_a_budget_limits_the_sum_of_all_pools(asked: Asked) -> None:
     assert plan(asked, 256, ROOMY, budget=100).reason.endswith("; use a smaller model, or one with fewer bits a weight")
 
 
+def test_smaller_caches_are_a_remedy_where_they_allow_more(asked: Asked, largest_weight: int) -> None:
+    fit = plan(asked, 4096, replace(ROOMY, max_binding_size=2000 * CACHE_BYTES))
+    longer = replace(fit, by_cache={"int8": 3000, "int4": 4096})
+    assert longer.reason.endswith(
+        "; use a max_length of at most 2000, or load the model with kv_cache_dtype='int8' (at most 3000) or 'int4' (at "
+        "most 4096)"
+    )
+    least = replace(fit, largest_max_length=0, shortest=fit, by_cache={"int4": 7})
+    assert least.reason.endswith("; load the model with kv_cache_dtype='int4' (at most 7) and such a max_length")
+    heavy = plan(asked, 256, replace(ROOMY, max_binding_size=largest_weight - 16))
+    assert replace(heavy, by_cache={"int4": 7}).reason == heavy.reason, "no caches make room for weights"
+
+
 def test_a_max_length_below_one_is_refused(asked: Asked) -> None:
     with pytest.raises(OptionError, match="max_length is 0; it must be at least 1"):
         plan(asked, 0, ROOMY)

@@ -11,7 +11,7 @@ from capstan.errors import OptionError, UnsupportedModelError
 from capstan.graph import parse
 from capstan.graph.carried import CachePair, cache_pairs
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.graph.quantized_caches import quantized_caches
+from capstan.graph.quantized_caches import fewer_bits, quantized_caches, with_bits
 from capstan.model_files.config import GenaiConfig, parse_genai_config, with_kv_cache_dtype
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -63,6 +63,27 @@ def test_soft_caps_are_refused() -> None:
     model, config = opened("nano-gemma2")
     with pytest.raises(UnsupportedModelError, match="int8 cannot be with soft caps"):
         quantized_caches(model, pairs_of(model, config), 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_size", "expected"),
+    [("nano-llama", 16, (8, 4)), ("nano-llama", 80, (8,)), ("nano-llama", 6, ()), ("nano-gemma2", 0, ())],
+)
+def test_the_bits_that_caches_could_have_are_told(name: str, head_size: int, expected: tuple[int, ...]) -> None:
+    model, config = opened(name)
+    pairs = [replace(pair, head_size=head_size or pair.head_size) for pair in pairs_of(model, config)]
+    assert fewer_bits(model, pairs, 0, 32) == expected
+
+
+def test_caches_of_8_bits_could_have_4() -> None:
+    model, config = opened("nano-llama")
+    floats = pairs_of(model, config)
+    eight, four = (pairs_of(quantized_caches(model, floats, bits), config) for bits in (8, 4))
+    assert fewer_bits(model, eight, 8, 32) == (4,)
+    assert fewer_bits(model, four, 4, 32) == ()
+    assert with_bits(eight, 8, 4, 32) == four
+    assert with_bits(floats, 0, 8, 32) == eight
+    assert with_bits(four, 4, 0, 32) == floats
 
 
 def test_a_caller_says_the_type_of_the_caches() -> None:

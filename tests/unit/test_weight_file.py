@@ -36,6 +36,10 @@ class CrashError(BaseException):
     """The page is gone."""
 
 
+def leave() -> None:
+    raise CrashError
+
+
 @pytest.fixture(autouse=True, params=[False, True], ids=["chunks", "poured"])
 def small_shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shards; stored files reach the sink through a chunk, or are poured without one."""
@@ -177,6 +181,20 @@ def test_an_interrupted_download_goes_on_after_the_last_whole_shard() -> None:
     assert page.traffic() == (650, [(300, 950)])
     assert page.traffic() == (0, [])
     assert not any(name.endswith(JOURNAL) for name in page.backing.files)
+
+
+def test_a_page_that_ends_while_nothing_comes_keeps_what_came() -> None:
+    """The journal is written by the clock: no next shard has to come for it."""
+    page = Page()
+    page.server.stall_at = 350
+    page.server.stalled = leave
+    with pytest.raises(CrashError):
+        page.load()
+    page.crash()
+    [partial] = page.listed()
+    assert (partial.complete, partial.stored_bytes) == (False, 300)
+    page.server.stall_at = None
+    assert page.traffic() == (650, [(300, 950)])
 
 
 def test_a_short_break_is_mended_within_the_load() -> None:
@@ -508,8 +526,16 @@ def test_a_stored_file_that_lost_bytes_is_downloaded_again() -> None:
     assert page.traffic() == (0, [])
 
 
-def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not() -> None:
+ticking = pytest.mark.parametrize("ticks", [False, True], ids=["journal at the end", "journal at all times"])
+
+
+@ticking
+def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not(
+    ticks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also while another version takes the place of a stored one, and while a damaged file is downloaded again."""
+    monkeypatch.setattr(PaperSource, "ticks", ticks)
+    found_kept = set()
 
     def versions(page: Page) -> None:
         page.load()
@@ -548,11 +574,13 @@ def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not() -> No
             assert page.listed()[0].complete
             assert page.traffic() == (0, [])
             kept = sum(stored.stored_bytes for stored in before.values() if not stored.complete)
+            found_kept.add(kept)
             assert sent <= 950 - kept + SHARD
             if finished:
                 break
             total += 1
         assert total > 20
+    assert found_kept == (set(range(0, 950, SHARD)) | {950} if ticks else {0, 950})
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {
@@ -615,7 +643,9 @@ def test_a_damaged_journal_is_told_and_the_download_begins_anew() -> None:
     assert page.traffic() == (0, [])
 
 
-def test_any_fault_of_the_storage_is_a_step_down() -> None:
+@ticking
+def test_any_fault_of_the_storage_is_a_step_down(ticks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PaperSource, "ticks", ticks)
     for total in range(200):
         page = Page()
         steps = iter(range(total))
@@ -712,7 +742,7 @@ def test_records_are_written_after_the_data_and_the_source_last() -> None:
 
     page.backing.before = note
     page.load()
-    # The journal tells of what came within half a second at once.
+    # No time passes: the journal is written at the end.
     assert order == [JOURNAL, *[DATA] * 10, JOURNAL, RECORD, SOURCE]
 
 

@@ -145,6 +145,10 @@ class ModelMemory:
         """
         length = self.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.context_length)
+        found = self._planned(batch_size, length, budget)
+        return found if found else replace(found, by_cache=self._by_cache(found, batch_size, length, budget))
+
+    def _planned(self, batch_size: int, length: int, budget: int | None) -> Fit:
         about = self.interface.about()
         found = plan(
             lambda length: self.requirements(batch_size, length),
@@ -155,12 +159,23 @@ class ModelMemory:
         )
         return replace(found, machine=about.machine_memory)
 
+    def _by_cache(self, found: Fit, batch_size: int, length: int, budget: int | None) -> dict[str, int]:
+        """See Fit. On the CPU caches are of floats."""
+        by_cache = {}
+        for bits in self.description.fewer_bits if self.interface.type == "webgpu" else ():
+            smaller = replace(self, description=self.description.with_cache_bits(bits))
+            longest = smaller._planned(batch_size, length, budget).largest_max_length or 0
+            if longest > (found.largest_max_length or 0):
+                by_cache[f"int{bits}"] = longest
+        return by_cache
+
     def before_load(self, progress: Progress) -> None:
         """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
         Raises OutOfMemoryError if the device cannot hold them with the shortest sequence."""
         about = self.interface.about()
-        shortest = replace(plan(lambda length: self.requirements(1, length), 1, about), machine=about.machine_memory)
-        shortest.require()
+        shortest = replace(fits(self.requirements(1, 1), about), machine=about.machine_memory)
+        if not shortest:
+            self.fit(1, 1).require()
         if shortest.tight:
             fall_back("room for the model in this machine", shortest.tight, "it is loaded all the same")
         progress("weights", 0, shortest.requirements.weights.bytes)

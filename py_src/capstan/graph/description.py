@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
@@ -25,6 +25,7 @@ from .long_rope import LongRope
 from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+from .quantized_caches import fewer_bits, with_bits
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
@@ -63,6 +64,8 @@ class GraphDescription:
     states: tuple[StateTensor, ...] = ()
     cache_bits: int = 0
     """Bits of an element of quantized caches, 8 or 4; 0 for caches of `cache_dtype`."""
+    fewer_bits: tuple[int, ...] = ()
+    """The smaller `cache_bits` that the model could have on WebGPU, the most first."""
     lora: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for its LoRA adapters."""
     rope: LongRope | None = None
@@ -81,6 +84,14 @@ class GraphDescription:
         if not self.cache_bits:
             return self.cache_dtype
         return f"int{self.cache_bits} {pair.head_size * ELEMENT_BYTES[self.cache_dtype] // 4}"
+
+    def with_cache_bits(self, bits: int) -> GraphDescription:
+        """The same graph with caches of one of `fewer_bits`."""
+        width = 8 * ELEMENT_BYTES[self.cache_dtype]
+        fewer = tuple(each for each in self.fewer_bits if each < bits)
+        return replace(
+            self, cache=with_bits(self.cache, self.cache_bits, bits, width), cache_bits=bits, fewer_bits=fewer
+        )
 
     def context_within(self, context_length: int) -> int:
         """Positions of the longest sequence, of `context_length` that the configuration says."""
@@ -192,6 +203,7 @@ def describe(
         growing=growing and (unrecognised or growing),
         states=states,
         cache_bits=decoder.kv_cache_bits,
+        fewer_bits=fewer_bits(model, pairs, decoder.kv_cache_bits, 8 * ELEMENT_BYTES[cache_dtype]),
         rope=rope,
     )
 

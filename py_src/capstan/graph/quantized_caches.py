@@ -8,6 +8,7 @@ as many elements as have those bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import UnsupportedModelError
 from .carried import HEAD_SIZE, CachePair, caches_in_place
@@ -16,8 +17,10 @@ from .soft_caps import has_soft_caps
 from .weights import DTYPES
 from .wiring import copy_of
 
-__all__ = ["quantized_caches", "stored_elements"]
+__all__ = ["fewer_bits", "quantized_caches", "stored_elements", "with_bits"]
 
+QUANTIZED = (8, 4)
+"""The possible bits of an element."""
 SCALE_BITS = 32
 LEAST_IN_4_BITS = 8
 """Elements of the smallest head that is quantized to 4 bits: it is rotated by a Hadamard matrix of its size, a power
@@ -36,21 +39,12 @@ def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: 
     """
     result = copy_of(model)
     graph = result.graph
-    asked = f"a key/value cache in int{cache_bits}"
-    remedy = "load the model without kv_cache_dtype, or kvCacheQuantizationBits"
-    written = caches_in_place(result)
-    for pair in pairs:
-        if (pair.past, pair.present) not in written:
-            raise UnsupportedModelError(
-                f"{asked} needs GroupQueryAttention, which does not write {pair.present}; {remedy}"
-            )
-        why = unfit(pair.head_size, cache_bits)
-        if why:
-            raise UnsupportedModelError(
-                f"{asked} cannot be: {pair.past} has heads of {pair.head_size} elements, {why}; {remedy}"
-            )
-    if has_soft_caps(result):
-        raise UnsupportedModelError(f"{asked} cannot be with soft caps of attention, which this model has; {remedy}")
+    why = why_not(model, pairs, cache_bits)
+    if why:
+        raise UnsupportedModelError(
+            f"a key/value cache in int{cache_bits} {why}; load the model without kv_cache_dtype, or "
+            "kvCacheQuantizationBits"
+        )
     sizes = {name: pair.head_size for pair in pairs for name in (pair.past, pair.present)}
     for value in (*graph.input, *graph.output):
         if value.name in sizes:
@@ -59,6 +53,36 @@ def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: 
             kind.shape.dim[HEAD_SIZE].Clear()
             kind.shape.dim[HEAD_SIZE].dim_value = stored_elements(sizes[value.name], cache_bits, bits)
     return result
+
+
+def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int) -> str:
+    """The reason against so many bits for `pairs` of floats, which follows the name of such a cache; empty if there is
+    none."""
+    written = caches_in_place(model)
+    for pair in pairs:
+        if (pair.past, pair.present) not in written:
+            return f"needs GroupQueryAttention, which does not write {pair.present}"
+        why = unfit(pair.head_size, cache_bits)
+        if why:
+            return f"cannot be: {pair.past} has heads of {pair.head_size} elements, {why}"
+    return "cannot be with soft caps of attention, which this model has" if has_soft_caps(model) else ""
+
+
+def with_bits(pairs: Sequence[CachePair], before: int, after: int, element_bits: int) -> tuple[CachePair, ...]:
+    """The pairs with `after` bits an element of a head in place of `before`; 0 is for floats of `element_bits`."""
+
+    def sized(pair: CachePair) -> CachePair:
+        size = (pair.head_size * element_bits - SCALE_BITS) // before if before else pair.head_size
+        return replace(pair, head_size=stored_elements(size, after, element_bits) if after else size)
+
+    return tuple(map(sized, pairs))
+
+
+def fewer_bits(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, element_bits: int) -> tuple[int, ...]:
+    """The numbers of bits that the caches could have besides, fewer than now."""
+    floats = with_bits(pairs, cache_bits, 0, element_bits)
+    possible = QUANTIZED if not cache_bits else [bits for bits in QUANTIZED if bits < cache_bits]
+    return tuple(bits for bits in possible if pairs and not why_not(model, floats, bits))
 
 
 def unfit(head_size: int, cache_bits: int) -> str:

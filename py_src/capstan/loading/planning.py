@@ -37,7 +37,8 @@ async def plan(
     sequences of `max_length` tokens (its context length unless given) would fit the device, told from the graph before
     anything is allocated.
 
-    A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits.
+    A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits, as it is and by
+    each kv_cache_dtype that allows a larger one.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
     in all; WebGPU does not report the size of the memory.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ..errors import OptionError, OutOfMemoryError
 from .info import Limits
@@ -40,6 +40,9 @@ class Fit:
     """The largest max_length that fits, as far as it was looked for; 0 if none does, None if nobody looked."""
     shortest: Fit | None = None
     """The answer for a max_length of 1, if no max_length fits."""
+    by_cache: Mapping[str, int] = field(default_factory=dict)
+    """The largest max_length that fits by `kv_cache_dtype`, of the types with which it is larger than
+    `largest_max_length`; empty if everything fits."""
     machine: int = 0
     """Memory of the machine in bytes, as far as the browser tells; 0 if it does not."""
 
@@ -76,14 +79,18 @@ class Fit:
             raise OutOfMemoryError(self.reason)
 
     def _remedy(self) -> str:
+        smaller = " or ".join(f"{dtype!r} (at most {length})" for dtype, length in self.by_cache.items())
         if self.largest_max_length:
-            return f"use a max_length of at most {self.largest_max_length}"
+            reload = f", or load the model with kv_cache_dtype={smaller}" if smaller else ""
+            return f"use a max_length of at most {self.largest_max_length}{reload}"
         breaking = self if self.shortest is None else self.shortest
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:
             whole = {each.name: each.why for each in breaking.requirements.split if each.why}
             why = f"{whole[breaking.item]}; " if breaking.item in whole else ""
             return f"{why}use a smaller model, or one with fewer bits a weight"
+        if smaller:
+            return f"load the model with kv_cache_dtype={smaller} and such a max_length"
         if self.largest_max_length is None and breaking.requirements.max_length > 1:
             return "use a smaller max_length"
         if breaking.requirements.batch_size > 1:

@@ -14,17 +14,19 @@ from .running import gpu, load, parameters
 async def all_of(
     models: Mapping[str, str], *, runs: Sequence[dict[str, Any]], device: str, capture: str = "tape"
 ) -> list[dict[str, Any]]:
-    """The results of generators, one after another: ids by step and row, and the sequences."""
+    """The results of generators, one after another: ids by step and row, and the sequences. A run with `steps` ends
+    after so many."""
     found = []
     for run in runs:
         options = dict(run)
         model, prompts, returned = options.pop("model"), options.pop("prompts"), options.pop("returned")
         opened = await load(models, model, device=device, capture=capture)
+        steps = options.pop("steps", None)
         params = parameters(opened, batch_size=len(prompts), num_return_sequences=returned, **options)
         async with Generator(opened, params) as generator:
             generator.append_tokens(prompts)
-            picked = []
-            while not generator.is_done():
+            picked: list[list[int]] = []
+            while not generator.is_done() and len(picked) != steps:
                 await generator.generate_next_token_async()
                 picked.append(generator.get_next_tokens())
             sequences = [generator.get_sequence(row) for row in range(len(prompts) * returned)]

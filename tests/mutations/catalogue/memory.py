@@ -8,6 +8,43 @@ __all__ = ["MEMORY"]
 
 MEMORY = (
     Mutation(
+        "loading.leases_kept",
+        "py_src/capstan/device/webgpu/loading.py",
+        """            held.release()
+        # They go on""",
+        """            pass
+        # They go on""",
+        "a load that fails leaves the weights of the data files before",
+        unit("large_models::test_memory_that_ends_between_two_data_files_leaves_nothing_and_a_second_load_works"),
+    ),
+    Mutation(
+        "model_memory.unfit_is_loaded",
+        "py_src/capstan/device/model_memory.py",
+        "            self.fit(1, 1).require()\n",
+        "            pass\n",
+        "a model that cannot fit is read before that is told",
+        unit("large_models::test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read"),
+    ),
+    Mutation(
+        "model_memory.no_smaller_caches",
+        "py_src/capstan/device/model_memory.py",
+        """replace(self, description=self.description.with_cache_bits(bits))""",
+        """self""",
+        "the lengths that smaller caches allow are not told",
+        unit("large_models::test_caches_that_do_not_fit_are_told_with_the_longest_that_do"),
+    ),
+    Mutation(
+        "quantized_caches.scale_forgotten",
+        "py_src/capstan/graph/quantized_caches.py",
+        "(pair.head_size * element_bits - SCALE_BITS) // before",
+        "pair.head_size * element_bits // before",
+        "the scale of a quantized row counts as elements where caches of fewer bits are told",
+        unit(
+            "quantized_caches::test_caches_of_8_bits_could_have_4",
+            "large_models::test_from_8_bits_on_4_are_told",
+        ),
+    ),
+    Mutation(
         "fit.tight",
         "py_src/capstan/memory/fit.py",
         "if not 0 < self.machine < MOST_TOLD or",

@@ -8,6 +8,14 @@ __all__ = ["PLACES"]
 
 PLACES = (
     Mutation(
+        "header.offset_in_32_bits",
+        "py_src/capstan/model_files/gguf/header.py",
+        "        start = data + offset\n",
+        "        start = data + offset % (1 << 32)\n",
+        "a tensor behind 4 GiB of a GGUF file is read from its beginning",
+        browser("gguf_places::test_tensors_around_2_and_4_gib_of_a_file_are_found"),
+    ),
+    Mutation(
         "shards.weights",
         "py_src/capstan/model_files/gguf/shards.py",
         "tensors[name] = replace(tensor, shard=number)",

@@ -60,7 +60,7 @@ type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read"
 
 /** From so many bytes to fetch on, a worker of its own hashes them. */
 const HASHED_BESIDE = 64 << 20;
-/** Milliseconds after which a download's journal tells of what was stored: a page that ends before fetches it again. */
+/** Milliseconds between a journal's tellings of what was stored: a page that ends before the next fetches it again. */
 const JOURNAL_MS = 500;
 
 export class WeightLoad {
@@ -69,7 +69,8 @@ export class WeightLoad {
   private readonly outcome: Outcome;
   /** Lines that the journal does not have yet. */
   private unnoted = "";
-  private noted = performance.now();
+  /** The last writing of the journal. It ends before the load does, which throws what it throws. */
+  private noting: Promise<void> = Promise.resolve();
   private hashing: Hashing | null = null;
   /** Milliseconds waited for each; a shard comes in while the one before is finished. */
   private readonly waited = { source: 0, digest: 0, store: 0, target: 0 };
@@ -102,6 +103,8 @@ export class WeightLoad {
     const fetched = plan.end - outcome.at - plan.stored.length * plan.shard;
     if (this.assets && (plan.vouched || plan.writes) && fetched >= HASHED_BESIDE)
       this.hashing = new Hashing(this.assets);
+    // By the clock and not by shards: the next one of a connection that stalls comes late, or never.
+    const clock = plan.journal === null ? undefined : setInterval(() => this.note(), JOURNAL_MS);
     try {
       let { at } = outcome;
       while (at < plan.end && !outcome.problem) {
@@ -121,8 +124,12 @@ export class WeightLoad {
         if (shard.found < length) break;
       }
     } finally {
-      // The shard before is finished whatever happens.
-      await before.finally(() => this.hashing?.close());
+      clearInterval(clock);
+      // The shard before is finished whatever happens, and so is the journal.
+      await before.finally(() => {
+        this.hashing?.close();
+        return this.noting;
+      });
       await this.secure();
       await this.note();
       const waited = Object.entries(this.waited).map(([what, ms]) => [`${what}_ms`, Math.round(ms)] as const);
@@ -249,7 +256,6 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    if (performance.now() - this.noted > JOURNAL_MS) await this.note();
     return true;
   }
 
@@ -264,7 +270,14 @@ export class WeightLoad {
   }
 
   /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
-  private async note(): Promise<void> {
+  private note(): Promise<void> {
+    this.noting = this.noting.then(() => this.append());
+    // Until it is awaited nobody else hears of a failure.
+    this.noting.catch(() => undefined);
+    return this.noting;
+  }
+
+  private async append(): Promise<void> {
     const { unnoted, plan } = this;
     this.unnoted = "";
     try {
@@ -272,7 +285,6 @@ export class WeightLoad {
     } catch (error) {
       this.stop("write", "StorageError", error);
     }
-    this.noted = performance.now();
   }
 
   /** Have the disk hold what was stored before a record vouches for it. */

@@ -1,0 +1,192 @@
+"""A model of 14 billion weights, of which there is the graph alone: what fits, and what is refused before a byte is
+read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import onnx
+import pytest
+
+from capstan import OutOfMemoryError
+from capstan.device import probe
+from capstan.device.base import TapeOptions
+from capstan.device.model_memory import ModelMemory
+from capstan.device.webgpu.device import WebGpuDevice
+from capstan.device.webgpu.loading import Loaded, load, webgpu_memory
+from capstan.device.webgpu.model_graphs import Graphs, OpenWeights, rewrite
+from capstan.memory import BufferRequest, Capabilities
+from capstan.model_files.config import with_kv_cache_dtype
+from capstan.weights.shared import SharedWeights
+from tests.unit.large_shapes import CONTEXT, config_of, graph_of
+from tests.unit.paper_engine import PaperEngine
+
+MIB = 1 << 20
+BINDING = 128 * MIB
+"""The least of WebGPU."""
+ROWS = 8 * 128 * 4
+"""Bytes of a layer's keys at one position."""
+
+
+class SmallAdapter(PaperEngine):
+    """An adapter with the least limits of WebGPU, and so many bytes of memory for weights."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        super().__init__()
+        self.room = room
+
+    def adapter(self) -> dict[str, Any]:
+        least = {"max_buffer_size": 256 * MIB, "max_storage_buffer_binding_size": BINDING}
+        return {**super().adapter(), **least}
+
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
+        self.room -= sum(request.size for request in requests)
+        if self.room < 0:
+            raise OutOfMemoryError("no room")
+        return await super().create_buffers(requests, owner)
+
+
+class PaperFile:
+    """A data file that is there; `loaded` lists those that were brought to the GPU."""
+
+    loaded: ClassVar[list[str]] = []
+
+    def __init__(self, location: str) -> None:
+        self.content = location
+
+    def require(self, end: int) -> None: ...
+
+    async def load(self, sink: object, end: int, progress: object) -> None:
+        self.loaded.append(self.content)
+
+    async def note_upload(self, owner: str, requests: object, pieces: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def unread(location: str) -> Any:
+    raise AssertionError(f"{location} is read")
+
+
+@cache
+def rewritten(kv_cache_dtype: str | None = None, change: Callable[[onnx.ModelProto], None] | None = None) -> Graphs:
+    model = graph_of()
+    if change is not None:
+        change(model)
+    config = with_kv_cache_dtype(config_of(), kv_cache_dtype)
+    return asyncio.run(rewrite(model.SerializeToString(), config, unread, 10, None, BINDING))
+
+
+@pytest.fixture(autouse=True)
+def small_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
+    sizes: dict[str, Any] = {"max_buffer_size": 256 * MIB, "max_binding_size": BINDING}
+    found = Capabilities("paper", software=False, mappable_storage=False, offset_alignment=256, **able, **sizes)
+    monkeypatch.setitem(probe.remembered, "webgpu paper paper paper", found)
+
+
+def memory_of(graphs: Graphs) -> ModelMemory:
+    return webgpu_memory(WebGpuDevice(cast(Any, SmallAdapter())), graphs, config_of())
+
+
+def loaded(engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread) -> Loaded:
+    async def reading() -> Graphs:
+        return graphs
+
+    device, shared = WebGpuDevice(cast(Any, engine)), SharedWeights(cast(Any, engine), 1 << 30)
+    options = TapeOptions("tape")
+    return asyncio.run(load(device, shared, "/m/", reading(), config_of(), options, open_weights, lambda *_: None))
+
+
+def read_whole(model: onnx.ModelProto) -> None:
+    """The table of tokens has another user, which takes it as a whole."""
+    [head] = [node for node in model.graph.node if node.name == "/lm_head/MatMul_Q4"]
+    head.op_type, head.domain, head.name = "Gemm", "", "/lm_head/Gemm"
+    head.input[:] = [head.input[0], "model.embed_tokens.weight"]
+    del head.attribute[:]
+    head.attribute.append(onnx.helper.make_attribute("transB", 1))
+
+
+def in_two_files(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        place = "second.data" if "layers.39." in tensor.name else "first.data"
+        tensor.external_data[0].value = place
+
+
+def test_it_is_read_in_parts_and_its_offsets_are_beyond_4_gib(no_running_loop: None) -> None:
+    graphs = rewritten()
+    assert sum(entry.length for entry in graphs.weights) > 9 << 30
+    assert max(entry.offset for entry in graphs.weights) > 1 << 32
+    assert {each.why for each in graphs.split} == {""}
+    assert memory_of(graphs).fit(1, 4096)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read(no_running_loop: None) -> None:
+    graphs = rewritten(None, read_whole)
+    engine = SmallAdapter()
+    told = f"{151936 * 5120 * 4} bytes with batch_size 1 and max_length 256; webgpu allows {BINDING}"
+    message = (
+        rf"^model.embed_tokens.weight takes {told} "
+        r"bytes in one binding \(.*\); node /lm_head/Gemm \(Gemm\) reads it whole: only .* are computed in parts; "
+        "use a smaller model, or one with fewer bits a weight$"
+    )
+    with pytest.raises(OutOfMemoryError, match=message):
+        loaded(engine, graphs)
+    assert (+engine.live, engine.wrong) == ({}, [])
+
+
+def test_memory_that_ends_between_two_data_files_leaves_nothing_and_a_second_load_works(no_running_loop: None) -> None:
+    graphs = rewritten(None, in_two_files)
+
+    async def opened(location: str) -> Any:
+        return PaperFile(location)
+
+    room = sum(size for size in {(e.location, e.pieces): e.length for e in graphs.weights}.values())
+    engine = SmallAdapter(room - 1)
+    PaperFile.loaded.clear()
+    with pytest.raises(OutOfMemoryError, match="^no room$"):
+        loaded(engine, graphs, opened)
+    assert PaperFile.loaded == ["first.data"], "buffers of a file are made before it is read"
+    assert (+engine.live, engine.wrong) == ({}, [])
+    engine.room = 2 * room
+    found = loaded(engine, graphs, opened)
+    assert PaperFile.loaded == ["first.data", "first.data", "second.data"]
+    assert set(found.weights) == {entry.name for entry in graphs.weights}
+
+
+def test_caches_that_do_not_fit_are_told_with_the_longest_that_do(no_running_loop: None) -> None:
+    fit = memory_of(rewritten()).fit(1)
+    assert (fit.limit, fit.value, fit.allowed) == ("max_binding_size", CONTEXT * ROWS, BINDING)
+    assert memory_of(rewritten("int4")).fit(1)
+    assert (fit.largest_max_length, fit.by_cache) == (BINDING // ROWS, {"int8": CONTEXT, "int4": CONTEXT})
+    assert fit.reason.endswith(
+        "; use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' "
+        "(at most 40960)"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_the_lengths_of_smaller_caches_are_those_of_a_load_with_them(dtype: str, no_running_loop: None) -> None:
+    floats, quantized = memory_of(rewritten()), memory_of(rewritten(dtype))
+    bits = int(dtype.removeprefix("int"))
+    assert floats.description.with_cache_bits(bits).cache == quantized.description.cache
+    for budget in (14 << 30, 15 << 30):
+        told = floats.fit(1, budget=budget)
+        assert not told
+        found = quantized.fit(1, budget=budget).largest_max_length
+        assert found
+        assert told.by_cache[dtype] == found > (told.largest_max_length or 0)
+
+
+def test_from_8_bits_on_4_are_told(no_running_loop: None) -> None:
+    eight = memory_of(rewritten("int8"))
+    assert eight.description.fewer_bits == (4,)
+    four = rewritten("int4").description
+    assert eight.description.with_cache_bits(4) == replace(
+        four, inputs=eight.description.inputs, outputs=eight.description.outputs
+    )
+    assert four.fewer_bits == ()
