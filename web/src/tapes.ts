@@ -302,14 +302,8 @@ export class Tapes implements TapesCalls {
     length: number,
     cursor: number,
   ): Promise<Float64Array> {
-    const played = this.playable(tape);
     const { search, reader } = this.searches.get(handle);
-    const step = TracedStep.begin(this.watched);
-    let valid = length;
-    for (let i = 0; i < picks; i++) {
-      if (i > 0 || !chooseFirst) played.encode(step, valid++);
-      search.encode(step.pass);
-    }
+    const step = this.steps(tape, search, picks, chooseFirst, length);
     return this.finishBurst(step, reader, cursor, picks, "beam burst");
   }
 
@@ -335,15 +329,9 @@ export class Tapes implements TapesCalls {
     length: number,
     cursor: number,
   ): Promise<Float64Array> {
-    const played = this.playable(tape);
-    const held = this.samplers.get(sampler);
-    const step = TracedStep.begin(this.watched);
-    let valid = length;
-    for (let i = 0; i < picks; i++) {
-      if (i > 0 || !sampleFirst) played.encode(step, valid++);
-      held.sampler.encode(step.pass);
-    }
-    return this.finishBurst(step, held.reader, cursor, picks, "burst");
+    const { sampler: picker, reader } = this.samplers.get(sampler);
+    const step = this.steps(tape, picker, picks, sampleFirst, length);
+    return this.finishBurst(step, reader, cursor, picks, "burst");
   }
 
   /** Let the sampler take steps with drafts, over a tape of so many positions with these input ids and logits. */
@@ -427,6 +415,24 @@ export class Tapes implements TapesCalls {
 
   private span([handle, offset, size]: SpanSpec): Span {
     return { buffer: this.buffers.get(handle), offset, size };
+  }
+
+  /** Encode `picks` picks, each after one step of a tape, the first of them without if `pickFirst`. */
+  private steps(
+    tape: number,
+    picker: Sampler | BeamSearch,
+    picks: number,
+    pickFirst: boolean,
+    length: number,
+  ): TracedStep {
+    const played = this.playable(tape);
+    const step = TracedStep.begin(this.watched);
+    let valid = length;
+    for (let i = 0; i < picks; i++) {
+      if (i > 0 || !pickFirst) played.encode(step, valid++);
+      picker.encode(step.pass);
+    }
+    return step;
   }
 
   private playable(tape: number): Tape {

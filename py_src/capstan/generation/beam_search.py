@@ -26,7 +26,7 @@ from ..errors import LogitsError
 from ..stages.sampling import float32
 from ..stages.search import SearchOptions
 
-__all__ = ["Beams", "Choice", "continuations", "looked_at", "without_numbers"]
+__all__ = ["Beams", "Choice", "continuations", "looked_at", "ranked", "without_numbers"]
 
 UNLIKELY = -1e9
 """The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
@@ -70,7 +70,9 @@ class Beams:
     def choose(self, found: Sequence[Sequence[tuple[float, int]]], sequences: Sequence[list[int]]) -> list[Choice]:
         """The beams of the next step, from the continuations of each beam (`continuations`) and its sequence so far;
         padding once the prompt is done."""
-        return self.take(None if self.done else self._ranked(found), sequences.__getitem__, len(sequences[0]))
+        return self.take(
+            None if self.done else ranked(self.scores, found, self.ends), sequences.__getitem__, len(sequences[0])
+        )
 
     def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> list[Choice]:
         """The beams of the next step, from what a round found, behind sequences of that length, which `sequence` gives
@@ -85,25 +87,6 @@ class Beams:
         full = len(self.hypotheses) == self.count
         self.done = full and (self.early_stopping or not self._can_improve(found.best, length))
         return [Choice(each.parent, each.token) for each in found.chosen]
-
-    def _ranked(self, found: Sequence[Sequence[tuple[float, int]]]) -> Round:
-        """The round that beams.wgsl computes on the GPU."""
-        ranked = [
-            (float32(log + score), -beam, -token)
-            for beam, (score, logs) in enumerate(zip(self.scores, found, strict=True))
-            for log, token in logs
-        ]
-        best = sorted(ranked, reverse=True)
-        chosen: list[Continuation] = []
-        ends: list[tuple[int, float]] = []
-        for place, (score, beam, token) in enumerate(best):
-            if -token not in self.ends:
-                chosen.append(Continuation(-beam, -token, score))
-            elif place < self.count:
-                ends.append((-beam, score))
-            if len(chosen) == self.count:
-                break
-        return Round(tuple(chosen), tuple(ends), best[0][0])
 
     def best(self, count: int, sequences: Sequence[list[int]]) -> list[list[int]]:
         """The best `count` hypotheses, if the search ended here."""
@@ -136,6 +119,26 @@ class Beams:
         except OverflowError:
             divisor = math.inf
         return float32(score / divisor) if divisor else math.copysign(math.inf, score)
+
+
+def ranked(scores: Sequence[float], found: Sequence[Sequence[tuple[float, int]]], ends: Set[int]) -> Round:
+    """The round that beams.wgsl computes on the GPU: from each beam's score and its `continuations`."""
+    candidates = [
+        (float32(log + score), -beam, -token)
+        for beam, (score, logs) in enumerate(zip(scores, found, strict=True))
+        for log, token in logs
+    ]
+    best = sorted(candidates, reverse=True)
+    chosen: list[Continuation] = []
+    ended: list[tuple[int, float]] = []
+    for place, (score, beam, token) in enumerate(best):
+        if -token not in ends:
+            chosen.append(Continuation(-beam, -token, score))
+        elif place < len(found):
+            ended.append((-beam, score))
+        if len(chosen) == len(found):
+            break
+    return Round(tuple(chosen), tuple(ended), best[0][0])
 
 
 def looked_at(options: SearchOptions) -> int:

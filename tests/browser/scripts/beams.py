@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from capstan import Generator, Model
@@ -119,3 +120,22 @@ async def interrupted(
         found["batch"] = [generator.get_sequence(row) for row in range(options["num_beams"])]
         found["reused"] = generator.reused_tokens
     return found
+
+
+async def cancelled(models: Mapping[str, str], *, model: str, prompt: Sequence[int], **options: Any) -> dict[str, Any]:
+    """A search with a wait in every other token cancelled, after which caches are computed again."""
+    opened = await load(models, model, passes=JOINT)
+    count = 0
+    async with Generator(opened, parameters(opened, do_sample=False, **options)) as generator:
+        generator.append_tokens(prompt)
+        while not generator.is_done():
+            await generator.generate_next_token_async()
+            if generator.is_done():
+                break
+            waiting = asyncio.ensure_future(generator.generate_next_token_async())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+            count += waiting.cancelled()
+        return {"sequence": generator.get_sequence(0), "cancelled": count}
