@@ -545,26 +545,63 @@ def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None
 def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, lengths: tuple[int, ...]) -> None:
     """Each as if it were alone, with the workgroups of the longest."""
     for lanes in {0, kernels.lanes}:
-        shape = Shape(4, 2, 16, capacity=303)
-        attention, join, partial_bytes = plan_attention(shape, lanes, rows=len(lengths))
-        steps = [replace(Step.random(shape), qkv=np.roll(Step.random(shape).qkv, 3 * i)) for i in range(len(lengths))]
-        state = np.zeros((len(lengths), 8), np.uint32)
-        state[:, 0] = lengths
-        caches = [step.caches(length) for step, length in zip(steps, lengths, strict=True)]
-        keys, values = (np.stack([pair[i] for pair in caches]) for i in (0, 1))
-        partials = np.full(partial_bytes // 4, np.nan, np.float32)
-        result = np.full((len(lengths), shape.heads, shape.head), np.nan, shape.dtype)
-        qkv = np.stack([step.qkv for step in steps])
-        buffers = replace(steps[0], qkv=qkv).buffers(state, keys, values, partials, result)
-        dispatches = [
-            dispatch(attention, shape, lanes, [*BOUND, "y"], workgroups(attention, max(lengths))),
-            dispatch(join, shape, lanes, JOINED, workgroups(join, max(lengths))),
-        ]
-        got = kernels.run(buffers, dispatches, READ, False)
-        read = [np.frombuffer(data, shape.dtype) for data in got]
-        found = read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape)
-        for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
-            check(step, Run(found[0][i], found[1][i], found[2][i]), length)
+        attend_together(kernels, Shape(4, 2, 16, capacity=303), lengths, lanes)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("shape", "subgroups"),
+    [
+        (Shape(4, 2, 16, capacity=303), (0, 4, 32)),
+        (Shape(6, 2, 32, capacity=303, window=70, cache_bits=8), (0, 32)),
+    ],
+    ids=["plain", "window of 8 bits"],
+)
+def test_sequences_read_each_others_caches_by_a_table(
+    kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
+) -> None:
+    for lanes in subgroups:
+        for lengths in ((1, 65, 300), (130, 130, 130, 130)):
+            attend_together(kernels, shape, lengths, lanes, tabled=True)
+
+
+def attend_together(
+    kernels: KernelPage, shape: Shape, lengths: Sequence[int], lanes: int, tabled: bool = False
+) -> None:
+    """Check sequences in one dispatch, each of whose positions may lie in the caches of any, as a table says."""
+    count = len(lengths)
+    attention, join, partial_bytes = plan_attention(shape, lanes, rows=count)
+    steps = [replace(Step.random(shape), qkv=np.roll(Step.random(shape).qkv, 3 * i)) for i in range(count)]
+    if tabled:
+        steps = [replace(Step.random(shape, seed=1 + i), cos=steps[0].cos, sin=steps[0].sin) for i in range(count)]
+    table = np.tile(np.arange(count, dtype=np.uint32)[:, None], shape.capacity)
+    if tabled:
+        # A sequence writes its own caches at its last position.
+        inner = [at for at in range(shape.capacity) if at + 1 not in lengths]
+        table[:, inner] = np.random.default_rng(3).permuted(table[:, inner], axis=0)
+    where = np.arange(shape.capacity)
+    state = np.zeros((count, 8), np.uint32)
+    state[:, 0] = lengths
+    caches = [step.caches(length) for step, length in zip(steps, lengths, strict=True)]
+    keys, values = (np.empty_like(np.stack([pair[i] for pair in caches])) for i in (0, 1))
+    for i, (own_keys, own_values) in enumerate(caches):
+        # With an index in front and one behind, numpy has the positions first.
+        keys[table[i], :, where], values[table[i], :, where] = own_keys.swapaxes(0, 1), own_values.swapaxes(0, 1)
+    partials = np.full(partial_bytes // 4, np.nan, np.float32)
+    result = np.full((count, shape.heads, shape.head), np.nan, shape.dtype)
+    qkv = np.stack([step.qkv for step in steps])
+    buffers = {**replace(steps[0], qkv=qkv).buffers(state, keys, values, partials, result), "table": table}
+    bound = [*BOUND, "y", *(["table"] if tabled else [])]
+    dispatches = [
+        dispatch(attention, shape, lanes, bound, workgroups(attention, max(lengths))),
+        dispatch(join, shape, lanes, JOINED, workgroups(join, max(lengths))),
+    ]
+    got = kernels.run(buffers, dispatches, READ, lanes not in (0, kernels.lanes))
+    read = [np.frombuffer(data, was.dtype) for data, was in zip(got, (result, keys, values), strict=True)]
+    found = read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape)
+    for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
+        own = [np.ascontiguousarray(cache[table[i], :, where].swapaxes(0, 1)) for cache in found[1:]]
+        check(step, Run(found[0][i], *own), length)
 
 
 @pytest.mark.one_in(3)

@@ -91,7 +91,9 @@ def test_rows_run_in_buffers_of_the_callers(
     assert found["ledger"] == 4 * [{"persistent": 0, "io": 0, "tape scratch": 0}]
     assert all(found["own"].values()), "without pools the model allocates all of it"
     for asked in found["asked"]:
-        tapes = {"separate": len(wanted) * search.get("num_beams", 1), "joint": 2}[choice]
+        beams = search.get("num_beams", 1)
+        # Joint rows have a tape for the prompts and one for their steps; beams have one more.
+        tapes = {"separate": len(wanted) * beams, "joint": 2 + (beams > 1)}[choice]
         assert "record" not in asked, "tapes over given buffers are the stored ones"
         assert asked["restore_tape"] == tapes
         assert asked["give_scratch"] == 2 * tapes, "given, and replaced"

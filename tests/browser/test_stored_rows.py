@@ -151,7 +151,7 @@ def pages(context: BrowserContext, site: SiteServer) -> list[dict[str, Any]]:
 
 def test_the_first_page_records_and_compares(pages: list[dict[str, Any]]) -> None:
     asked = pages[0]["asked"]
-    assert recorded(pages[0]) == dict.fromkeys(USED, 1) | {"batch": 2}
+    assert recorded(pages[0]) == dict.fromkeys(USED, 1) | {"batch": 2, "beams": 2}
     assert all(asked[use]["compare"] for use in USED)
     assert pages[0]["ids"]["batch"] == oracle.rows(LLAMA, PROMPTS, max_length=LENGTH).sequences
     assert pages[0]["ids"]["beams"] == oracle.rows(LLAMA, PROMPTS[:1], num_beams=3, max_length=LENGTH).sequences

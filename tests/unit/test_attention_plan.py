@@ -204,3 +204,12 @@ def test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers(
     for each in kernels:
         described = {**vars(each.plan), "half": True, "lanes": 32, "bindings": each.bindings}
         assert len(declared_bindings(described)) == len(each.bindings) <= buffers, each.plan.shader
+
+
+@pytest.mark.parametrize(("buffers", "always"), [(9, False), (8, True)])
+def test_a_table_takes_a_buffer_of_the_kernel(buffers: int, always: bool) -> None:
+    what = Attention(32, 8, 64, 1037, 0.125, 21, 22, 23, 24, "f16", rows=4, tabled=True)
+    attention, join = what.kernels((1,), (2,), WorkgroupLimits(32, buffers=buffers))
+    assert ("y" in attention.bindings, len(attention.bindings)) == (not always, buffers)
+    assert "table" in attention.bindings
+    assert splits(join.plan, 1) == (what.heads if always else 0)

@@ -56,7 +56,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "carried_tensor lora_file model_memory noted_graphs page_session probe span_checks",
         "host_memory lora rope_tables",
         "rows",
-        "base prefix_cache",
+        "base beams prefix_cache",
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
     ),
@@ -68,7 +68,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
-        "drafted_steps session",
+        "beam_steps drafted_steps session",
         "decoder device",
         "joint_rows loading",
         "row_source rows step_source",
@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device.webgpu.tapes": (
         "comparison decode_step pipeline scratch stored verdicts",
         "prefill rows sessions step_check",
-        "drafts step_recorder",
+        "beams drafts step_recorder",
     ),
     "genai": (
         "chat_tools config events log runtime speculative tensors",

@@ -60,9 +60,9 @@ def placement(*others: Node) -> Placement:
     return Placement(nodes, places, (), homes)
 
 
-def made(placed: Placement, known: Recording) -> Any:
+def made(placed: Placement, known: Recording, table: tuple[int, int, int] | None = None) -> Any:
     ops = [op for op in known.ops if isinstance(op, Dispatch)]
-    spans = RowSpans(STATE, SPANS, IDS)
+    spans = RowSpans(STATE, SPANS, IDS, table)
     return row_step(placed, known, ops, spans, ROWS, WorkgroupLimits(), CAPACITY)
 
 
@@ -163,3 +163,11 @@ def test_what_is_read_of_other_buffers_is_of_one_row_only() -> None:
     placed = placement(Node(replace(LAST, norm=None), (11,), (12,), 3, frozenset({3})))
     with pytest.raises(TapeError, match="reads 1 buffers that are not the rows'"):
         made(placed, recording())
+
+
+def test_attention_reads_caches_by_the_table_of_the_rows() -> None:
+    kernels = {kernel["shader"]: kernel["bindings"] for kernel in made(placement(), recording(), (95, 0, 3600)).kernels}
+    assert kernels["attention"]["table"] == ["span", 95, 0, 3600]
+    assert "table" not in kernels["attention_join"]
+    plain = {kernel["shader"]: kernel["bindings"] for kernel in made(placement(), recording()).kernels}
+    assert "table" not in plain["attention"]

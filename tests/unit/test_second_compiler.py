@@ -96,6 +96,7 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"sinks": 9, "window": 64},
         {"softcap": 30.0},
         {"rows": 4},
+        {"rows": 4, "tabled": True},
         {"rows": 4, "along": True, "sinks": 9},
         {"rows": 4, "along": True, "interleaved": True, "softcap": 30.0},
     ]
@@ -152,7 +153,7 @@ def refused(modules: Mapping[str, str]) -> list[str]:
 
 PARTS = [f"{part}{of}" for part in ("scales", "zeros", "minima") for of in ("", "_up")]
 ONE_WAY = [
-    *("attention_append ALONG", "attention_append SEVERAL"),  # its only use
+    *("attention_append ALONG", "attention_append SEVERAL", "attention_append table"),  # its only use
     *(f"{shader} {name}" for shader in ("few_rows_dense", "matvec_dense") for name in ("weights", "up", *PARTS)),
     *(f"{shader} {name}" for shader in ("few_rows_q4", "matmul_q4", "matvec_q4") for name in ("weights", "scales")),
     *(f"matmul_q4 {name}" for name in ("bias", "residual", "minima", "minima_up")),  # no plan asks for them yet

@@ -12,7 +12,7 @@ import { Allocations } from "./gpu/allocations";
 import { compareBuffers } from "./gpu/compare";
 import { type Category, WatchedDevice } from "./gpu/device";
 import { SamplerPipelines } from "./gpu/sampler_program";
-import { Shortlists } from "./gpu/shortlist";
+import { Shortlist, Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { type Part, Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
@@ -98,6 +98,7 @@ export class GpuEngine implements EngineCalls {
     this.staging.destroy();
     this.spans.destroy();
     SamplerPipelines.forget(this.watched.device);
+    Shortlist.forget(this.watched.device);
     this.watched.close();
   }
 

@@ -5,6 +5,7 @@ import type { BoundSessions } from "./bound_sessions";
 import { copyBytes } from "./crossing";
 import type { Json, TapesCalls } from "./engine_calls";
 import { EngineError } from "./errors";
+import { BeamSearch, RECORDED } from "./gpu/beam_search";
 import { countsByLength, countsOfStep } from "./gpu/counts";
 import type { WatchedDevice } from "./gpu/device";
 import { FusedKernels, type FusedSpec, type Part } from "./gpu/fused";
@@ -46,9 +47,26 @@ interface SamplerSpec {
   owner: string;
 }
 
+interface BeamSpec {
+  logits: number;
+  logits_type: "float32" | "float16";
+  vocab: number;
+  rows: number;
+  beams: number;
+  looked: number;
+  ends: number[];
+  state: SpanSpec;
+  input_ids: number;
+  table: number;
+  scores: number;
+  capacity: number;
+  owner: string;
+}
+
 export class Tapes implements TapesCalls {
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader; owner: string }>("sampler");
+  private readonly searches = new Handles<{ search: BeamSearch; reader: RingReader }>("beam search");
   /** The sources of tapes, by their handles. */
   private readonly sources = new Map<number, TapeSource>();
   private readonly fusedPipelines: FusedPipelines;
@@ -196,7 +214,7 @@ export class Tapes implements TapesCalls {
 
   makeSampler(spec: string): number {
     const s = JSON.parse(spec) as SamplerSpec;
-    const span = ([handle, offset, size]: SpanSpec): Span => ({ buffer: this.buffers.get(handle), offset, size });
+    const span = (given: SpanSpec): Span => this.span(given);
     const ring = span(s.ring);
     const targets: SamplerTargets = {
       logits: this.buffers.get(s.logits),
@@ -246,6 +264,49 @@ export class Tapes implements TapesCalls {
     held?.reader.destroy();
   }
 
+  makeBeamSearch(spec: string): number {
+    const s = JSON.parse(spec) as BeamSpec;
+    const { watched } = this;
+    const search = watched.attribute("kernels", s.owner, () => {
+      return new BeamSearch(watched, s.owner, {
+        logits: this.buffers.get(s.logits),
+        logitsType: s.logits_type,
+        vocab: s.vocab,
+        rows: s.rows,
+        beams: s.beams,
+        looked: s.looked,
+        ends: s.ends,
+        state: this.span(s.state),
+        inputIds: this.buffers.get(s.input_ids),
+        table: this.buffers.get(s.table),
+        scores: this.buffers.get(s.scores),
+        capacity: s.capacity,
+      });
+    });
+    const reader = new RingReader(watched, search.records, RECORDED, s.owner, 1, search.words);
+    return this.searches.add({ search, reader });
+  }
+
+  destroyBeamSearch(handle: number): void {
+    const held = this.searches.take(handle);
+    held?.search.destroy();
+    held?.reader.destroy();
+  }
+
+  /** As `burst`, with choices of a beam search in the place of picks, and the words of their records in that of ids. */
+  beamBurst(
+    tape: number,
+    handle: number,
+    picks: number,
+    chooseFirst: boolean,
+    length: number,
+    cursor: number,
+  ): Promise<Float64Array> {
+    const { search, reader } = this.searches.get(handle);
+    const step = this.steps(tape, search, picks, chooseFirst, length);
+    return this.finishBurst(step, reader, cursor, picks, "beam burst");
+  }
+
   /** Encode one step of a tape and nothing else; `length` is the number of valid positions it sees. */
   playOnce(tape: number, length: number): void {
     const played = this.playable(tape);
@@ -268,15 +329,9 @@ export class Tapes implements TapesCalls {
     length: number,
     cursor: number,
   ): Promise<Float64Array> {
-    const played = this.playable(tape);
-    const held = this.samplers.get(sampler);
-    const step = TracedStep.begin(this.watched);
-    let valid = length;
-    for (let i = 0; i < picks; i++) {
-      if (i > 0 || !sampleFirst) played.encode(step, valid++);
-      held.sampler.encode(step.pass);
-    }
-    return this.finishBurst(step, held.reader, cursor, picks, "burst");
+    const { sampler: picker, reader } = this.samplers.get(sampler);
+    const step = this.steps(tape, picker, picks, sampleFirst, length);
+    return this.finishBurst(step, reader, cursor, picks, "burst");
   }
 
   /** Let the sampler take steps with drafts, over a tape of so many positions with these input ids and logits. */
@@ -356,6 +411,28 @@ export class Tapes implements TapesCalls {
   async operationTimes(tape: number, sampler: number, length: number): Promise<string> {
     const { sampler: picks } = this.samplers.get(sampler);
     return JSON.stringify(await operationTimes(this.watched, this.playable(tape), picks, length));
+  }
+
+  private span([handle, offset, size]: SpanSpec): Span {
+    return { buffer: this.buffers.get(handle), offset, size };
+  }
+
+  /** Encode `picks` picks, each after one step of a tape, the first of them without if `pickFirst`. */
+  private steps(
+    tape: number,
+    picker: Sampler | BeamSearch,
+    picks: number,
+    pickFirst: boolean,
+    length: number,
+  ): TracedStep {
+    const played = this.playable(tape);
+    const step = TracedStep.begin(this.watched);
+    let valid = length;
+    for (let i = 0; i < picks; i++) {
+      if (i > 0 || !pickFirst) played.encode(step, valid++);
+      picker.encode(step.pass);
+    }
+    return step;
   }
 
   private playable(tape: number): Tape {

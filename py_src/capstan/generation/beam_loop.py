@@ -1,15 +1,18 @@
-"""The loop of a beam search: rows are beams, which the host chooses at each step."""
+"""The loop of a beam search: rows are beams, which the device chooses in bursts of steps, or the host at each step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from ..device.rows import RowDecoder
+from ..device.beams import BeamBurst, BeamOptions, BeamRows, Round
+from ..device.rows import Burst, RowDecoder
 from ..device.shortlist import Shortlist
+from ..fallback import fall_back
 from ..memory import Pools
 from ..stages.sampling import finite_logits
-from .beam_search import Beams, continuations, looked_at
+from .beam_search import Beams, continuations, looked_at, without_numbers
 from .generator_params import GeneratorParams
 from .row_loop import RowLoop
 
@@ -20,15 +23,27 @@ __all__ = ["BeamLoop"]
 
 
 class BeamLoop(RowLoop):
-    """Rows of which each step keeps the best continuations: their caches are reordered on the device, and no step runs
-    ahead of the choice. The host reads the best tokens of each row, and all logits where a stage edits them."""
+    """Rows of which each step keeps the best continuations.
+
+    A device that searches by itself (beams.BeamRows) runs ahead, and tells what each step found; hypotheses are kept
+    here. Else, where a stage edits logits, and once logits were asked for between two tokens, the host reads the best
+    tokens of each row, or all logits, and reorders the caches before each step.
+    """
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
         super().__init__(model, params, pools)
         self._beams = self._new_beams()
         """By prompt."""
+        self._asked: RowDecoder | None = None
+        """The decoder that was asked whether it searches by itself."""
+        self._searching: BeamRows | None = None
+        """That decoder, or None if the host has to choose."""
+        self._by_host = False
+        """Whether the host chooses from now on in place of the decoder."""
+        self._rounds: deque[tuple[Round | None, ...]] = deque()
+        """The results of steps whose tokens were not handed out yet, by prompt."""
         self._chosen: list[int] = []
-        """The tokens of the next step, which were not handed out yet."""
+        """The tokens of the next step, which the host chose and did not hand out yet."""
         self._pending = False
         """The last tokens were handed out, and the model was not run on them yet."""
 
@@ -42,7 +57,7 @@ class BeamLoop(RowLoop):
 
     @property
     def ready(self) -> bool:
-        return bool(self._chosen)
+        return bool(self._chosen) or (bool(self._rounds) and not self._barren)
 
     def sequence(self, index: int) -> list[int]:
         """The index-th hypothesis, best first, those of the first prompt before those of the second."""
@@ -52,21 +67,97 @@ class BeamLoop(RowLoop):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         self._beams = self._new_beams()
+        self._by_host = False
 
     def take(self) -> list[int]:
-        tokens, self._chosen = self._chosen, []
-        for row, token in zip(self.rows, tokens, strict=True):
-            row.tokens.append(token)
-        self._pending = True
+        if self._rounds:
+            tokens = [
+                token for prompt, found in enumerate(self._rounds.popleft()) for token in self._take(prompt, found)
+            ]
+        else:
+            tokens, self._chosen = self._chosen, []
+            for row, token in zip(self.rows, tokens, strict=True):
+                row.tokens.append(token)
+            self._pending = True
         self._tell()
         return tokens
 
+    def _take(self, prompt: int, found: Round | None) -> list[int]:
+        """Have a prompt's rows continued as the device chose."""
+        count = self.options.num_beams
+        rows = self.rows[prompt * count : (prompt + 1) * count]
+        for row in rows:
+            row.ready.popleft()
+        choices = self._beams[prompt].take(found, lambda beam: rows[beam].sequence, len(rows[0]))
+        old = [row.tokens for row in rows]
+        for row, choice in zip(rows, choices, strict=True):
+            row.tokens = [*old[choice.parent], choice.token]
+        return [choice.token for choice in choices]
+
     def discard_ahead(self) -> None:
         super().discard_ahead()
+        self._rounds.clear()
         self._chosen, self._pending = [], False
 
+    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
+        decoder = await super().ready_decoder(unrecorded)
+        # Preparing a search may overwrite the caches.
+        if self._asked is not decoder and not any(row.valid for row in self.rows):
+            self._searching = await self._prepared(decoder)
+            self._asked = decoder
+        return decoder
+
+    async def _prepared(self, decoder: RowDecoder) -> BeamRows | None:
+        """The decoder, if it searches beams by itself."""
+        if self._edited or not isinstance(decoder, BeamRows):
+            return None
+        reason = await decoder.prepare_beams(BeamOptions(self.options.num_beams, self._wide, self._ends))
+        if reason is None:
+            return decoder
+        fall_back("beam search on the GPU", reason, "the host chooses the beams of each step")
+        return None
+
     async def pick(self) -> None:
-        """Choose the tokens of the next step."""
+        """Choose the tokens of the next step, or have the device choose those of the next ones."""
+        if self._barren:
+            raise without_numbers()
+        if self._by_host or self._asked is not self.decoder or self._searching is None:
+            await self._pick_here()
+        else:
+            await super().pick()
+
+    def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
+        assert self._searching is not None
+        if self.sample_first:
+            self._begin(self._searching)
+        return self._searching.submit_beams(picks, self.sample_first)
+
+    def _begin(self, decoder: BeamRows) -> None:
+        """Begin a search at the end of the sequences."""
+        sources: list[int] = []
+        for prompt in range(self.options.batch_size):
+            first = prompt * self.options.num_beams
+            rows = self.rows[first : first + self.options.num_beams]
+            alike = all(row.tokens == rows[0].tokens for row in rows)
+            sources += [first if alike else first + place for place in range(len(rows))]
+        decoder.begin_beams([score for beams in self._beams for score in beams.scores], sources)
+        for row in self.rows:
+            # Behind the prompt caches are the beams' together.
+            row.unsettle(row.appended[0][1])
+
+    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
+        super().receive(burst, numbers)
+        if isinstance(burst, BeamBurst):
+            self._rounds.extend(burst.rounds)
+
+    @property
+    def _barren(self) -> bool:
+        """Whether no tokens could be chosen in the next step."""
+        if not self._rounds:
+            return False
+        return any(found is None and not beams.done for found, beams in zip(self._rounds[0], self._beams, strict=True))
+
+    async def _pick_here(self) -> None:
         await self.settle()
         decoder = self.open_decoder()
         parents: list[int] = []
@@ -86,6 +177,9 @@ class BeamLoop(RowLoop):
         self._chosen = chosen
 
     async def settle(self) -> None:
+        if not self.stale and not self.sample_first:
+            # The caches have to be computed again here: by the host's choices that happens once, not at each token.
+            self._by_host = True
         await super().settle()
         if self._pending:
             with self.losing():
@@ -95,15 +189,24 @@ class BeamLoop(RowLoop):
                 row.valid = len(row.tokens)
 
     async def _continuations(self, decoder: RowDecoder, numbers: Sequence[int]) -> list[list[tuple[float, int]]]:
-        count = min(looked_at(self.options), self._model.config.vocab_size)
-        if not any(stage.edit is not None for stage in self.options.stages()):
-            return [continuations(found) for found in await decoder.shortlists(count, numbers)]
+        if not self._edited:
+            return [continuations(found) for found in await decoder.shortlists(self._wide, numbers)]
         found = []
         for number in numbers:
             row = self.rows[number]
             logits = finite_logits(await decoder.logits(number), self.options, row.sequence, row.unpicked)
-            found.append(continuations(Shortlist.of(logits, count)))
+            found.append(continuations(Shortlist.of(logits, self._wide)))
         return found
+
+    @property
+    def _edited(self) -> bool:
+        """Whether a stage edits logits."""
+        return any(stage.edit is not None for stage in self.options.stages())
+
+    @property
+    def _wide(self) -> int:
+        """The number of continuations of each beam that compete."""
+        return min(looked_at(self.options), self._model.config.vocab_size)
 
     def _sequences_of(self, prompt: int) -> list[list[int]]:
         count = self.options.num_beams

@@ -17,15 +17,16 @@ continuations, all of which may be ends if there are several end-of-sequence ids
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
+from ..device.beams import Continuation, Round
 from ..device.shortlist import LARGEST, Shortlist
 from ..errors import LogitsError
 from ..stages.sampling import float32
 from ..stages.search import SearchOptions
 
-__all__ = ["Beams", "Choice", "continuations", "looked_at"]
+__all__ = ["Beams", "Choice", "continuations", "looked_at", "ranked", "without_numbers"]
 
 UNLIKELY = -1e9
 """The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
@@ -69,29 +70,23 @@ class Beams:
     def choose(self, found: Sequence[Sequence[tuple[float, int]]], sequences: Sequence[list[int]]) -> list[Choice]:
         """The beams of the next step, from the continuations of each beam (`continuations`) and its sequence so far;
         padding once the prompt is done."""
+        return self.take(
+            None if self.done else ranked(self.scores, found, self.ends), sequences.__getitem__, len(sequences[0])
+        )
+
+    def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> list[Choice]:
+        """The beams of the next step, from what a round found, behind sequences of that length, which `sequence` gives
+        by beam; padding once the prompt is done. LogitsError where a beam has no number among its logits."""
         if self.done:
             return [Choice(beam, self.pad) for beam in range(self.count)]
-        ranked = [
-            (float32(log + score), -beam, -token)
-            for beam, (score, logs) in enumerate(zip(self.scores, found, strict=True))
-            for log, token in logs
-        ]
-        best = sorted(ranked, reverse=True)
-        chosen: list[Choice] = []
-        scores: list[float] = []
-        for place, (score, beam, token) in enumerate(best):
-            if -token in self.ends:
-                if place < self.count:
-                    self._keep(sequences[-beam], score)
-            else:
-                chosen.append(Choice(-beam, -token))
-                scores.append(score)
-            if len(chosen) == self.count:
-                break
-        self.scores = scores
+        if found is None:
+            raise without_numbers()
+        for beam, score in found.ends:
+            self._keep(sequence(beam), score)
+        self.scores = [each.score for each in found.chosen]
         full = len(self.hypotheses) == self.count
-        self.done = full and (self.early_stopping or not self._can_improve(best[0][0], len(sequences[0])))
-        return chosen
+        self.done = full and (self.early_stopping or not self._can_improve(found.best, length))
+        return [Choice(each.parent, each.token) for each in found.chosen]
 
     def best(self, count: int, sequences: Sequence[list[int]]) -> list[list[int]]:
         """The best `count` hypotheses, if the search ended here."""
@@ -126,6 +121,26 @@ class Beams:
         return float32(score / divisor) if divisor else math.copysign(math.inf, score)
 
 
+def ranked(scores: Sequence[float], found: Sequence[Sequence[tuple[float, int]]], ends: Set[int]) -> Round:
+    """The round that beams.wgsl computes on the GPU: from each beam's score and its `continuations`."""
+    candidates = [
+        (float32(log + score), -beam, -token)
+        for beam, (score, logs) in enumerate(zip(scores, found, strict=True))
+        for log, token in logs
+    ]
+    best = sorted(candidates, reverse=True)
+    chosen: list[Continuation] = []
+    ended: list[tuple[int, float]] = []
+    for place, (score, beam, token) in enumerate(best):
+        if -token not in ends:
+            chosen.append(Continuation(-beam, -token, score))
+        elif place < len(found):
+            ended.append((-beam, score))
+        if len(chosen) == len(found):
+            break
+    return Round(tuple(chosen), tuple(ended), best[0][0])
+
+
 def looked_at(options: SearchOptions) -> int:
     """Continuations of a beam that are looked at: so many that num_beams of them are no ends."""
     return options.num_beams + max(options.num_beams, len(options.end_token_ids))
@@ -135,9 +150,13 @@ def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
     """Log-probabilities and tokens, best first. LogitsError where there is no number among the logits."""
     top, _ = shortlist.best[0]
     if top <= -LARGEST:
-        raise LogitsError(
-            "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger; "
-            "`await model.find_not_finite(ids)` names the node where it begins"
-        )
+        raise without_numbers()
     total = float32(shortlist.total)
     return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]
+
+
+def without_numbers() -> LogitsError:
+    return LogitsError(
+        "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger; "
+        "`await model.find_not_finite(ids)` names the node where it begins"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -126,9 +126,13 @@ class DecodeLoop:
         picks = min([picks, *(self.rows[number].room(self.reach) for number in going)])
         if picks <= 0 or not going:
             return False
-        self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going), self.rows, going)
+        self.flight.add(picks, self.queued(picks, going), self.rows, going)
         self.sample_first = False
         return True
+
+    def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
+        """Queue so many picks for these rows."""
+        return self.open_decoder().submit(picks, self.sample_first, numbers)
 
     def fill(self) -> None:
         """Queue bursts until as many are under way as the device takes."""

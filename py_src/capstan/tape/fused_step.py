@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .kernel_plan import WorkgroupLimits
-from .operation import Binding, Buffer, Kernel, Shared, State, Value
+from .operation import Binding, Buffer, Kernel, Shared, State, Table, Value
 from .placement import Placement
 from .step_graph import Recorded
 
@@ -39,11 +39,13 @@ def fused_step(
     state: tuple[int, int, int],
     limits: WorkgroupLimits,
     capacity: int,
+    sources: tuple[int, int, int] | None = None,
 ) -> FusedStep:
     """Emit a placed step. `played` has the recorded operations by index, whose table numbers are those of `tables`.
 
     `state` is the sampler's state (handle, offset, bytes), from which kernels take the length; `limits` are the
-    adapter's; `capacity` is the longest sequence, in tokens.
+    adapter's; `capacity` is the longest sequence, in tokens; `sources` is the table of the rows whose caches
+    are read, for kernels that ask for one.
     """
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
     numbered: dict[Callable[[int], tuple[int, int, int]], int] = {}
@@ -68,6 +70,10 @@ def fused_step(
                 return ["recorded", binding.id]
             case State():
                 return ["span", *state]
+            case Table():
+                if sources is None:
+                    raise ValueError("an operation reads its caches by a table, and none was given")
+                return ["span", *sources]
             case Shared():
                 number = shared.setdefault(binding.bytes, len(step.scratch))
                 if number == len(step.scratch):

@@ -9,7 +9,19 @@ from typing import Protocol
 from .kernel_plan import KernelPlan, WorkgroupLimits
 from .witness import Witness
 
-__all__ = ["ELEMENT_BYTES", "STATE", "Binding", "Buffer", "Kernel", "Operation", "Shared", "State", "Value"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "STATE",
+    "TABLE",
+    "Binding",
+    "Buffer",
+    "Kernel",
+    "Operation",
+    "Shared",
+    "State",
+    "Table",
+    "Value",
+]
 
 ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
@@ -42,7 +54,15 @@ class State:
 
 STATE = State()
 
-Binding = Value | Buffer | Shared | State
+
+@dataclass(frozen=True)
+class Table:
+    """For each of several rows and each position, the row whose caches hold it."""
+
+
+TABLE = Table()
+
+Binding = Value | Buffer | Shared | State | Table
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class RowSpans:
     """By recorded buffer: ids, logits and caches, whose rows lie one behind the other."""
     ids: int
     """The recorded buffer of the ids."""
+    table: Span | None = None
+    """The table by which attention reads the caches: u32 [rows, capacity], the row that holds each position."""
 
 
 def row_step(
@@ -48,7 +50,7 @@ def row_step(
     workgroups of the longest. With `along` it is a step of one sequence over so many positions, and `spans` has its
     caches. Raises TapeError where it has an operation with no form for several rows."""
     graph = several_rows(placement, recording, ops, spans, rows, along)
-    step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity)
+    step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity, spans.table)
     for kernel in step.kernels:
         kernel["bindings"] = {name: _moved(binding, spans) for name, binding in kernel["bindings"].items()}
     return step
@@ -91,7 +93,7 @@ def _several(
     if isinstance(what, Beside):
         return replace(node, what=replace(what, products=tuple(_widened(each, rows) for each in what.products)))
     if isinstance(what, Attention):
-        return replace(node, what=replace(what, rows=rows, along=along))
+        return replace(node, what=replace(what, rows=rows, along=along, tabled=spans.table is not None))
     if isinstance(what, Lookup):
         return replace(node, what=replace(what, rows=rows))
     found = lookup_in(recording, ops[what.index]) if isinstance(what, Recorded) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, unit
+from ..mutation import Mutation, browser, unit
 
 __all__ = ["APIS"]
 
@@ -113,10 +113,8 @@ APIS = (
     Mutation(
         "beams.ended_behind",
         "py_src/capstan/generation/beam_search.py",
-        """                if place < self.count:
-                    self._keep""",
-        """                if True:
-                    self._keep""",
+        "elif place < len(found):",
+        "else:",
         "a beam ends although better ones go on",
         unit("beams::test_ends_make_the_oracles_hypotheses"),
     ),
@@ -127,5 +125,37 @@ APIS = (
         "divisor = float32(float(length) * self.length_penalty)",
         "the length is multiplied by the length penalty",
         unit("beams::test_ends_make_the_oracles_hypotheses"),
+    ),
+    Mutation(
+        "beams.parents",
+        "web/src/shaders/sampler/beams.wgsl",
+        "= old[parents[beam]];",
+        "= old[beam];",
+        "a beam goes on over the caches of the beam in its place",
+        browser("beams::test_the_gpu_chooses_what_the_host_chooses"),
+    ),
+    Mutation(
+        "beams.ended_behind_on_the_gpu",
+        "web/src/shaders/sampler/beams.wgsl",
+        "if (place < BEAMS) {",
+        "if (ended < BEAMS) {",
+        "the GPU ends a beam although better ones go on",
+        browser("beams::test_the_gpu_chooses_what_the_host_chooses"),
+    ),
+    Mutation(
+        "beams.edited",
+        "py_src/capstan/generation/beam_loop.py",
+        "if self._edited or not isinstance(decoder, BeamRows):",
+        "if not isinstance(decoder, BeamRows):",
+        "the GPU chooses from logits that a stage should have edited",
+        browser("beams::test_where_a_stage_edits_logits_the_host_chooses"),
+    ),
+    Mutation(
+        "beams.void_caches",
+        "py_src/capstan/generation/beam_loop.py",
+        "row.unsettle(row.appended[0][1])",
+        "row.unsettle(len(row.tokens))",
+        "what a search wrote is taken for a row's own",
+        browser("beams::test_a_search_goes_on_behind_waits_that_were_cancelled"),
     ),
 )

@@ -138,6 +138,14 @@ KERNELS = (
         browser("attention::test_results_and_caches"),
     ),
     Mutation(
+        "attention.table",
+        "web/src/shaders/attention/attention_shared.wgsl",
+        "(table[sequence * CAPACITY + position] * KV_HEADS + kv_head)",
+        "(sequence * KV_HEADS + kv_head)",
+        "a beam reads its own caches whatever the table says",
+        browser("attention::test_sequences_read_each_others_caches_by_a_table"),
+    ),
+    Mutation(
         "attention.window",
         "web/src/shaders/attention/attention_shared.wgsl",
         "return total - min(total, WINDOW);",

@@ -1,4 +1,4 @@
-// Reads picked token ids back: a small pool of mappable buffers, so that several bursts can be under way.
+// Reads picked token ids, or the records of beams, back: a small pool of mappable buffers, so that several bursts can be under way.
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
@@ -11,7 +11,7 @@ export const MAX_BURST = 64;
 export const MAX_IN_FLIGHT = 4;
 
 export interface BurstResult {
-  /** Row by row. */
+  /** Row by row; of beams, the words of each step's records. */
   ids: Uint32Array;
   /** performance.now() when the queue took the burst, when the GPU had done it, and when its ids were readable. */
   submitted: number;
@@ -30,18 +30,20 @@ export class RingReader {
     private readonly capacity: number,
     owner: string,
     private readonly rows = 1,
+    /** Words of the ring for each pick. */
+    private readonly words = 1,
   ) {
     this.staging = Array.from({ length: MAX_IN_FLIGHT }, () =>
       watched.buffer("staging", owner, {
         label: "ring staging",
-        size: 4 * MAX_BURST * rows,
+        size: 4 * MAX_BURST * rows * words,
         usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
       }),
     );
     this.free = [...this.staging];
   }
 
-  /** Encode the copy of `count` ids of each row that start at `cursor`; returns what reads them once submitted. */
+  /** Encode the copy of `count` picks of each row that start at `cursor`; returns what reads them once submitted. */
   encodeCopy(encoder: GPUCommandEncoder, cursor: number, count: number): () => Promise<BurstResult> {
     const staging = this.free.pop();
     if (!staging)
@@ -49,13 +51,14 @@ export class RingReader {
     const first = cursor % this.capacity;
     const head = Math.min(count, this.capacity - first);
     const { buffer, offset } = this.ring;
+    const each = 4 * this.words;
     for (let row = 0; row < this.rows; row++) {
-      const from = offset + 4 * row * this.capacity;
-      const to = 4 * row * count;
-      encoder.copyBufferToBuffer(buffer, from + 4 * first, staging, to, 4 * head);
-      if (head < count) encoder.copyBufferToBuffer(buffer, from, staging, to + 4 * head, 4 * (count - head));
+      const from = offset + each * row * this.capacity;
+      const to = each * row * count;
+      encoder.copyBufferToBuffer(buffer, from + each * first, staging, to, each * head);
+      if (head < count) encoder.copyBufferToBuffer(buffer, from, staging, to + each * head, each * (count - head));
     }
-    return () => this.read(staging, count * this.rows);
+    return () => this.read(staging, count * this.rows * this.words);
   }
 
   destroy(): void {

@@ -16,56 +16,111 @@ export interface Logits {
   dtype: "float32" | "float16";
 }
 
-/** Makes shortlists on one device. */
-export class Shortlists {
-  private pipelines: GPUComputePipeline[] | null = null;
+type Dispatch = { pipeline: GPUComputePipeline; group: GPUBindGroup; counts: [number, number] };
 
+/** The shortlists of some logits, found as often as they are encoded; owns its buffers, not the logits. */
+export class Shortlist {
+  private static readonly pipelines = new WeakMap<GPUDevice, GPUComputePipeline[]>();
+
+  /** For each row Σ exp(logit - largest) as a float32, then `count` pairs of a float32 logit and its token, largest first. */
+  readonly result: GPUBuffer;
+  /** Bytes of the result. */
+  readonly size: number;
+  private readonly owned: readonly GPUBuffer[];
+  private readonly dispatches: readonly Dispatch[];
+
+  /** A device that is closed needs the pipelines no more, and may be kept by others. */
+  static forget(device: GPUDevice): void {
+    Shortlist.pipelines.delete(device);
+  }
+
+  private static of(device: GPUDevice): GPUComputePipeline[] {
+    let found = Shortlist.pipelines.get(device);
+    if (found === undefined) {
+      const module = device.createShaderModule({ label: "shortlist", code: shader });
+      found = ["blocks", "join"].map((entryPoint) =>
+        device.createComputePipeline({ label: "shortlist", layout: "auto", compute: { module, entryPoint } }),
+      );
+      Shortlist.pipelines.set(device, found);
+    }
+    return found;
+  }
+
+  /** Throws RangeError for a count that is not from 1 to the vocabulary. */
+  constructor(watched: WatchedDevice, owner: string, logits: Logits, count: number) {
+    const { buffer, start, rows, vocab, dtype } = logits;
+    if (!Number.isInteger(count) || count < 1 || count > vocab) {
+      throw new RangeError(`shortlist: count is ${count}; it must be an integer from 1 to ${vocab}`);
+    }
+    const { device } = watched;
+    const [inBlocks, joined] = Shortlist.of(device);
+    const make = (size: number, usage: number): GPUBuffer =>
+      watched.buffer("kernels", owner, { label: "shortlist", size, usage });
+    const blocks = Math.ceil(vocab / BLOCK);
+    const kept = Math.min(count, BLOCK);
+    this.size = 4 * rows * (1 + 2 * count);
+    const params = make(32, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
+    const parts = make(4 * rows * blocks * (1 + 2 * kept), GPUBufferUsage.STORAGE);
+    this.result = make(this.size, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
+    this.owned = [params, parts, this.result];
+    const words = new Uint32Array([vocab, dtype === "float16" ? 1 : 0, count, start, blocks, kept, 0, 0]);
+    watched.write(params, 0, new Uint8Array(words.buffer));
+    const bound = (
+      pipeline: GPUComputePipeline,
+      buffers: Record<number, GPUBuffer>,
+      counts: [number, number],
+    ): Dispatch => {
+      const entries = Object.entries(buffers).map(([at, each]) => ({
+        binding: Number(at),
+        resource: { buffer: each },
+      }));
+      return { pipeline, group: device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }), counts };
+    };
+    this.dispatches = [
+      bound(inBlocks!, { 0: buffer, 1: parts, 3: params }, [blocks, rows]),
+      bound(joined!, { 1: parts, 2: this.result, 3: params }, [rows, 1]),
+    ];
+  }
+
+  encode(pass: GPUComputePassEncoder): void {
+    for (const { pipeline, group, counts } of this.dispatches) {
+      pass.setPipeline(pipeline);
+      pass.setBindGroup(0, group);
+      pass.dispatchWorkgroups(...counts);
+    }
+  }
+
+  destroy(): void {
+    for (const buffer of this.owned) buffer.destroy();
+  }
+}
+
+/** Makes shortlists on one device, and reads them. */
+export class Shortlists {
   constructor(private readonly watched: WatchedDevice) {}
 
   /**
    * Reads for each row Σ exp(logit - largest), then `count` pairs of a logit and its token, largest first. The work is
    * queued when this returns. Throws RangeError for a count that is not from 1 to the vocabulary.
    */
-  read({ buffer, start, rows, vocab, dtype }: Logits, count: number): Promise<Float64Array> {
-    if (!Number.isInteger(count) || count < 1 || count > vocab) {
-      throw new RangeError(`shortlist: count is ${count}; it must be an integer from 1 to ${vocab}`);
-    }
-    const { device } = this.watched;
-    const [inBlocks, joined] = (this.pipelines ??= this.made());
-    const make = (size: number, usage: number): GPUBuffer =>
-      this.watched.buffer("kernels", "shortlist", { label: "shortlist", size, usage });
-    const blocks = Math.ceil(vocab / BLOCK);
-    const kept = Math.min(count, BLOCK);
-    const size = 4 * rows * (1 + 2 * count);
-    const params = make(32, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
-    const parts = make(4 * rows * blocks * (1 + 2 * kept), GPUBufferUsage.STORAGE);
-    const result = make(size, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
-    const staging = make(size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
-    const words = new Uint32Array([vocab, dtype === "float16" ? 1 : 0, count, start, blocks, kept, 0, 0]);
-    this.watched.write(params, 0, new Uint8Array(words.buffer));
-    const encoder = this.watched.encoder();
+  read(logits: Logits, count: number): Promise<Float64Array> {
+    const { watched } = this;
+    const made = new Shortlist(watched, "shortlist", logits, count);
+    const staging = watched.buffer("kernels", "shortlist", {
+      label: "shortlist",
+      size: made.size,
+      usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
+    });
+    const encoder = watched.encoder();
     const pass = encoder.beginComputePass({ label: "shortlist" });
-    const run = (pipeline: GPUComputePipeline, bound: Record<number, GPUBuffer>, groups: [number, number?]): void => {
-      const entries = Object.entries(bound).map(([at, each]) => ({ binding: Number(at), resource: { buffer: each } }));
-      pass.setPipeline(pipeline);
-      pass.setBindGroup(0, device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
-      pass.dispatchWorkgroups(...groups);
-    };
-    run(inBlocks!, { 0: buffer, 1: parts, 3: params }, [blocks, rows]);
-    run(joined!, { 1: parts, 2: result, 3: params }, [rows]);
+    made.encode(pass);
     pass.end();
-    encoder.copyBufferToBuffer(result, 0, staging, 0, size);
-    this.watched.submit([encoder.finish()]);
-    const made = [params, parts, result, staging];
-    return this.take(staging, rows, count).finally(() => made.forEach((each) => each.destroy()));
-  }
-
-  private made(): GPUComputePipeline[] {
-    const { device } = this.watched;
-    const module = device.createShaderModule({ label: "shortlist", code: shader });
-    return ["blocks", "join"].map((entryPoint) =>
-      device.createComputePipeline({ label: "shortlist", layout: "auto", compute: { module, entryPoint } }),
-    );
+    encoder.copyBufferToBuffer(made.result, 0, staging, 0, made.size);
+    watched.submit([encoder.finish()]);
+    return this.take(staging, logits.rows, count).finally(() => {
+      made.destroy();
+      staging.destroy();
+    });
   }
 
   private async take(staging: GPUBuffer, rows: number, count: number): Promise<Float64Array> {

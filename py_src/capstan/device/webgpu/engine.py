@@ -23,6 +23,7 @@ __all__ = [
     "BEFORE",
     "FREE",
     "NOT_FUSED",
+    "BeamSpec",
     "BoundTensor",
     "Difference",
     "GpuAdapter",
@@ -96,6 +97,33 @@ class SamplerSpec:
     owner: str
     rows: int = 1
     """The number of sequences; each buffer has a part for every one."""
+
+
+@dataclass(frozen=True)
+class BeamSpec:
+    """Buffers that a beam search reads and advances, and its options; sizes in elements."""
+
+    logits: int
+    logits_type: str
+    vocab: int
+    rows: int
+    """The beams of all prompts."""
+    beams: int
+    """Those of one prompt."""
+    looked: int
+    """The number of continuations of each beam that compete."""
+    ends: tuple[int, ...]
+    """End-of-sequence ids."""
+    state: tuple[int, int, int]
+    """Handle, offset and bytes."""
+    input_ids: int
+    table: int
+    """u32 [rows, capacity]: the row whose caches hold a position of a row."""
+    scores: int
+    """float32 [rows]."""
+    capacity: int
+    """Positions of a row."""
+    owner: str
 
 
 @dataclass(frozen=True)
@@ -285,6 +313,14 @@ class GpuSampling(GpuAdapter, Protocol):
     ) -> Awaitable[Sequence[float]]:
         """As `burst`, of drafted steps over a tape of `positions` positions, with as many ids each; 0xFFFFFFFE for what
         was not picked. `length` is the sequence's at most."""
+
+    def make_beam_search(self, spec: BeamSpec) -> int: ...
+    def destroy_beam_search(self, search: int) -> None: ...
+    def beam_burst(
+        self, tape: int, search: int, picks: int, choose_first: bool, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        """As `burst`, with choices of a beam search for picks, and for ids the records of each step: u32 words, as
+        web/src/shaders/sampler/beams.wgsl has them."""
 
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
 

@@ -11,24 +11,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ...errors import ClosedError
 from ...memory import Loan
 from ...stages.search import SearchOptions
+from ..beams import BeamBurst, BeamOptions
 from ..cache_rows import CacheRows
 from ..casts import ELEMENT_BYTES
 from ..lora import LoraWeights
 from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
+from .beam_steps import BeamSteps
 from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder, read_burst
 from .engine import GpuEngine
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
+from .tapes.beams import BeamTape
 from .tapes.rows import RowTape
 
 __all__ = ["JointRows"]
 
 
 class JointRows:
-    """A RowDecoder that advances all its rows with one tape; rows.RowDecoder documents the methods.
+    """A RowDecoder that advances all its rows with one tape, and a beams.BeamRows with another; these document the
+    methods.
 
     A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row.
     """
@@ -43,6 +47,7 @@ class JointRows:
         buffers: RowBuffers,
         tape: RowTape,
         give_back: Callable[[JointRows], Awaitable[None]],
+        make_beams: Callable[[], Awaitable[BeamTape | str]],
     ) -> None:
         self._engine = engine
         self._one = one
@@ -70,6 +75,7 @@ class JointRows:
         self.behind_first = one.behind_first
         self.usual_burst = one.usual_burst
         self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
+        self._beams = BeamSteps(engine, buffers, one.scratch, make_beams)
 
     @property
     def reusable(self) -> bool:
@@ -87,7 +93,7 @@ class JointRows:
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        return {**self._one.tape_passes, "rows": self._tape.said}
+        return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
@@ -188,6 +194,23 @@ class JointRows:
         numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
         return read_burst(numbers, self.rows, frozenset(rows))
 
+    async def prepare_beams(self, options: BeamOptions) -> str | None:
+        self._require_open()
+        return await self._beams.prepare(options)
+
+    def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
+        self._require_open()
+        self._beams.begin(scores, sources, self._lengths)
+
+    def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
+        self._require_open()
+        first = max(self._lengths) + (1 if choose_first else 0)
+        cursor = self._cursor
+        self._cursor += picks
+        self._lengths = [min(length + picks, self.capacity) for length in self._lengths]
+        self._steps += picks - 1 if choose_first else picks
+        return self._beams.submit(picks, choose_first, first, cursor)
+
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         self._require_open()
         self._steps += 1
@@ -251,6 +274,7 @@ class JointRows:
         self._destroyed = True
         await self._engine.idle()
         self._sampler.destroy()
+        await self._beams.release()
         self._one.scratch.drop(self._tape.tape)
         await self._tape.release()
         self._buffers.destroy()

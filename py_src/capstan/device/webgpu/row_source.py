@@ -19,6 +19,7 @@ from .engine import GpuEngine
 from .joint_rows import JointRows
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
+from .tapes.beams import BeamBuffers, BeamTape, make_beam_tape
 from .tapes.drafts import DraftBuffers, DraftTape, make_draft_tape
 from .tapes.rows import Fuse, RowTape, make_row_tape
 from .tapes.stored import Span, StoredTapes
@@ -136,6 +137,22 @@ class RowSource:
                 raise
             return str(error)
 
+    async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> BeamTape | str:
+        """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
+        try:
+            buffers = await BeamBuffers.allocate(rows)
+            try:
+                make = partial(make_beam_tape, self.engine, one, rows, buffers)
+                tape = await self._tape(f"step of {rows.rows} beams", one, buffers.bound(rows), make)
+            except BaseException:
+                buffers.close()
+                raise
+            return BeamTape(tape, buffers)
+        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
+            if not self.engine.healthy():
+                raise
+            return str(error)
+
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
         owner = f"{self.owner} rows of {one.owner}"
@@ -145,7 +162,7 @@ class RowSource:
             make = partial(make_row_tape, self.engine, one, buffers)
             tape = await self._tape(f"step of {rows} rows", one, buffers.bound(), make)
             await one.scratch.add(tape.tape, f"the step of {rows} rows", rows)
-            return JointRows(self.engine, one, buffers, tape, self._give_back)
+            return JointRows(self.engine, one, buffers, tape, self._give_back, partial(self.beams, one, buffers))
         except BaseException:
             if tape is not None:
                 one.scratch.drop(tape.tape)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
+from ..operation import ELEMENT_BYTES, STATE, TABLE, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
 
 __all__ = [
@@ -149,6 +149,8 @@ class Attention(Operation):
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
     along: bool = False
     """Whether these are positions of one sequence instead, one behind the other."""
+    tabled: bool = False
+    """Whether a table says for each row and position whose caches hold it; a row writes its own."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -178,7 +180,7 @@ class Attention(Operation):
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
         split, join, partial_bytes = plan_attention(
-            self, limits.lanes, epsilon, limits.buffers, normed, self.rows, self.along
+            self, limits.lanes, epsilon, limits.buffers - self.tabled, normed, self.rows, self.along
         )
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
@@ -191,7 +193,8 @@ class Attention(Operation):
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
         written = {} if self.prepared else rotary
-        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **passed, **gammas, **first}
+        table: dict[str, Binding] = {"table": TABLE} if self.tabled else {}
+        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **table, **passed, **gammas, **first}
         kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
         if not self.along:
             return kernels

@@ -9,7 +9,8 @@
 // several write partials, which attention_join makes y of; so does one without y. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES, SEQUENCES); one takes TILE of the query heads of one key/value head. SEVERAL:
 // there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1. ALONG: these
-// are positions of one sequence instead, the first at state[0] - 1, whose caches attention_append has written.
+// are positions of one sequence instead, the first at state[0] - 1, whose caches attention_append has written. With a table, u32
+// [SEQUENCES, CAPACITY], a sequence reads each position from the caches of the sequence that the table names; it writes into its own.
 //
 // For each sequence, qkv is [(HEADS + 2 * KV_HEADS) * HEAD], cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
 // CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS]. If an adapter
@@ -49,6 +50,7 @@
 #reads k_gamma?: array<vec4<u32>>
 #reads v_gamma?: array<vec4<u32>>
 #reads head_sink?: array<element>
+#reads table?: array<u32>
 
 // A chunk is 16 bytes of a head, PER elements; Values are its elements in f32.
 #if HALF
@@ -280,6 +282,18 @@ fn scale_of_cache(chunk: vec4<u32>) -> f32 {
   return 1.0;
 }
 #endif
+
+// The row of the caches that has what a sequence reads at this row of its own caches; rows are numbered through all heads.
+fn source_of(row: u32) -> u32 {
+#if table
+  let position = row % CAPACITY;
+  let kv_head = row / CAPACITY % KV_HEADS;
+  let sequence = row / CAPACITY / KV_HEADS;
+  return (table[sequence * CAPACITY + position] * KV_HEADS + kv_head) * CAPACITY + position;
+#else
+  return row;
+#endif
+}
 
 // The positions before those in sight.
 fn hidden(total: u32) -> u32 {

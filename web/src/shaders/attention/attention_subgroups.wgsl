@@ -17,10 +17,10 @@ struct Request {
 fn request(rows: u32, chunk: u32, first: u32, last: u32) -> Request {
   var wanted: Request;
 #repeat j BATCH
-  wanted.keys[j] = key_chunk(rows + min(first + j * TEAMS, last), chunk);
+  wanted.keys[j] = key_chunk(source_of(rows + min(first + j * TEAMS, last)), chunk);
 #end
 #repeat j BATCH
-  wanted.values[j] = value_chunk(rows + min(first + j * TEAMS, last), chunk);
+  wanted.values[j] = value_chunk(source_of(rows + min(first + j * TEAMS, last)), chunk);
 #end
   return wanted;
 }

@@ -95,17 +95,18 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let here = min(BLOCK, length - block * BLOCK); // positions in this block
     if (thread < here) {
       let at = block * BLOCK + thread;
+      let source = source_of(rows + at);
       var scores: array<f32, TILE>;
       for (var h = 0u; h < TILE; h++) {
         scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
       }
       for (var c = 0u; c < CHUNKS; c++) {
 #if PREPARED
-        let key = key_chunk(rows + at, c);
+        let key = key_chunk(source, c);
 #else
         var key = new_key[c];
         if (at < position) {
-          key = key_chunk(rows + at, c);
+          key = key_chunk(source, c);
         }
 #endif
         let elements = of_cache(key);
@@ -150,11 +151,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (row < ROWS) {
       for (var i = row; i < here; i += ROWS) {
 #if PREPARED
-        let value = value_chunk(rows + block * BLOCK + i, chunk);
+        let value = value_chunk(source_of(rows + block * BLOCK + i), chunk);
 #else
         var value = new_value[chunk];
         if (block * BLOCK + i < position) {
-          value = value_chunk(rows + block * BLOCK + i, chunk);
+          value = value_chunk(source_of(rows + block * BLOCK + i), chunk);
         }
 #endif
         let elements = of_cache(value);

@@ -29,10 +29,12 @@ from .stored import Span
 __all__ = [
     "LONG",
     "PROBED",
+    "Exchanged",
     "Fuse",
     "OneRow",
     "RowTape",
     "Widened",
+    "check_rows",
     "make_row_tape",
     "require_steps_of_one",
     "row_spans",
@@ -90,16 +92,16 @@ async def make_row_tape(
     widened = Widened(rows.rows, False, row_spans(engine, buffers, rows.bound()), rows.owner)
 
     async def check(tape: int) -> None:
-        await _check(engine, one, rows, tape)
+        await check_rows(engine, one, rows, tape)
 
     return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
 
 
 def row_spans(engine: GpuEngine, buffers: SequenceBuffers, bound: Mapping[str, Span]) -> RowSpans:
     """The places of a widened step, by the names of the buffers of one sequence whose step was recorded."""
-    known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name != "state"}
+    known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name not in ("state", "table")}
     spans = {recorded: bound[name] for name, recorded in known.items()}
-    return RowSpans(bound["state"], spans, known["input ids"])
+    return RowSpans(bound["state"], spans, known["input ids"], bound.get("table"))
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,26 @@ async def widened_tape(
         tape = await make_tape(
             engine, recording, step.played, sorted(lasting), fused=spec, tables=tables, check=retired
         )
-        said = f"{len(ops)} operations became {len(step.played)} for {rows} {'positions' if along else 'rows'}"
+        kind = "positions" if along else "rows" if where.table is None else "beams"
+        said = f"{len(ops)} operations became {len(step.played)} for {rows} {kind}"
         return RowTape(engine, tape, session, binding, said)
 
 
-async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int) -> None:
-    """Compare a step of rows of different lengths with steps of one: the logits of each, and the caches of the last."""
+class Exchanged(Protocol):
+    """Rows that are to read each other's caches."""
+
+    def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
+        """Have each row's first `length` positions in the caches of another; `kept` is room for a row's caches."""
+
+    def join(self, row: int, length: int, copies: Sequence[DeviceBuffer]) -> None:
+        """Give copies of a row's caches its own first positions again."""
+
+
+async def check_rows(
+    engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int, exchanged: Exchanged | None = None
+) -> None:
+    """Compare a step of rows of different lengths with steps of one: the logits of each, and the caches of the last.
+    Raises TapeCheckError."""
     about, device = rows.about, rows.device
     longest = min(LONG[device.about().software], rows.capacity - 2)
     lengths = [min(length, rows.capacity - 2) for length in PROBED] + [longest]
@@ -168,6 +184,9 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int) ->
                 part = rows.part("logits", row)
                 there = one.buffers.spans["logits"].sub(0, part.length)
                 device.copy_tensors([(there, expected.span(part.offset, part.length))])
+        half = min(lengths) // 2
+        if exchanged is not None:
+            exchanged.part(half, copies)
         engine.fill(rows.handle("logits"), 0xFF)
         rows.set_inputs(tokens)
         for row in range(rows.rows):
@@ -175,6 +194,8 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int) ->
         engine.play_once(tape, max(lengths[: rows.rows]) + 1)
         parts = [rows.part(name, last) for name in rows.caches]
         device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])
+        if exchanged is not None:
+            exchanged.join(last, half, copies)
         told = f"a step of {rows.rows} rows differs from steps of one"
         await require_steps_of_one(
             engine, told, one.buffers, (rows.handle("logits"), expected.handle, logits.length), copies
