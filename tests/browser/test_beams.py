@@ -83,3 +83,12 @@ def test_a_search_goes_on_behind_waits_that_were_cancelled(scripts: PageScripts)
     found = scripts.run("beams", "cancelled", "nano-llama", **run)
     assert found["cancelled"] > 4
     assert found["sequence"] == oracle.rows(LLAMA, PROMPTS[:1], **options).sequences[0]
+
+
+@pytest.mark.extended
+def test_a_search_goes_on_behind_a_lost_device(scripts: PageScripts) -> None:
+    options: dict[str, Any] = {"num_beams": 4, "max_length": 36}
+    run = {"model": "nano-llama", "prompt": PROMPTS[0], "run_ahead": 4, **options}
+    found = scripts.run("beams", "lost", "nano-llama", **run, after=13)
+    assert found["recoveries"] == 1
+    assert found["sequence"] == oracle.rows(LLAMA, PROMPTS[:1], **options).sequences[0]
