@@ -158,4 +158,5 @@ async def lost(
             if count == after:
                 destroy()
                 await asyncio.sleep(0.05)
-        return {"sequence": generator.get_sequence(0), "recoveries": opened.recoveries}
+        sequences = [generator.get_sequence(row) for row in range(given.search.num_return_sequences)]
+        return {"sequences": sequences, "recoveries": opened.recoveries}
