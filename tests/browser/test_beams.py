@@ -70,10 +70,12 @@ def test_where_a_stage_edits_logits_the_host_chooses(scripts: PageScripts) -> No
 
 def test_searches_that_are_asked_for_logits_or_rewound_go_on(scripts: PageScripts) -> None:
     options: dict[str, Any] = {"num_beams": 4, "max_length": 36}
-    found = scripts.run("beams", "interrupted", "nano-llama", model="nano-llama", prompt=PROMPTS[0], after=9, **options)
+    found = scripts.run(
+        "beams", "interrupted", "nano-llama", model="nano-llama", prompt=PROMPTS[0], after=8, run_ahead=4, **options
+    )
     wanted = oracle.rows(LLAMA, PROMPTS[:1], **options).sequences[0]
     assert (found["asked"], found["rewound"]) == (wanted, wanted)
-    greedy = oracle.greedy(LLAMA, PROMPTS[0], 9)
+    greedy = oracle.greedy(LLAMA, PROMPTS[0], 8)
     assert found["batch"] == 4 * [[*PROMPTS[0], *greedy]]
 
 
@@ -83,3 +85,12 @@ def test_a_search_goes_on_behind_waits_that_were_cancelled(scripts: PageScripts)
     found = scripts.run("beams", "cancelled", "nano-llama", **run)
     assert found["cancelled"] > 4
     assert found["sequence"] == oracle.rows(LLAMA, PROMPTS[:1], **options).sequences[0]
+
+
+@pytest.mark.extended
+def test_a_search_goes_on_behind_a_lost_device(scripts: PageScripts) -> None:
+    options: dict[str, Any] = {"num_beams": 4, "max_length": 20, "num_return_sequences": 4}
+    run = {"model": "nano-llama", "prompt": PROMPTS[0], "run_ahead": 4, **options}
+    found = scripts.run("beams", "lost", "nano-llama", **run, after=2)
+    assert found["recoveries"] == 1
+    assert found["sequences"] == oracle.rows(LLAMA, PROMPTS[:1], returned=4, **options).sequences

@@ -12,6 +12,7 @@ from capstan.device.webgpu.joint_rows import JointRows
 from capstan.fallback import fallbacks
 from capstan.generation.beam_search import Beams, Choice
 
+from .recovering import destroy
 from .rows import APART, JOINT
 from .running import load, parameters
 
@@ -139,3 +140,23 @@ async def cancelled(models: Mapping[str, str], *, model: str, prompt: Sequence[i
                 await waiting
             count += waiting.cancelled()
         return {"sequence": generator.get_sequence(0), "cancelled": count}
+
+
+async def lost(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], after: int, **options: Any
+) -> dict[str, Any]:
+    """A search whose device is lost after some tokens."""
+    opened = await load(models, model, passes=JOINT)
+    given = parameters(opened, do_sample=False, **options)
+    given.recoveries = 3
+    count = 0
+    async with Generator(opened, given) as generator:
+        generator.append_tokens(prompt)
+        while not generator.is_done():
+            await generator.generate_next_token_async()
+            count += 1
+            if count == after:
+                destroy()
+                await asyncio.sleep(0.05)
+        sequences = [generator.get_sequence(row) for row in range(given.search.num_return_sequences)]
+        return {"sequences": sequences, "recoveries": opened.recoveries}
