@@ -10,6 +10,7 @@ import pytest
 
 from capstan.device.rows import RowDecoder
 from capstan.errors import ClosedError, DeviceLostError
+from capstan.generation import row_loop
 from capstan.generation.generator import Generator
 from tests.unit.paper_model import PaperDecoder, PaperModel, made
 
@@ -58,6 +59,24 @@ def test_it_is_recorded_behind_so_many_tokens_and_they_stay(eager: int) -> None:
         # The prompt is run as a prompt once more, the picks as steps: as without a recording in between.
         assert decoder.prefills == 2 * [(PROMPT, 0)]
         assert decoder.stepped == found[:eager]
+        return found
+
+    assert of(run()) == recorded_at_once()
+
+
+@pytest.mark.parametrize(("eager", "longer", "first"), [(1, 0, True), (1, -1, False), (24, 0, False)])
+def test_a_long_prompt_is_computed_once_behind_the_recording(
+    monkeypatch: pytest.MonkeyPatch, eager: int, longer: int, first: bool
+) -> None:
+    monkeypatch.setattr(row_loop, "RECORDED_FIRST", len(PROMPT) - longer)
+
+    async def run() -> list[int]:
+        generator, model = late(eager)
+        found = await tokens(generator, COUNT)
+        recorded = 1 if first else 2 if eager == 1 else 1
+        assert only(model).prefills == recorded * [(PROMPT, 0)]
+        assert (only(model).records_after is None) == (eager == 1)
+        assert (only(model).submitted[0] == (1, True)) and (len(only(model).stepped) == 0) == (first or eager > 1)
         return found
 
     assert of(run()) == recorded_at_once()

@@ -30,6 +30,11 @@ __all__ = ["RowLoop"]
 T = TypeVar("T")
 
 
+RECORDED_FIRST = 16_384
+"""Tokens of a prompt from which on the decode step is recorded before it. A 1B model's recording takes 0.9 s on an NVIDIA
+H100, 16,384 tokens 0.6 s and 131,072 tokens 71."""
+
+
 class RowLoop(DecodeLoop):
     """Rows that advance together, a token each. A policy replaces `pick`, which asks for the next tokens."""
 
@@ -334,7 +339,7 @@ class RowLoop(DecodeLoop):
         """Run the model on the tokens it has not seen."""
         await self.flight.drain()
         self.counts.end(self.decoder)
-        decoder = await self.ready_decoder()
+        decoder = await self._ready_for_prompt()
         self.require_open()
         assert self.run_ahead is not None
         await self._rotate(decoder)
@@ -367,6 +372,19 @@ class RowLoop(DecodeLoop):
         self.run_ahead.pause()
         self.timing.pause()
         self.counts.begin(decoder)
+
+    async def _ready_for_prompt(self) -> RowDecoder:
+        """The decoder; recorded, where a prompt is so long that a recording behind it, which has it computed twice,
+        would take longer than its first token may wait."""
+        decoder = await self.ready_decoder()
+        after, waiting = decoder.records_after, sum(len(row.tokens) - row.valid for row in self.rows)
+        if after is not None and after <= 1 and waiting >= RECORDED_FIRST:
+            for row in self.rows:
+                row.unsettle(0)
+            await decoder.record()
+            self.require_open()
+            self._use(decoder)
+        return decoder
 
     async def _rotate(self, decoder: RowDecoder) -> None:
         """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
