@@ -93,6 +93,8 @@ class LeftOut:
     """Positions in sight, the new one included; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
+    slides: bool = False
+    """Whether its caches hold the positions from the sequence's base on alone."""
 
     def __str__(self) -> str:
         asked = [f"looks back {self.window} positions"] if self.window else []
