@@ -104,7 +104,7 @@ def test_appended_tokens_are_run_behind_the_base(gemma3: str, variants: Variants
 
 
 def test_drafts_slide(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
-    prompt = (PROMPT[:40] * 20)[: ROOM - 30]
+    prompt = [68] * (ROOM - 30)
     way = {**TAPE, "passes": TOGETHER}
     found = driven(scripts, gemma3, way, ("append", prompt), ("generate", 120), drafted=True)
     assert found["ids"] == [oracle.greedy(variants.place / gemma3, prompt, 120)]
@@ -122,7 +122,7 @@ ROWS: list[Any] = [
 def test_rows_have_bases_of_their_own(
     way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
 ) -> None:
-    long, short = PROMPT[:620], [2] * 300 + PROMPT[40:360]  # padded in front
+    long, short = PROMPT[:620], PROMPT[40:360] + [2] * 300  # padded
     found = scripts.run("sliding", "rows", gemma3, model=gemma3, prompts=[long, short], count=30, load=way)
     wanted = [oracle.greedy(variants.place / gemma3, prompt, 30) for prompt in (long, PROMPT[40:360])]
     assert [sequence[620:] for sequence in found["sequences"]] == wanted
@@ -143,7 +143,7 @@ def test_the_prefix_cache_gives_what_the_windows_hold(
 ) -> None:
     """A prompt that goes on behind the whole other one; one that leaves it before the last window; a short one."""
     first = PROMPT[:700]
-    prompts = [first, [*first, *PROMPT[800:840]], [*first[:300], 5, 6, 7], PROMPT[100:400], PROMPT[100:420]]
+    prompts = [first, [*first, *PROMPT[800:840]], [*first[:200], 5, 6, 7], PROMPT[100:400], PROMPT[100:420]]
     found = scripts.run("sliding", "alike", gemma3, model=gemma3, prompts=prompts, count=3, load=TAPE, close=close)
     assert [ids for ids, _ in found] == [oracle.greedy(variants.place / gemma3, prompt, 3) for prompt in prompts]
     assert [reused for _, reused in found] == [0, 700, 0, 0, 300]

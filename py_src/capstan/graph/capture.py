@@ -145,10 +145,10 @@ def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
     return result
 
 
-def attention_window(model: ModelProto) -> int:
-    """Positions, the new one included, that the shortest-sighted attention of the graph looks back; 0 if each sees
-    all."""
-    return min((found.window for found in left_out(model) if found.window), default=0)
+def attention_window(model: ModelProto, *, longest: bool = False) -> int:
+    """Positions, the new one included, that the shortest-sighted attention of the graph looks back, or the one with the
+    longest window; 0 if each sees all."""
+    return (max if longest else min)((found.window for found in left_out(model) if found.window), default=0)
 
 
 def feeds_attention(wiring: Wiring, shape: NodeProto) -> bool:

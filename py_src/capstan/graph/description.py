@@ -25,7 +25,7 @@ from .long_rope import LongRope
 from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
-from .sliding_caches import SLACK, SlidingCaches
+from .sliding_caches import SlidingCaches
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
@@ -223,10 +223,9 @@ def tell_growing(about: GraphDescription) -> None:
         fall_back("attention over caches of one size", about.growing, instead)
 
 
-def tell_unslid(about: GraphDescription, context_length: int) -> None:
-    """Count windows whose caches hold every position as a step down, if that is more than they need."""
-    window = max((each.window for each in about.left_out), default=0)
-    if about.unslid and window + SLACK < context_length:
+def tell_unslid(about: GraphDescription) -> None:
+    """Count windows whose caches hold every position as a step down, with its reason."""
+    if about.unslid:
         instead = "they hold all positions of a sequence"
         fall_back("caches as long as the window of their attention", about.unslid, instead)
 

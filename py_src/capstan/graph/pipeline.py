@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .capture import smooth_softmax_as_sinks
+from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
@@ -31,7 +31,7 @@ from .plain_recurrence import plain_recurrence
 from .quantized_caches import quantized_caches
 from .quantized_products import quantized_products
 from .session_weights import prepared
-from .sliding_caches import SlidingCaches, sliding_caches
+from .sliding_caches import SLACK, SlidingCaches, sliding_caches
 from .soft_caps import has_soft_caps, soft_caps_apart
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -240,8 +240,10 @@ def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def windows_slide(model: ModelProto, facts: Rewriting) -> ModelProto:
-    mask = facts.decoder.inputs.attention_mask
-    model, facts.sliding, facts.unslid = sliding_caches(model, mask, facts.file)
+    longest = facts.whole.context_length
+    if attention_window(model, longest=True) + SLACK < longest:
+        mask = facts.decoder.inputs.attention_mask
+        model, facts.sliding, facts.unslid = sliding_caches(model, mask, facts.file)
     return model
 
 

@@ -523,7 +523,7 @@ class WebGpuDecoder:
 def reached(sliding: SlidingWindow | None, length: int) -> int:
     """The last position, at most `length`, behind which a sequence can be continued: 0, a step down, if its sliding
     caches no longer hold the window before that."""
-    if sliding is None or sliding.holds(length):
+    if sliding is None or length == 0 or sliding.holds(length):
         return length
     reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
     fall_back("a sequence that goes on behind fewer positions than were run", reason, "it is run again from its start")

@@ -158,7 +158,7 @@ async def model_graphs(
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
-    tell_unslid(graphs.description, config.context_length)
+    tell_unslid(graphs.description)
     tell_split(graphs.split, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
