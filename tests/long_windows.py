@@ -12,7 +12,7 @@ import numpy as np
 from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto
 
-__all__ = ["CONTEXT", "FIXTURES", "PROMPT", "WINDOW", "longer"]
+__all__ = ["CONTEXT", "FIXTURES", "PROMPT", "WINDOW", "longer", "looking_back"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CONTEXT = 1536
@@ -52,3 +52,10 @@ def longer(source: Path, folder: Path, change: Callable[[ModelProto], None] | No
     config["model"]["context_length"] = config["search"]["max_length"] = CONTEXT
     (folder / "genai_config.json").write_text(json.dumps(config))
     return folder
+
+
+def looking_back(model: ModelProto) -> None:
+    """The first layer looks back WINDOW positions, the others at all."""
+    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    for place, node in enumerate(nodes):
+        next(item for item in node.attribute if item.name == "local_window_size").i = -1 if place else WINDOW
