@@ -154,3 +154,22 @@ def test_the_prefix_cache_gives_what_the_windows_hold(
     found = scripts.run("sliding", "alike", gemma3, model=gemma3, prompts=prompts, count=3, load=TAPE, close=close)
     assert [ids for ids, _ in found] == [oracle.greedy(variants.place / gemma3, prompt, 3) for prompt in prompts]
     assert [reused for _, reused in found] == [0, 700, 0, 0, 300]
+
+
+def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
+    """A cache that lost positions cannot be read; steps that are timed have the room that a slide makes."""
+    prompt = PROMPT[:900]
+    found = scripts.run("sliding", "inside", gemma3, model=gemma3, prompt=prompt, load=TAPE)
+    assert found["ids"] == oracle.greedy(variants.place / gemma3, prompt, 9)
+    [dims] = found["carried"]
+    assert (dims[1], dims[3]) == (2, 16)
+    assert dims[2] >= 902
+    assert found["refused"].startswith("present.0.key is a cache over a window and holds the positions from ")
+    assert found["asked"].endswith("the caches of its windows have no room for more")
+
+
+def test_buffers_of_the_callers_slide(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
+    prompt = PROMPT[:700]
+    found = scripts.run("sliding", "given", gemma3, model=gemma3, prompt=prompt, load=TAPE)
+    assert found["ids"] == oracle.greedy(variants.place / gemma3, prompt, 8)
+    assert {"kv past_key_values.0.key", "window base"} <= set(found["names"])

@@ -16,7 +16,9 @@ import pytest
 from capstan import graph
 from capstan.device.webgpu.cache_rows import CacheSpans
 from capstan.device.webgpu.sliding import BASE, SlidingWindow, table_span
+from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import CachePair, GraphDescription, SlidingCaches, WindowTable
+from capstan.graph.description import tell_unslid
 from capstan.graph.long_rope import TableRows
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.sliding_caches import SLACK
@@ -352,7 +354,7 @@ def slid(length: int) -> PaperSequence:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["open", "kept"])
-@pytest.mark.parametrize("length", [300, 1400])
+@pytest.mark.parametrize("length", [300, LOOKS + SLACK, 1400])
 def test_other_sequences_continue_what_the_caches_hold(length: int, kept: bool) -> None:
     source, target = slid(length), slid(900)
     rows = source.caches()
@@ -384,3 +386,12 @@ def test_nothing_is_continued_where_the_window_is_gone() -> None:
     short = PaperSequence(capacity=LOOKS + SLACK).caches()
     assert not source.caches().continues(short, base + LOOKS), "its steps know of no base"
     assert slid(300).caches().continues(short, 200)
+
+
+def test_windows_over_whole_caches_are_told() -> None:
+    about = replace(described(1, 1, 16), unslid="node attention: it has an input attention_bias")
+    with pytest.warns(FallbackWarning, match="caches as long as the window of their attention: node attention: it has"):
+        tell_unslid(about)
+    before = fallbacks()
+    tell_unslid(described(1, 1, 16))
+    assert fallbacks() == before

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ClosedError
+from ...errors import ClosedError, OptionError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
@@ -417,6 +417,12 @@ class WebGpuDecoder:
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
         found = carried(self._about, name)
+        sliding = self._buffers.sliding
+        if self._buffers.base and sliding is not None and found.past in sliding.sliding.pasts:
+            raise OptionError(
+                f"{name} is a cache over a window and holds the positions from {self._buffers.base} on alone; "
+                f"sequences of up to {sliding.room} tokens have all of them"
+            )
         span = self._buffers.carried_span(found, self._held)
         held = array("B", bytes(span.length))
         if span.length:
@@ -434,6 +440,7 @@ class WebGpuDecoder:
     def rehearsal(self) -> Rehearsal:
         """A Rehearsal that plays the tape from the end of the sequence; used only while no burst is in flight."""
         self._require_open()
+        self._buffers.make_room(self._length - 1, self._buffers.most_ahead)
         step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
         return Rehearsal(self._engine, self._buffers, *step)
 

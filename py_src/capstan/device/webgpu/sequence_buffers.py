@@ -112,6 +112,16 @@ class SequenceBuffers:
         if self.sliding is not None:
             self.sliding.make_room(length, count)
 
+    @property
+    def most_ahead(self) -> int:
+        """The most positions for which `make_room` can have room."""
+        return self.capacity if self.sliding is None else self.sliding.room - self.sliding.sliding.window
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one for which all caches have room now."""
+        return self.capacity if self.sliding is None else min(self.capacity, self.base + self.sliding.room)
+
     def slide_for_check(self, length: int) -> None:
         """Let the caches slide behind `length` positions that were run, so that steps that are compared have a base."""
         if self.sliding is not None:
