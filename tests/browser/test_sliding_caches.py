@@ -144,6 +144,15 @@ def test_beams_slide(way: dict[str, Any], llama: str, scripts: PageScripts) -> N
     assert found["sequences"] == whole["sequences"]
 
 
+@pytest.mark.parametrize("way", ROWS)
+def test_a_sequence_of_a_pool_slides(way: dict[str, Any], llama: str, variants: Variants, scripts: PageScripts) -> None:
+    """It takes a decoder that was given back with another base."""
+    prompt = PROMPT[: ROOM - 10]
+    given = {"before": PROMPT[:900], "prompt": prompt, "count": 20, "load": way}
+    found = scripts.run("long_rope", "pooled", llama, model=llama, **given)
+    assert found == oracle.greedy(variants.place / llama, prompt, 20)
+
+
 @pytest.mark.parametrize("close", [False, True], ids=["open", "closed"])
 def test_the_prefix_cache_gives_what_the_windows_hold(
     close: bool, gemma3: str, variants: Variants, scripts: PageScripts
