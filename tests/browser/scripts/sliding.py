@@ -130,7 +130,7 @@ async def given(models: Mapping[str, str], *, model: str, prompt: list[int], loa
     try:
         async with Generator(opened, pools=Pools(**pools)) as generator:
             generator.append_tokens(prompt)
-            ids = [await generator.generate_next_token_async() for _ in range(8)]
+            ids = [await generator.generate_next_token_async() for _ in range(16)]
         return {"ids": ids, "names": sorted(name for each in pools.values() for name in each)}
     finally:
         for each in pools.values():
