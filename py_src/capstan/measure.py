@@ -139,7 +139,9 @@ def _require_room(rehearsal: Rehearsal, steps: int, least: int) -> None:
             f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity}, {least} are needed; "
             "rewind_to and generate one, or raise max_length"
         )
-    _require("steps", steps, least, rehearsal.room, "raise max_length for more")
+    whole = rehearsal.buffers.end == rehearsal.buffers.capacity
+    remedy = "raise max_length for more" if whole else "the caches of its windows have no room for more"
+    _require("steps", steps, least, rehearsal.room, remedy)
 
 
 def _require(name: str, value: int, least: int, most: int, remedy: str) -> None:

@@ -58,6 +58,7 @@ class Shape:
     softcap: float = 0.0
     cache_bits: int = 0
     prepared: bool = False
+    slides: bool = False
 
     @property
     def scale(self) -> float:

@@ -185,7 +185,7 @@ class PaperEngine:
     def retire(self, binding: int) -> None:
         assert ("binding", binding) in self.handles
 
-    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
         await self._in_turn(self.handles["binding", binding], lambda: None)
 
     async def record(self, binding: int) -> dict[str, Any]:

@@ -69,6 +69,12 @@ class PaperCaches:
     def size(self, length: int) -> int:
         return length
 
+    def continues(self, target: PaperCaches, length: int) -> bool:
+        return self.holds(length)
+
+    def holds(self, length: int) -> bool:
+        return True
+
     async def kept(self, length: int) -> PaperCaches:
         assert length <= len(self.tokens), f"{length} positions of {len(self.tokens)}"
         assert self.decoder is not None

@@ -175,7 +175,7 @@ class Engine:
     def logits(self) -> Vector:
         return self.machine.memory[self.step.buffer_of[self.small.logits]]
 
-    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
         # onnxruntime's own buffers are other ones in each session.
         own = Machine(self.step, valid)
         for buffer in self.step.lasting:
@@ -231,9 +231,13 @@ class Buffers:
     capacity = CAPACITY
     carried: Sequence[tuple[DeviceSpan, DeviceSpan]] = ()
     states: Sequence[DeviceSpan] = ()
+    sliding = None
+    base = 0
+    slides = False
 
     def __init__(self, engine: Engine, about: About) -> None:
         self.engine = engine
+        self.about = about
         self.device = self
         at = engine.step.buffer_of
         self.lent: list[int] = []
@@ -245,6 +249,9 @@ class Buffers:
     @property
     def cache(self) -> list[int]:
         return [self.engine.step.buffer_of[cache] for cache in self.engine.small.caches]
+
+    def room_of(self, pair: Pair) -> int:
+        return self.capacity
 
     def held(self, handle: int, size: int) -> DeviceBuffer:
         return DeviceBuffer(

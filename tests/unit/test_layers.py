@@ -64,7 +64,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device.wasm": ("device model_graph", "model"),
     "device.webgpu": (
         "engine",
-        "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers weight_lease",
+        "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers sliding weight_lease",
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
@@ -102,8 +102,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "attention_writer carried one_node slices weight_ranges weights",
         "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
-        "quantized_products scratch session_weights soft_caps text_positions total_length turned_weights uncomputed "
-        "whole_caches wide_products",
+        "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
+        "turned_weights uncomputed whole_caches wide_products",
         "description gguf split_weights",
         "pipeline",
     ),

@@ -26,7 +26,7 @@ class PaperStage:
         self.features = features
         self.play = play
         self.device = self
-        self.capacity = 256
+        self.capacity = self.end = 256
         self.spans = {name: SimpleNamespace(name=name, length=16) for name in KEPT if name != "positions"}
         self.states: list[Any] = []
 

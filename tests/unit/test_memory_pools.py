@@ -100,7 +100,7 @@ def test_sizes_are_multiples_of_16_bytes(about: GraphDescription) -> None:
 
 def test_joint_rows_have_a_part_of_each_buffer_and_room_to_become_one_another(about: GraphDescription) -> None:
     cache = 2 * 257 * 16 * 4
-    found = row_items(about, 3, 257)
+    found = row_items(about, 3, 257, 64)
     assert sizes(found) == {
         **{f"rows kv past_key_values.{layer}.{kind}": 3 * cache for layer in (0, 1) for kind in ("key", "value")},
         "rows state": 96,
@@ -115,7 +115,7 @@ def test_joint_rows_have_a_part_of_each_buffer_and_room_to_become_one_another(ab
     assert {item.name for item in found if item.pool == "io"} == {
         f"rows {name}" for name in ("input ids", "mask", "positions", "logits")
     }
-    short = sizes(row_items(about, 3, 4))
+    short = sizes(row_items(about, 3, 4, 64))
     assert short["rows apart"] == 3 * 2048, "logits are larger than a cache then"
 
 
@@ -161,7 +161,7 @@ def test_joint_rows_have_a_sequence_for_their_prompts_beside(
     joint = requirements(about, weights, batch_size=3, max_length=256, chunk=64, rows="joint")
     assert joint.rows == "joint"
     for pool in ("persistent", "io"):
-        beside = tuple(item for item in row_items(about, 3, 256) if item.pool == pool)
+        beside = tuple(item for item in row_items(about, 3, 256, 64) if item.pool == pool)
         assert joint.pool(pool) == (*one.pool(pool), *beside)
 
 

@@ -167,7 +167,7 @@ ONE_WAY = [
 
 def asked_for(numbered: Iterable[tuple[int, WorkgroupLimits]]) -> list[dict[str, Any]]:
     """The texts of all operations under these limits; a limit's number decides what chance leaves open."""
-    rows = [cache_rows([CacheRows(1, 2, 64)], 300, filled, 0, (0, 0, 32), "rows") for filled in (0, 5)]
+    rows = [cache_rows([CacheRows(1, 2, 64, 300)], filled, 0, (0, 0, 32), "rows") for filled in (0, 5)]
     asked = [text_of(kernel) for witness in rows for kernel in witness.kernels]
     for seed, limits in numbered:
         asked += texts(products(seed), limits)

@@ -42,10 +42,12 @@ interface Binding {
   lengths: FedLengths | null;
 }
 
-/** Names of inputs; see capstan.graph.FedLengths. */
+/** Names of inputs; see capstan.graph.FedLengths. The last two are empty where no cache slides. */
 interface FedLengths {
   seqlens_k: string;
   total: string;
+  held_seqlens_k: string;
+  held_total: string;
 }
 
 interface Session {
@@ -61,8 +63,11 @@ export class BoundSessions implements SessionsCalls {
   readonly recordings = new Handles<RecordingObjects>("recording");
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
-  /** The length of the run that is queued last, less one: i32. Runs take turns, so one is enough. */
-  private last: GPUBuffer | null = null;
+  /**
+   * The length of the run that is queued last, less one, and the same of the positions in sliding caches: i32 each. Runs
+   * take turns, so that one of each is enough.
+   */
+  private readonly last: [GPUBuffer | null, GPUBuffer | null] = [null, null];
 
   constructor(
     private readonly ort: typeof Ort,
@@ -110,8 +115,11 @@ export class BoundSessions implements SessionsCalls {
       sized: { feeds: inputs.filter(isSized), fetches: outputs.filter(isSized) },
       lengths: JSON.parse(lengths) as Binding["lengths"],
     };
-    const last = binding.lengths?.seqlens_k;
-    if (last) binding.feeds[last] = this.ort.Tensor.fromGpuBuffer(this.lastLength(), { dataType: "int32", dims: [1] });
+    const last = [binding.lengths?.seqlens_k, binding.lengths?.held_seqlens_k];
+    for (const [which, name] of last.entries()) {
+      const spec = { dataType: "int32", dims: [1] } as const;
+      if (name) binding.feeds[name] = this.ort.Tensor.fromGpuBuffer(this.lastLength(which), spec);
+    }
     return this.bindings.add(binding);
   }
 
@@ -121,9 +129,10 @@ export class BoundSessions implements SessionsCalls {
 
   /**
    * Run a bound session; its results are in the bound buffers, in queue order. `valid` is the number of positions that
-   * are valid after the run, for a binding that depends on it, and `tokens` of them are the run's own.
+   * are valid after the run, for a binding that depends on it, and `tokens` of them are the run's own; sliding caches hold
+   * those from `base` on.
    */
-  run(handle: number, valid: number, tokens: number): Promise<void> {
+  run(handle: number, valid: number, tokens: number, base: number): Promise<void> {
     const { session: bound, feeds, fetches, sized, lengths } = this.bindings.get(handle);
     const session = this.sessions.get(bound);
     return this.exclusively(session.owner, async () => {
@@ -132,8 +141,8 @@ export class BoundSessions implements SessionsCalls {
       Object.assign(feeds, this.tensors(sized.feeds, tokens, valid));
       Object.assign(fetches, this.tensors(sized.fetches, tokens, valid));
       if (lengths) {
-        this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
-        feeds[lengths.total] = new this.ort.Tensor("int32", Int32Array.of(valid), []);
+        this.feedLength(feeds, 0, lengths.total, valid);
+        if (lengths.held_total) this.feedLength(feeds, 1, lengths.held_total, valid - base);
       }
       const begun = performance.now();
       try {
@@ -218,9 +227,18 @@ export class BoundSessions implements SessionsCalls {
     return Object.fromEntries(bound.map((spec) => [spec.name, tensor(spec)]));
   }
 
-  private lastLength(): GPUBuffer {
+  private feedLength(feeds: Binding["feeds"], which: number, total: string, length: number): void {
+    this.watched.write(this.lastLength(which), 0, new Uint8Array(Int32Array.of(length - 1).buffer));
+    feeds[total] = new this.ort.Tensor("int32", Int32Array.of(length), []);
+  }
+
+  private lastLength(which = 0): GPUBuffer {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-    return (this.last ??= this.watched.buffer("kernels", "lengths", { label: "last position", size: 16, usage }));
+    return (this.last[which] ??= this.watched.buffer("kernels", "lengths", {
+      label: "last position",
+      size: 16,
+      usage,
+    }));
   }
 
   /** A turn of onnxruntime-web; the buffers it allocates meanwhile are `owner`'s. */

@@ -366,9 +366,15 @@ export class Tapes implements TapesCalls {
   }
 
   /** Pick one token from the logits that are there, after ORT's own run over `valid` positions unless `binding` is 0. */
-  async eagerBurst(binding: number, valid: number, sampler: number, cursor: number): Promise<Float64Array> {
+  async eagerBurst(
+    binding: number,
+    valid: number,
+    sampler: number,
+    cursor: number,
+    base: number,
+  ): Promise<Float64Array> {
     const start = performance.now();
-    if (binding) await this.sessions.run(binding, valid, 1);
+    if (binding) await this.sessions.run(binding, valid, 1, base);
     const held = this.samplers.get(sampler);
     const step = TracedStep.begin(this.watched);
     held.sampler.encode(step.pass);

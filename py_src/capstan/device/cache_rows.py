@@ -14,6 +14,13 @@ class CacheRows(Protocol):
     def size(self, length: int) -> int:
         """Bytes of a copy of the first `length` positions."""
 
+    def continues(self, target: Any, length: int) -> bool:
+        """Whether `copy_to` of the first `length` positions to those caches leaves all that the next one sees; caches
+        that slide may hold too few."""
+
+    def holds(self, length: int) -> bool:
+        """Whether there are all positions that the one behind `length` sees."""
+
     async def kept(self, length: int) -> CacheRows:
         """A copy of the first `length` positions in memory of its own, made on the device. Raises OutOfMemoryError."""
 

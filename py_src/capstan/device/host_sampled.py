@@ -82,6 +82,12 @@ class HostCaches:
     def size(self, length: int) -> int:
         return self.runner.cache_bytes(length)
 
+    def continues(self, target: HostCaches, length: int) -> bool:
+        return True
+
+    def holds(self, length: int) -> bool:
+        return True
+
     async def kept(self, length: int) -> HostCaches:
         return HostCaches(self.runner.kept(length))
 

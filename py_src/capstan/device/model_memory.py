@@ -195,7 +195,7 @@ class ModelMemory:
             return Loan({name.removeprefix(prefix): spans[name] for name in names}, whole=whole) if names else None
 
         if need.rows == "joint":
-            together = {item.name for item in row_items(self.description, rows, capacity)} & spans.keys()
+            together = {item.name for item in row_items(self.description, rows, capacity, self.chunk)} & spans.keys()
             sequences, joint = [taken(spans.keys() - together)], taken(together)
         else:
             prefixes = [row_prefix(row, rows) for row in range(rows)]

@@ -139,7 +139,7 @@ class PrefixCache:
             for number in rows:
                 row = loop.rows[number]
                 caches = decoder.caches(number)
-                if caches is not None and row.valid > LEAST:
+                if caches is not None and row.valid > LEAST and caches.holds(row.valid):
                     await self._keep(row.tokens[: row.valid], loop.cache_key, caches)
         except CapstanError as error:
             fall_back("rows of a closed sequence in the prefix cache", str(error), "its tokens are run again")
@@ -182,10 +182,11 @@ class PrefixCache:
         """The longest cached start of a row's tokens, and its place. The last token is run in any case, for the logits
         after it."""
         wanted = array("q", loop.rows[number].tokens[:-1])
+        target = loop.decoder.caches(number) if loop.decoder is not None else None
         best: tuple[int, CacheRows | None, Kept | None] = (0, None, None)
         for tokens, caches, kept in self._sources(loop, number):
             length = common(wanted, tokens)
-            if length > best[0]:
+            if length > best[0] and caches.continues(target, length):
                 best = length, caches, kept
         return best
 

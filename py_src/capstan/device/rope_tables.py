@@ -13,7 +13,7 @@ from ..graph import LongRope, TableRows
 from .element_types import byte_count
 from .noted_graphs import OpenWeights
 
-__all__ = ["RopeTables", "places", "read_tables"]
+__all__ = ["RopeTables", "places", "read_rows", "read_tables"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,13 @@ def places(rope: LongRope) -> list[TableRows]:
 
 async def read_tables(rope: LongRope | None, file: bytes, open_weights: OpenWeights) -> RopeTables | None:
     """The tables, from the bytes of the graph's own file and from data files."""
-    if rope is None:
-        return None
+    return None if rope is None else RopeTables.of(rope, await read_rows(places(rope), file, open_weights))
+
+
+async def read_rows(places: Sequence[TableRows], file: bytes, open_weights: OpenWeights) -> list[bytes]:
+    """The bytes of rows of tables, from the graph's own file and from data files."""
     parts = []
-    for place in places(rope):
+    for place in places:
         if not place.location:
             parts.append(bytes(file[place.offset : place.offset + place.length]))
             continue
@@ -59,4 +62,4 @@ async def read_tables(rope: LongRope | None, file: bytes, open_weights: OpenWeig
             parts.append(await data.read(place.offset, place.length))
         finally:
             data.close()
-    return RopeTables.of(rope, parts)
+    return parts

@@ -215,6 +215,12 @@ class Generator:
         return self._loop.reused
 
     @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that the model was run on once more, after a rewind to a position whose window is no longer in the
+        caches of attention over a window, or to one before the last snapshot of a model's states."""
+        return self._loop.recomputed
+
+    @property
     def rope_changes(self) -> int:
         """How often the caches were computed anew, since the sequence outgrew the original length of a long rope or was
         cut to it: the model's rotary factors are others there, for all positions."""

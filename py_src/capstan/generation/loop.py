@@ -42,6 +42,8 @@ class DecodeLoop:
         """Whether the rows are rotated by the long factors of a long rope."""
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
+        self.recomputed = 0
+        """Tokens that were run once more, since caches had lost what comes before them."""
         self._repeats = False
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self._model = model
@@ -100,11 +102,13 @@ class DecodeLoop:
         where the sequence was changed meanwhile."""
         decoder, row = self.open_decoder(), self.rows[number]
         self._model.prefixes.follow(self)
-        row.valid = decoder.reachable(row.valid, number)
+        valid = row.valid
+        row.valid = decoder.reachable(valid, number)
         found = await self._model.prefixes.bring(self, number)
         if not unchanged():
             return False
         self.reused += found - row.valid
+        self.recomputed += max(0, valid - found)
         row.valid = found
         while row.valid < end:
             stop = row.next_run() if self._repeats else end

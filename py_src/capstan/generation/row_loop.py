@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 RECORDED_FIRST = 16_384
-"""Tokens of a prompt from which on the decode step is recorded before it. A 1B model's recording takes 0.9 s on an NVIDIA
-H100, 16,384 tokens 0.6 s and 131,072 tokens 71."""
+"""Tokens of a prompt from which on the decode step is recorded before it. A 1B model's recording takes 0.9 s on an
+NVIDIA H100, 16,384 tokens 0.6 s and 131,072 tokens 71."""
 
 
 class RowLoop(DecodeLoop):

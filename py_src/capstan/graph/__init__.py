@@ -24,6 +24,7 @@
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     logits_of_all(model)              num_logits_to_keep becomes the constant 0
     pooled(model, hidden, sentence)   one vector a row out of an encoder's hidden states
+    sliding_caches(model)             positions of attention over a window count from the base of its caches
     long_rope(model)                  tables with two kinds of rotary factors become inputs; where their rows are
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
@@ -69,6 +70,7 @@ from .pooling import hidden_output, pooled, sentence_output
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
+from .sliding_caches import SlidingCaches, WindowTable, sliding_caches
 from .soft_caps import soft_caps_apart
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -95,6 +97,7 @@ __all__ = [
     "Narrow",
     "Part",
     "RopeTable",
+    "SlidingCaches",
     "SplitTable",
     "SplitWeight",
     "StateTensor",
@@ -105,6 +108,7 @@ __all__ = [
     "Unpack",
     "WeightEntry",
     "WideWeight",
+    "WindowTable",
     "activations",
     "attention_window",
     "cache_pairs",
@@ -116,36 +120,37 @@ __all__ = [
     "data_ends",
     "describe",
     "external_entries",
-    "known_external_entries",
     "fields_of",
     "float_islands_in_half",
     "group_query_attention",
-    "nbits_products",
+    "hidden_output",
     "joined_products",
     "kept_tensors",
+    "known_external_entries",
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
-    "lora_defaults",
-    "lora_fed",
-    "lora_inputs",
     "logits_cut",
     "logits_of_all",
     "long_rope",
+    "lora_defaults",
+    "lora_fed",
+    "lora_inputs",
     "make_inline",
+    "nbits_products",
     "norms_apart",
+    "one_row_only",
     "parse",
     "plain_recurrence",
-    "hidden_output",
     "pooled",
-    "sentence_output",
     "prepared",
     "quantized_products",
-    "one_row_only",
     "require_computed",
     "rope_of_length",
+    "sentence_output",
     "serialize",
     "simplified_norms",
+    "sliding_caches",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",
     "split_weights",

@@ -93,6 +93,8 @@ class LeftOut:
     """Positions in sight, the new one included; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
+    slides: bool = False
+    """Whether its caches hold the positions from the sequence's base on alone."""
 
     def __str__(self) -> str:
         asked = [f"looks back {self.window} positions"] if self.window else []
@@ -143,10 +145,10 @@ def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
     return result
 
 
-def attention_window(model: ModelProto) -> int:
-    """Positions, the new one included, that the shortest-sighted attention of the graph looks back; 0 if each sees
-    all."""
-    return min((found.window for found in left_out(model) if found.window), default=0)
+def attention_window(model: ModelProto, *, longest: bool = False) -> int:
+    """Positions, the new one included, that the shortest-sighted attention of the graph looks back, or the one with the
+    longest window; 0 if each sees all."""
+    return (max if longest else min)((found.window for found in left_out(model) if found.window), default=0)
 
 
 def feeds_attention(wiring: Wiring, shape: NodeProto) -> bool:

@@ -26,11 +26,12 @@ from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .quantized_caches import fewer_bits, with_bits
+from .sliding_caches import SlidingCaches
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
 
-__all__ = ["GraphDescription", "describe", "tell_growing"]
+__all__ = ["GraphDescription", "describe", "tell_growing", "tell_unslid"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -70,6 +71,10 @@ class GraphDescription:
     """The inputs that each sequence gets for its LoRA adapters."""
     rope: LongRope | None = None
     """The inputs that each sequence gets for its rotary factors; None if there is one kind of these."""
+    sliding: SlidingCaches | None = None
+    """The caches that hold the positions of a window alone; None if all hold every position."""
+    unslid: str = ""
+    """Why caches of attention over a window hold every position; empty if they do not, or if there are none."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -92,6 +97,16 @@ class GraphDescription:
         return replace(
             self, cache=with_bits(self.cache, self.cache_bits, bits, width), cache_bits=bits, fewer_bits=fewer
         )
+
+    def slides(self, capacity: int, chunk: int) -> bool:
+        """Whether some caches of a sequence of `capacity` positions hold fewer."""
+        return self.sliding is not None and self.sliding.slides(capacity, chunk)
+
+    def positions(self, pair: CachePair, capacity: int, chunk: int) -> int:
+        """Positions that a cache has room for in a sequence of `capacity` ones, of which a run adds at most `chunk`."""
+        if self.sliding is None or pair.past not in self.sliding.pasts:
+            return capacity
+        return self.sliding.room(capacity, chunk)
 
     def context_within(self, context_length: int) -> int:
         """Positions of the longest sequence, of `context_length` that the configuration says."""
@@ -124,9 +139,11 @@ def describe(
     weights: Collection[str] = (),
     rope: LongRope | None = None,
     unrecognised: str = "",
+    sliding: SlidingCaches | None = None,
 ) -> GraphDescription:
     """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
-    names of the weights. `rope` is the result of `long_rope`, `unrecognised` that of `group_query_attention`.
+    names of the weights. `rope` is the result of `long_rope`, `unrecognised` that of `group_query_attention`, `sliding`
+    that of `sliding_caches`.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that Capstan does not know,
     an input that it does not feed, caches that are neither float32 nor float16, sizes that differ from the
@@ -163,6 +180,8 @@ def describe(
         raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
     tables = rope.tables if rope is not None else ()
     fed = {*known, *weights, *(table.name for table in tables)}
+    if sliding is not None:
+        fed |= {sliding.base, *(table.name for table in sliding.tables)}
     strangers = [info for info in inputs if info.name not in fed and info.name in read]
     if strangers:
         first = strangers[0]
@@ -205,6 +224,7 @@ def describe(
         cache_bits=decoder.kv_cache_bits,
         fewer_bits=fewer_bits(model, pairs, decoder.kv_cache_bits, 8 * ELEMENT_BYTES[cache_dtype]),
         rope=rope,
+        sliding=sliding,
     )
 
 
@@ -213,6 +233,13 @@ def tell_growing(about: GraphDescription) -> None:
     if about.growing:
         instead = "caches grow with each run, and decode steps are run eagerly"
         fall_back("attention over caches of one size", about.growing, instead)
+
+
+def tell_unslid(about: GraphDescription) -> None:
+    """Count windows whose caches hold every position as a step down, with its reason."""
+    if about.unslid:
+        instead = "they hold all positions of a sequence"
+        fall_back("caches as long as the window of their attention", about.unslid, instead)
 
 
 def needs_f16(graph: GraphProto) -> bool:

@@ -6,6 +6,8 @@ kernel of a prefill. The rewrite replaces the sums by two small inputs:
 
     seqlens_k             int32 [1]: positions valid after the run, less one
     total_sequence_length int32 []: positions valid after the run; onnxruntime takes it from the CPU
+
+Attention over sliding caches (sliding_caches.py) has two inputs of its own, for those of the positions that it holds.
 """
 
 from __future__ import annotations
@@ -29,11 +31,16 @@ class FedLengths:
     total: str
     reads_mask: bool
     """Whether the graph still has the mask among its inputs, for something else."""
+    held_seqlens_k: str = ""
+    """The same of the positions from the base of sliding caches on; empty if there are none."""
+    held_total: str = ""
 
 
-def lengths_as_inputs(model: ModelProto, mask: str = "attention_mask") -> tuple[ModelProto, FedLengths | None, str]:
+def lengths_as_inputs(
+    model: ModelProto, mask: str = "attention_mask", base: str = ""
+) -> tuple[ModelProto, FedLengths | None, str]:
     """Feed every attention's lengths from inputs; return the new model, their names, and why it is unchanged (empty if
-    it was rewritten).
+    it was rewritten). `base` is the input of `sliding_caches`, if there is one.
 
     Run it after `total_length_on_gpu`. Only sums over the mask are replaced, so the inputs' values are what the graph
     would compute from a mask whose ones are the valid positions. A graph that has other lengths too, or no
@@ -45,20 +52,37 @@ def lengths_as_inputs(model: ModelProto, mask: str = "attention_mask") -> tuple[
     users = [node for node in graph.node if node.op_type == ATTENTION]
     if not users:
         return result, None, f"no {ATTENTION} takes a length"
+    held = []
     for node in users:
-        if len(node.input) <= TOTAL_LENGTH or not is_last(wiring, node.input[SEQLENS_K], mask):
+        if len(node.input) <= TOTAL_LENGTH:
+            return result, None, f"node {node.name} has no total_sequence_length"
+        lengths = node.input[SEQLENS_K], node.input[TOTAL_LENGTH]
+        from_base = [over_base(wiring, length, base) for length in lengths]
+        slides = all(from_base)
+        last, total = (found or length for found, length in zip(from_base, lengths, strict=True))
+        if not is_last(wiring, last, mask):
             return result, None, f"seqlens_k of node {node.name} is no sum of {mask} less one"
-        if not is_total(wiring, node.input[TOTAL_LENGTH], mask):
+        if not is_total(wiring, total, mask):
             return result, None, f"total_sequence_length of node {node.name} is no sum of {mask}"
-    last, total = (fresh_name(graph, f"capstan.{part}") for part in ("seqlens_k", "total_sequence_length"))
-    graph.input.extend([value_info(last, TensorProto.INT32, [1]), value_info(total, TensorProto.INT32, [])])
-    for node in users:
-        node.input[SEQLENS_K], node.input[TOTAL_LENGTH] = last, total
+        held.append(slides)
+    names = ["seqlens_k", "total_sequence_length"]
+    names += ["held_seqlens_k", "held_total_sequence_length"] if any(held) else []
+    fed = [fresh_name(graph, f"capstan.{name}") for name in names]
+    for place, name in enumerate(fed):
+        graph.input.append(value_info(name, TensorProto.INT32, [] if place % 2 else [1]))
+    for node, slides in zip(users, held, strict=True):
+        node.input[SEQLENS_K], node.input[TOTAL_LENGTH] = fed[2:] if slides else fed[:2]
     prune(graph)
-    reads_mask = mask in Wiring(graph).consumers
-    if not reads_mask:
-        graph.input.remove(next(value for value in graph.input if value.name == mask))
-    return result, FedLengths(last, total, reads_mask), ""
+    read = Wiring(graph).consumers
+    for value in [value for value in graph.input if value.name in (mask, base) and value.name not in read]:
+        graph.input.remove(value)
+    return result, FedLengths(fed[0], fed[1], mask in read, *fed[2:]), ""
+
+
+def over_base(wiring: Wiring, name: str, base: str) -> str:
+    """The length of which a tensor is the part over the base; empty if it is none."""
+    node = wiring.producer.get(name) if base else None
+    return node.input[0] if node is not None and node.op_type == "Sub" and node.input[1] == base else ""
 
 
 def source(wiring: Wiring, name: str) -> str:

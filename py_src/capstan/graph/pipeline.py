@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .capture import smooth_softmax_as_sinks
+from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
@@ -31,6 +31,7 @@ from .plain_recurrence import plain_recurrence
 from .quantized_caches import quantized_caches
 from .quantized_products import quantized_products
 from .session_weights import prepared
+from .sliding_caches import SLACK, SlidingCaches, sliding_caches
 from .soft_caps import has_soft_caps, soft_caps_apart
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -98,6 +99,10 @@ class Rewriting:
     """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
     rope: LongRope | None = None
     """The rotary tables that became inputs; None if there is one kind of rotary factors."""
+    sliding: SlidingCaches | None = None
+    """The caches whose positions count from a base."""
+    unslid: str = ""
+    """Why those of attention over a window do not; empty if they do, or if there is none."""
     unpacked: str = ""
     """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
     split: tuple[SplitWeight, ...] = ()
@@ -234,6 +239,14 @@ def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
     return quantized_caches(model, cache_pairs(facts.decoder, model.graph), bits) if bits else model
 
 
+def windows_slide(model: ModelProto, facts: Rewriting) -> ModelProto:
+    longest = facts.whole.context_length
+    if attention_window(model, longest=True) + SLACK < longest:
+        mask = facts.decoder.inputs.attention_mask
+        model, facts.sliding, facts.unslid = sliding_caches(model, mask, facts.file)
+    return model
+
+
 def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.unpacked = quantized_products(model, facts.decoder.qdq_accuracy)
     return model
@@ -257,8 +270,9 @@ def weights_held(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     fed = [*(each.name for each in facts.weights), *(each.name for each in facts.lora)]
-    found = describe(model, facts.decoder, facts.whole.vocab_size, fed, facts.rope, facts.unrecognised)
-    facts.description = replace(found, lora=facts.slots)
+    given = (facts.whole.vocab_size, fed, facts.rope, facts.unrecognised, facts.sliding)
+    found = describe(model, facts.decoder, *given)
+    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid)
     return model
 
 
@@ -280,7 +294,8 @@ def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def lengths_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
-    model, facts.lengths, facts.unfed = lengths_as_inputs(model, facts.about.mask)
+    base = facts.sliding.base if facts.sliding is not None else ""
+    model, facts.lengths, facts.unfed = lengths_as_inputs(model, facts.about.mask, base)
     return model
 
 
@@ -305,6 +320,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("logits_of_all", DEVICES | {"reference"}, lambda model, _: logits_of_all(model)),
     GraphPass("total_length_on_gpu", WEBGPU, lambda model, _: total_length_on_gpu(model)),
     GraphPass("smooth_softmax_as_sinks", WEBGPU, lambda model, _: smooth_softmax_as_sinks(model)),
+    GraphPass("sliding_caches", WEBGPU, windows_slide),
     GraphPass("quantized_products", WEBGPU, packed_products),
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),

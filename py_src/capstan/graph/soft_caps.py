@@ -29,7 +29,7 @@ NEUTRAL = {"smooth_softmax": (0, -1), "causal": (1,), "qk_output": (0,), "slidin
 TYPES: dict[int, tuple[str, float]] = {TensorProto.FLOAT: ("<f", -3e38), TensorProto.FLOAT16: ("<e", -65504.0)}
 """How a number is packed, and what hides a position."""
 TOKENS: int | str = "sequence_length"
-POSITIONS: int | str = "total_sequence_length"
+POSITIONS = "total_sequence_length"
 
 
 def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
@@ -94,6 +94,12 @@ class Capped:
     head: int
     made: list[NodeProto] = field(default_factory=list)
 
+    @property
+    def positions(self) -> int | str:
+        """The dimension of the total length: onnxruntime takes one name for one size, and lengths of sliding caches are
+        others."""
+        return f"{POSITIONS} of {self.node.input[TOTAL_LENGTH]}"
+
     def replace(self) -> None:
         graph, node = self.model.graph, self.node
         heads, kv_heads = attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0)
@@ -116,9 +122,9 @@ class Capped:
         query = self.add("Reshape", [query, grouped], "grouped_query", [kv_heads, group, TOKENS, head])
 
         keys, values = (self.cached(place, total, kv_heads, head) for place in (1, 2))
-        keys = self.add("Transpose", [keys], "keys", [kv_heads, 1, head, POSITIONS], perm=[1, 0, 3, 2])
-        values = self.add("Transpose", [values], "values", [kv_heads, 1, POSITIONS, head], perm=[1, 0, 2, 3])
-        shape = [kv_heads, group, TOKENS, POSITIONS]
+        keys = self.add("Transpose", [keys], "keys", [kv_heads, 1, head, self.positions], perm=[1, 0, 3, 2])
+        values = self.add("Transpose", [values], "values", [kv_heads, 1, self.positions, head], perm=[1, 0, 2, 3])
+        shape = [kv_heads, group, TOKENS, self.positions]
         scores = self.add("Tanh", [self.add("MatMul", [query, keys], "scores", shape)], "tanh", shape)
         scores = self.add("Mul", [scores, self.number("cap", cap)], "capped", shape)
         scores = self.add("Add", [scores, self.hidden(tokens)], "seen", shape)
@@ -202,7 +208,7 @@ class Capped:
         """The positions of a cache that are valid after the run."""
         part = "key" if place == 1 else "value"
         start, axis = self.int32s(f"{part} from", [0]), self.int32s(f"{part} axis", [2])
-        shape = [1, kv_heads, POSITIONS, head]
+        shape = [1, kv_heads, self.positions, head]
         return self.add("Slice", [self.node.output[place], start, total, axis], f"{part}s_there", shape)
 
     def hidden(self, tokens: str) -> str:
@@ -222,4 +228,4 @@ class Capped:
             seen = self.add("And", [seen, near], "in_sight")
         _, least = TYPES[self.element]
         inputs = [seen, self.number("nothing", 0.0), self.number("least", least)]
-        return self.add("Where", inputs, "hidden", [TOKENS, POSITIONS])
+        return self.add("Where", inputs, "hidden", [TOKENS, self.positions])

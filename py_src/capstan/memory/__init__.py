@@ -18,6 +18,7 @@ from .pools import (
     PoolItem,
     PoolSize,
     Rows,
+    cache_sizes,
     pack,
     requirements,
     round_up,
@@ -26,6 +27,7 @@ from .pools import (
     sequence_items,
     tape_scratch_items,
     weight_items,
+    window_table_sizes,
 )
 from .span import BufferRequest, DeviceBuffer, DeviceSpan, Loan, StridedCopy
 from .usage import OPERATIONS, WORD, allows, check_use, in_words, memory_info, usage_of
@@ -59,6 +61,7 @@ __all__ = [
     "WORD",
     "Way",
     "allows",
+    "cache_sizes",
     "check_given",
     "check_pools",
     "check_use",
@@ -81,4 +84,5 @@ __all__ = [
     "way_between",
     "weight_items",
     "why_incompatible",
+    "window_table_sizes",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "ROWS_APART",
     "Rows",
     "TAPE_SCRATCH",
+    "cache_sizes",
     "pack",
     "requirements",
     "round_up",
@@ -40,6 +41,7 @@ __all__ = [
     "sequence_items",
     "tape_scratch_items",
     "weight_items",
+    "window_table_sizes",
 ]
 
 Pool = Literal["weights", "persistent", "io", "scratch"]
@@ -145,12 +147,12 @@ def sequence_items(
     def item(name: str, pool: Pool, size: int, *, bound: bool = True) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
-    caches = [(f"kv {p.past}", math.prod(p.dims(1, capacity)) * BYTES[about.cache_dtype]) for p in about.cache]
-    items = [item(name, "persistent", size) for name, size in caches]
+    caches = cache_sizes(about, capacity, chunk)
+    items = [item(name, "persistent", size) for name, size in caches.items()]
     if about.growing:
-        items += [item(f"grown {name}", "persistent", size) for name, size in caches]
+        items += [item(f"grown {name}", "persistent", size) for name, size in caches.items()]
     elif apart:
-        items += [item(f"apart {name}", "persistent", size) for name, size in caches]
+        items += [item(f"apart {name}", "persistent", size) for name, size in caches.items()]
     items += [
         item("mask", "io", capacity * BYTES[about.mask_dtype]),
         item("logits", "io", about.vocab_size * BYTES[about.logits_dtype]),
@@ -171,6 +173,9 @@ def sequence_items(
     items += [item(f"lora {slot.name}", "weights", math.prod(slot.dims) * BYTES[slot.dtype]) for slot in about.lora]
     tables = about.rope.tables if about.rope is not None else ()
     items += [item(f"rope {each.name}", "weights", capacity * each.width * BYTES[each.dtype]) for each in tables]
+    if about.sliding is not None:
+        items.append(item("window base", "io", BYTES["int32"]))
+        items += [item(name, "weights", size) for name, size in window_table_sizes(about, capacity, chunk).items()]
     items += [
         item("state", "persistent", STATE_BYTES, bound=False),
         item("ring", "persistent", capacity * 4, bound=False),
@@ -178,8 +183,22 @@ def sequence_items(
     return tuple(items)
 
 
+def cache_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str, int]:
+    """Bytes of each key/value cache of a sequence of `capacity` positions, by the name of its item."""
+    dims = {f"kv {pair.past}": pair.dims(1, about.positions(pair, capacity, chunk)) for pair in about.cache}
+    return {name: math.prod(sizes) * BYTES[about.cache_dtype] for name, sizes in dims.items()}
+
+
+def window_table_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str, int]:
+    """Bytes of each rotary table of a sequence's sliding caches, by the name of its item."""
+    if about.sliding is None:
+        return {}
+    room = about.sliding.room(capacity, chunk)
+    return {f"window {each.name}": room * each.width * BYTES[each.dtype] for each in about.sliding.tables}
+
+
 def row_items(
-    about: GraphDescription, rows: int, capacity: int, *, start: int = SIZE_ALIGNMENT
+    about: GraphDescription, rows: int, capacity: int, chunk: int, *, start: int = SIZE_ALIGNMENT
 ) -> tuple[PoolItem, ...]:
     """Every tensor that `rows` joint rows of `capacity` positions hold besides the sequence that runs their prompts:
     row after row in each, and room for those that become one another."""
@@ -187,14 +206,17 @@ def row_items(
     def item(name: str, pool: Pool, size: int, *, bound: bool) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
-    caches = {f"kv {p.past}": math.prod(p.dims(1, capacity)) * BYTES[about.cache_dtype] for p in about.cache}
+    caches = cache_sizes(about, capacity, chunk)
+    # Rows whose caches slide have bases of their own, and so tables of their own.
+    tables = window_table_sizes(about, capacity, chunk) if about.slides(capacity, chunk) else {}
     logits = about.vocab_size * BYTES[about.logits_dtype]
     persistent = {**caches, "state": STATE_BYTES, "ring": 4 * capacity}
     io = {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
     return (
         *(item(f"rows {name}", "persistent", rows * size, bound=name in caches) for name, size in persistent.items()),
-        item(ROWS_APART, "persistent", rows * max([*caches.values(), logits]), bound=True),
+        item(ROWS_APART, "persistent", rows * max([*caches.values(), *tables.values(), logits]), bound=True),
         *(item(f"rows {name}", "io", rows * size, bound=True) for name, size in io.items()),
+        *(item(f"rows {name}", "weights", rows * size, bound=True) for name, size in tables.items()),
     )
 
 
@@ -246,7 +268,7 @@ def requirements(
     """
     one = sequence_items(description, max_length, chunk, apart=apart)
     if rows == "joint":
-        held = (*one, *row_items(description, batch_size, max_length))
+        held = (*one, *row_items(description, batch_size, max_length, chunk))
     else:
         prefixes = [row_prefix(row, batch_size) for row in range(batch_size)]
         held = tuple(replace(item, name=prefix + item.name) for prefix in prefixes for item in one)

@@ -84,7 +84,8 @@ def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
         if not isinstance(what, Attention | PrefillAttention) or what.key not in left_out:
             return node
         asked = left_out[what.key]
-        return replace(node, what=what.with_left_out(asked.window, asked.softcap))
+        found = what.with_left_out(asked.window, asked.softcap)
+        return replace(node, what=replace(found, slides=asked.slides) if isinstance(found, Attention) else found)
 
     return replace(graph, nodes=tuple(whole(node) for node in graph.nodes))
 

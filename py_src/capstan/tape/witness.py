@@ -165,9 +165,10 @@ class Witness:
         truth: list[Any],
         rows: tuple[int, int] | None = None,
         cache_bits: int = 0,
+        slides: bool = False,
     ) -> None:
         """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, whose row at the new
-        position counts, and whose elements may have 8 bits."""
+        position counts, whose elements may have 8 bits, and which may slide."""
         capacity, head = rows or (1, 1)
         constants: dict[str, int | float | bool] = {
             "UNIT": UNIT[element],
@@ -179,6 +180,7 @@ class Witness:
             "FOUR_BITS": False,
             "HEAD": head,
             "CAPACITY": capacity,
+            "SLIDING": slides,
         }
         self.judged.append((self.node, part, element))
         bindings = {"y": y, "truth": truth, "state": self.length_at, "result": self.part(FOUND, 24)}
@@ -192,17 +194,22 @@ class CacheRows:
     cache: int
     heads: int
     head_bytes: int
+    positions: int
+    """Its capacity."""
+    slides: bool = False
+    """Whether these are counted from the sequence's base."""
 
 
 def cache_rows(
-    caches: Sequence[CacheRows], capacity: int, filled: int, beyond: int, state: tuple[int, int, int], owner: str
+    caches: Sequence[CacheRows], filled: int, beyond: int, state: tuple[int, int, int], owner: str
 ) -> Witness:
     """Before a step at position state[0] - 1: rows of these caches from `filled` on repeat those before, and what lies
     from that position on is full of the u32 word `beyond`."""
     witness = Witness(owner, state)
     for each in caches:
         words = each.head_bytes // 4
-        constants = {"CAPACITY": capacity, "WORDS": words, "FILLED": filled, "REPEAT": filled > 0, "WORD": beyond}
-        counts = (min(-(-capacity * words // THREADS), MOST_WORKGROUPS), each.heads, 1)
+        constants = {"CAPACITY": each.positions, "WORDS": words, "FILLED": filled, "REPEAT": filled > 0, "WORD": beyond}
+        constants["SLIDING"] = each.slides
+        counts = (min(-(-each.positions * words // THREADS), MOST_WORKGROUPS), each.heads, 1)
         witness.run("rows", constants, False, {"cache": ["recorded", each.cache], "state": witness.length_at}, counts)
     return witness

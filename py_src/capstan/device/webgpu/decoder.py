@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ClosedError
+from ...errors import ClosedError, OptionError
+from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
 from ...stages.search import SearchOptions
@@ -34,6 +35,7 @@ from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
 from .sequence_buffers import SequenceBuffers
+from .sliding import SlidingWindow
 from .tapes.drafts import DraftTape
 from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
 from .tapes.scratch import TapeScratch
@@ -41,7 +43,7 @@ from .tapes.scratch import TapeScratch
 if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder", "read_burst"]
+__all__ = ["WebGpuDecoder", "reached", "read_burst"]
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
@@ -202,7 +204,8 @@ class WebGpuDecoder:
         self._long = long
 
     def reachable(self, length: int, row: int = 0) -> int:
-        return length if self._snapshots is None else self._snapshots.nearest(length)
+        found = length if self._snapshots is None else self._snapshots.nearest(length)
+        return reached(self._buffers.sliding, found)
 
     def caches(self, row: int = 0) -> CacheSpans | None:
         self._require_open()
@@ -211,7 +214,8 @@ class WebGpuDecoder:
             return None
         # Growing caches have as many positions as the sequence.
         positions = self._held if about.growing else self.capacity
-        return CacheSpans(self._device, about, buffers.cache_spans, positions, f"{buffers.owner}, kept")
+        owner, sliding = f"{buffers.owner}, kept", buffers.sliding
+        return CacheSpans(self._device, about, buffers.cache_spans, positions, owner, window=sliding)
 
     async def rest(self, row: int = 0) -> None:
         self._require_open()
@@ -245,6 +249,7 @@ class WebGpuDecoder:
             # The model may have been closed while onnxruntime-web computed the run before.
             self._require_open()
             part = ids[run.start : run.start + run.length]
+            buffers.make_room(past + run.start, len(part))
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
             begun = self._pace.now()
@@ -281,6 +286,8 @@ class WebGpuDecoder:
             snapshots.before_burst()
             snapshots.live = self._length
         self._steps += 1
+        # The pick is counted already.
+        self._buffers.make_room(self._length - 1, 1)
         if self._step.tape:
             self._engine.play_once(self._step.tape, self._length)
         else:
@@ -304,6 +311,7 @@ class WebGpuDecoder:
         if self._snapshots is not None:
             self._snapshots.before_burst()
             self._snapshots.live = self._length + 1
+        self._buffers.make_room(self._length, 1)
         self._buffers.set_input(tokens[0], self._length)
         self._length += 1
         self._cursor, self._mask_bound = 0, self._length
@@ -336,6 +344,7 @@ class WebGpuDecoder:
     def step_through(self, ids: Sequence[int], past: int) -> None:
         """Queue a step of the tape for each of a few ids; encoding one run in onnxruntime-web would take longer."""
         for position, token in enumerate(ids, past):
+            self._buffers.make_room(position, 1)
             self._buffers.set_input(token, position)
             self._engine.play_once(self._step.tape, position + 1)
         self._mask_bound = past + len(ids)
@@ -348,6 +357,9 @@ class WebGpuDecoder:
             snapshots.live = self._length + picks - 1
         cursor = self._cursor
         first = self._length + 1 if sample_first else self._length
+        # A step that is first runs the pick before, which is counted already.
+        run = self._length if sample_first else self._length - 1
+        self._buffers.make_room(run, self._length + picks - run)
         self._cursor += picks
         self._length += picks
         self._mask_bound = self._length
@@ -378,6 +390,7 @@ class WebGpuDecoder:
         if drafts is not None:
             raise ValueError("drafts are found on the device")
         most = steps * self._drafted.positions
+        self._buffers.make_room(self._length - 1, most + 1)
         burst = self._drafted.submit(steps, self._length, self._cursor)
         self._cursor += most
         # The upper bound: `_accepted` subtracts the refused drafts when the burst is read.
@@ -404,6 +417,12 @@ class WebGpuDecoder:
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
         found = carried(self._about, name)
+        sliding = self._buffers.sliding
+        if self._buffers.base and sliding is not None and found.past in sliding.sliding.pasts:
+            raise OptionError(
+                f"{name} is a cache over a window and holds the positions from {self._buffers.base} on alone; "
+                f"sequences of up to {sliding.room} tokens have all of them"
+            )
         span = self._buffers.carried_span(found, self._held)
         held = array("B", bytes(span.length))
         if span.length:
@@ -421,6 +440,7 @@ class WebGpuDecoder:
     def rehearsal(self) -> Rehearsal:
         """A Rehearsal that plays the tape from the end of the sequence; used only while no burst is in flight."""
         self._require_open()
+        self._buffers.make_room(self._length - 1, self._buffers.most_ahead)
         step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
         return Rehearsal(self._engine, self._buffers, *step)
 
@@ -464,14 +484,14 @@ class WebGpuDecoder:
             self._settle(valid)
             binding = 0
         try:
-            return await self._engine.eager_burst(binding, valid, self._sampler.handle, cursor)
+            return await self._engine.eager_burst(binding, valid, self._sampler.handle, cursor, self._buffers.base)
         except asyncio.CancelledError:
             self._unfinished = True
             raise
 
     async def _run(self, binding: int, valid: int, tokens: int = 1) -> None:
         try:
-            await self._engine.run(binding, valid, tokens)
+            await self._engine.run(binding, valid, tokens, self._buffers.base)
         except asyncio.CancelledError:
             self._unfinished = True
             raise
@@ -505,6 +525,16 @@ class WebGpuDecoder:
     def _require_open(self) -> None:
         if self._destroyed:
             raise ClosedError("the model of this generator was closed; load it again")
+
+
+def reached(sliding: SlidingWindow | None, length: int) -> int:
+    """The last position, at most `length`, behind which a sequence can be continued: 0, a step down, if its sliding
+    caches no longer hold the window before that."""
+    if sliding is None or length == 0 or sliding.holds(length):
+        return length
+    reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
+    fall_back("a sequence that goes on behind fewer positions than were run", reason, "it is run again from its start")
+    return 0
 
 
 async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:

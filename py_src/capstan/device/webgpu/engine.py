@@ -221,9 +221,9 @@ class GpuSessions(GpuAdapter, Protocol):
         """A session with its inputs and outputs; those named by `lengths` are filled in at each run."""
 
     def unbind(self, binding: int) -> None: ...
-    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
         """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` those that it
-        adds."""
+        adds; `base` is the first position that sliding caches hold."""
 
     async def idle(self) -> None:
         """Wait for the end of every run and recording, those of cancelled callers too."""
@@ -322,7 +322,9 @@ class GpuSampling(GpuAdapter, Protocol):
         """As `burst`, with choices of a beam search for picks, and for ids the records of each step: u32 words, as
         web/src/shaders/sampler/beams.wgsl has them."""
 
-    def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
+    def eager_burst(
+        self, binding: int, valid: int, sampler: int, cursor: int, base: int = 0
+    ) -> Awaitable[Sequence[float]]: ...
 
 
 @js("tapes")

@@ -19,7 +19,7 @@ from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
 from .cache_rows import CacheSpans
-from .decoder import WebGpuDecoder, read_burst
+from .decoder import WebGpuDecoder, reached, read_burst
 from .engine import GpuEngine
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
@@ -122,13 +122,14 @@ class JointRows:
         self._one.rotate(long)
 
     def reachable(self, length: int, row: int = 0) -> int:
-        return length
+        return reached(self._buffers.window(row), length)
 
     def caches(self, row: int = 0) -> CacheSpans | None:
         self._require_open()
         buffers = self._buffers
         spans = tuple(buffers.part(name, row) for name in buffers.caches)
-        return CacheSpans(self._device, self._about, spans, self.capacity, f"{buffers.owner}, kept")
+        window = buffers.window(row) or self._one.buffers.sliding
+        return CacheSpans(self._device, self._about, spans, self.capacity, f"{buffers.owner}, kept", window=window)
 
     async def rest(self, row: int = 0) -> None:
         self._require_open()
@@ -189,6 +190,9 @@ class JointRows:
         cursor = self._cursor
         self._cursor += picks
         for row in rows:
+            # A step that is first runs the pick before, which is counted already.
+            run = self._lengths[row] - (0 if sample_first else 1)
+            self._buffers.make_room(row, run, self._lengths[row] + picks - run)
             self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
         numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
@@ -214,6 +218,8 @@ class JointRows:
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         self._require_open()
         self._steps += 1
+        for row in rows:
+            self._buffers.make_room(row, self._lengths[row] - 1, 1)
         self._engine.play_once(self._tape.tape, max(self._lengths))
 
     def allow(self, mask: bytes, row: int = 0) -> None:
@@ -229,6 +235,7 @@ class JointRows:
         with self._device.batch():
             self._buffers.set_inputs(tokens)
             for row in range(self.rows):
+                self._buffers.make_room(row, self._lengths[row], 1)
                 self._begin(row, self._lengths[row] + 1)
         self._steps += 1
         self._engine.play_once(self._tape.tape, max(self._lengths))

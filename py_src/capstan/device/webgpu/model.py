@@ -285,6 +285,7 @@ class WebGpuModel:
                 given=given,
                 in_place=self._in_place,
                 tables=self._graphs.rope_tables,
+                window_tables=self._graphs.window_tables,
             )
             # The first that has buffers is the first that takes a session.
             self._made += 1

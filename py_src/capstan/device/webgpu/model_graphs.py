@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from ... import graph
 from ...fallback import fall_back
 from ...graph import GraphDescription
-from ...graph.description import tell_growing
+from ...graph.description import tell_growing, tell_unslid
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
 from ..noted_graphs import OpenWeights, as_text, read_entries, reader
-from ..rope_tables import RopeTables, read_tables
+from ..rope_tables import RopeTables, read_rows, read_tables
 
 __all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
 
@@ -63,6 +63,8 @@ class Graphs:
     """Whether everything here is from model.onnx, nothing from the data files."""
     rope_tables: RopeTables | None = None
     """The rotary tables of a model with long rope, which are read at each load; no note has them."""
+    window_tables: tuple[bytes, ...] = ()
+    """The rows of the tables of sliding caches, in their order; in no note either."""
 
     def serialize(self) -> str:
         """As JSON."""
@@ -156,6 +158,7 @@ async def model_graphs(
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
+    tell_unslid(graphs.description)
     tell_split(graphs.split, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
@@ -166,7 +169,13 @@ async def model_graphs(
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
     if graphs.one_row:
         fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
-    return replace(graphs, rope_tables=await read_tables(graphs.description.rope, data, open_weights))
+    about = graphs.description
+    windows = [table.rows for table in about.sliding.tables] if about.sliding is not None else []
+    return replace(
+        graphs,
+        rope_tables=await read_tables(about.rope, data, open_weights),
+        window_tables=tuple(await read_rows(windows, data, open_weights)),
+    )
 
 
 def tell_split(split: Sequence[graph.SplitWeight], largest: int) -> None:

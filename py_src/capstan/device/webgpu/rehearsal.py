@@ -52,8 +52,8 @@ class Rehearsal:
 
     @property
     def room(self) -> int:
-        """Steps up to the cache's end."""
-        return self.buffers.capacity - self.length
+        """Steps up to the caches' end."""
+        return self.buffers.end - self.length
 
     def require_timestamps(self) -> None:
         """Raise DeviceUnavailableError if the GPU adapter has no timestamp queries."""

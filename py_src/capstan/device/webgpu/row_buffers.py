@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ...graph import GraphDescription
-from ...memory import ROWS_APART, BufferRequest, DeviceBuffer, DeviceSpan, Loan, row_items
+from ...memory import (
+    ROWS_APART,
+    BufferRequest,
+    DeviceBuffer,
+    DeviceSpan,
+    Loan,
+    cache_sizes,
+    row_items,
+    window_table_sizes,
+)
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from .sequence_buffers import STATE_WORDS, SequenceBuffers
+from .sliding import BASE, SlidingWindow
 
 __all__ = ["RowBuffers"]
 
@@ -34,30 +45,47 @@ class RowBuffers:
     given: Loan | None
     """Buffers of the user's, held until `destroy`."""
     uncounted: list[int] = field(default_factory=list)
+    windows: list[SlidingWindow] = field(default_factory=list)
+    """The sliding caches of each row; none if all caches hold every position."""
 
     @classmethod
-    async def allocate(
-        cls,
-        device: DeviceInterface,
-        about: GraphDescription,
-        rows: int,
-        capacity: int,
-        owner: str,
-        given: Loan | None = None,
-    ) -> RowBuffers:
-        """Allocate what is not `given`. Raises OutOfMemoryError, and nothing stays allocated."""
+    async def allocate(cls, one: SequenceBuffers, rows: int, owner: str, given: Loan | None = None) -> RowBuffers:
+        """Allocate what is not `given`, for rows of the capacity of `one`, which runs their prompts. Raises
+        OutOfMemoryError, and nothing stays allocated."""
+        device, about, capacity, chunk = one.device, one.about, one.capacity, one.chunk
         held = dict(given.spans) if given is not None else {}
-        ours = [item for item in row_items(about, rows, capacity) if item.name not in held]
+        ours = [item for item in row_items(about, rows, capacity, chunk) if item.name not in held]
         made = await device.allocate_all([BufferRequest(item.name, item.bytes, item.pool) for item in ours], owner)
         held |= {item.name: buffer.span() for item, buffer in zip(ours, made, strict=True)}
-        caches = {f"kv {pair.past}": byte_count(about.cache_dtype, pair.dims(1, capacity)) for pair in about.cache}
         logits = byte_count(about.logits_dtype, (about.vocab_size,))
-        sizes = {**caches, "state": 4 * STATE_WORDS, "ring": 4 * capacity}
+        sizes = {**cache_sizes(about, capacity, chunk), "state": 4 * STATE_WORDS, "ring": 4 * capacity}
+        sizes |= window_table_sizes(about, capacity, chunk) if one.slides else {}
         sizes |= {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
         spans = {name: held[f"rows {name}"].sub(0, rows * size) for name, size in sizes.items()}
-        return cls(
+        found = cls(
             device, about, owner, rows, capacity, spans, held[ROWS_APART], tuple(made), given, uncounted=[0] * rows
         )
+        if one.sliding is not None and one.slides:
+            for row in range(rows):
+                span = partial(found.part, row=row)
+                found.windows.append(replace(one.sliding, span=span, fed=False, base=0))
+                found.windows[row].tell()
+                found.windows[row].fill_tables()
+        return found
+
+    def window(self, row: int) -> SlidingWindow | None:
+        """The sliding caches of a row, if there are any."""
+        return self.windows[row] if self.windows else None
+
+    def make_room(self, row: int, length: int, count: int) -> None:
+        """Have room for `count` positions behind a row's first `length`; see SlidingWindow."""
+        if self.windows:
+            self.windows[row].make_room(length, count)
+
+    def rebase(self, row: int, base: int) -> None:
+        """The caches that a row takes over hold the positions from `base` on."""
+        if self.windows:
+            self.windows[row].rebase(base)
 
     def handle(self, name: str) -> int:
         handle: int = self.spans[name].buffer.handle
@@ -66,7 +94,8 @@ class RowBuffers:
     def bound(self) -> dict[str, tuple[int, int, int]]:
         """Handle, offset and bytes of all rows of each tensor that a tape's kernels bind, by its name: multiples of 4
         bytes."""
-        spans = {name: self.spans[name] for name in (*self.caches, "logits", "input ids", "state")}
+        tables = [name for name in self.spans if name.startswith("window ")]
+        spans = {name: self.spans[name] for name in (*self.caches, *tables, "logits", "input ids", "state")}
         return {name: (span.buffer.handle, span.offset, -(-span.length // 4) * 4) for name, span in spans.items()}
 
     def part(self, name: str, row: int) -> DeviceSpan:
@@ -82,15 +111,19 @@ class RowBuffers:
         """Take over a sequence's caches and logits."""
         names = [*self.caches, "logits"]
         self.device.copy_tensors([(self._of(one, name), self.part(name, row)) for name in names])
+        self.rebase(row, one.base)
 
     def to_one(self, row: int, one: SequenceBuffers, names: Sequence[str] = ()) -> None:
         """Give a sequence the row's caches, or what is named."""
         self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.caches])
+        if one.sliding is not None and self.windows:
+            one.sliding.rebase(self.windows[row].base)
 
     def take(self, row: int, other: RowBuffers) -> None:
         """Take over the same row of others."""
         names = [*self.caches, "logits"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
+        self.rebase(row, other.windows[row].base if other.windows else 0)
 
     def _of(self, one: SequenceBuffers, name: str) -> DeviceSpan:
         return one.spans[name].sub(0, self.spans[name].length // self.rows)
@@ -110,6 +143,9 @@ class RowBuffers:
             self.device.copy_tensors([(self.part(name, row), span) for row, span in kept.items()])
             pairs = [(kept.get(old) or self.part(name, old), self.part(name, new)) for new, old in moved.items()]
             self.device.copy_tensors(pairs)
+        bases = [window.base for window in self.windows]
+        for new, old in moved.items() if bases else ():
+            self.rebase(new, bases[old])
 
     def set_inputs(self, tokens: Sequence[int]) -> None:
         """The next step's ids."""
@@ -119,6 +155,7 @@ class RowBuffers:
         """A row's state: `length` valid positions, its picks from `cursor` of the ring on, not done."""
         words = array("I", [length, cursor, *([0] * (STATE_WORDS - 2))])
         words[UNCOUNTED] = self.uncounted[row]
+        words[BASE] = self.windows[row].base if self.windows else 0
         self.device.copy_cpu_to_device(self.part("state", row), words)
 
     def set_uncounted(self, row: int, count: int) -> None:

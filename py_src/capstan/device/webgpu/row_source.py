@@ -139,6 +139,8 @@ class RowSource:
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> BeamTape | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
+        if rows.windows:
+            return "caches of windows slide, and the table of beams tells places of whole caches"
         try:
             buffers = await BeamBuffers.allocate(rows)
             try:
@@ -156,7 +158,7 @@ class RowSource:
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
         owner = f"{self.owner} rows of {one.owner}"
-        buffers = await RowBuffers.allocate(self.device, self.about, rows, one.capacity, owner, given)
+        buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
         tape: RowTape | None = None
         try:
             make = partial(make_row_tape, self.engine, one, buffers)
@@ -197,7 +199,7 @@ class RowSource:
         session, binding = await self.capture(one.buffers)
         try:
             missing = about.left_out_within(one.capacity)
-            left_out = left_out_by_cache(missing, about, one.buffers.cache, engine.recorded_id)
+            left_out = left_out_by_cache(missing, one.buffers, engine.recorded_id)
             fuse = partial(
                 fuse_step, passes=self.passes, left_out=left_out, weights=self.weights(), tables=self.tables()
             )

@@ -15,6 +15,7 @@ from ..rope_tables import RopeTables
 from ..snapshots import EMPTY
 from ..span_checks import INDEX_BYTES
 from .engine import AFTER, BEFORE, BoundTensor
+from .sliding import BASE, SlidingWindow, table_span
 
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
@@ -45,6 +46,8 @@ class SequenceBuffers:
     graph needs them."""
     tables: RopeTables | None = None
     """The contents of its rotary tables, where these depend on the sequence's length."""
+    sliding: SlidingWindow | None = None
+    """The caches that hold the positions of a window alone, if the graph has any."""
 
     @classmethod
     async def allocate(
@@ -59,6 +62,7 @@ class SequenceBuffers:
         given: Loan | None = None,
         in_place: bool = True,
         tables: RopeTables | None = None,
+        window_tables: Sequence[bytes] = (),
     ) -> SequenceBuffers:
         """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
         spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
@@ -78,9 +82,50 @@ class SequenceBuffers:
             spans |= {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in packed}
         written = "grown " if about.growing else "" if in_place else "apart "
         present = tuple(spans[f"{written}kv {pair.past}"] for pair in about.cache)
-        buffers = cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present, tables)
+        sliding = None
+        if about.sliding is not None:
+            room = about.sliding.room(capacity, chunk)
+            sliding = SlidingWindow(device, about, about.sliding, window_tables, capacity, room, spans.__getitem__)
+        buffers = cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present, tables, sliding)
         buffers.rotate(False)
+        if sliding is not None:
+            sliding.tell()
+            sliding.fill_tables()
         return buffers
+
+    @property
+    def base(self) -> int:
+        """The first position that sliding caches hold."""
+        return self.sliding.base if self.sliding is not None else 0
+
+    @property
+    def slides(self) -> bool:
+        """Whether the sequence may become longer than some of its caches."""
+        return self.sliding is not None and self.sliding.slides
+
+    def room_of(self, pair: CachePair) -> int:
+        """The capacity of a cache in positions."""
+        return self.about.positions(pair, self.capacity, self.chunk)
+
+    def make_room(self, length: int, count: int) -> None:
+        """Have room for `count` positions behind the first `length`; see SlidingWindow."""
+        if self.sliding is not None:
+            self.sliding.make_room(length, count)
+
+    @property
+    def most_ahead(self) -> int:
+        """The most positions for which `make_room` can have room."""
+        return self.capacity if self.sliding is None else self.sliding.room - self.sliding.sliding.window
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one for which all caches have room now."""
+        return self.capacity if self.sliding is None else min(self.capacity, self.base + self.sliding.room)
+
+    def slide_for_check(self, length: int) -> None:
+        """Let the caches slide behind `length` positions that were run, so that steps that are compared have a base."""
+        if self.sliding is not None:
+            self.sliding.slide(self.sliding.probed_base(length), length)
 
     def larger(self) -> dict[str, int]:
         """Sizes of given buffers that onnxruntime-web binds whole and that are larger than their tensors."""
@@ -95,19 +140,26 @@ class SequenceBuffers:
         for any number of ids."""
         about = self.about
         ids = BoundTensor(about.input_ids, self.handle(f"{which} ids"), "int64", (1, length))
-        before, after = (BEFORE, AFTER) if about.growing else (self.capacity, self.capacity)
-        feeds = [ids, BoundTensor(about.mask, self.mask, about.mask_dtype, (1, after))]
+        masked = AFTER if about.growing else self.capacity
+        feeds = [ids, BoundTensor(about.mask, self.mask, about.mask_dtype, (1, masked))]
         if about.position_ids is not None:
             positions = self.handle("positions" if which == "input" else "prompt positions")
             feeds.append(replace(ids, name=about.position_ids, buffer=positions))
         fetches = [BoundTensor(about.logits, self.logits, about.logits_dtype, (1, 1, about.vocab_size))]
         for pair, cache, present in zip(about.cache, self.cache, self.present, strict=True):
+            before, after = (BEFORE, AFTER) if about.growing else (self.room_of(pair), self.room_of(pair))
             feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
             grown = present.buffer.handle
             fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
         for table in about.rope.tables if about.rope is not None else ():
             dims = (self.capacity, table.width)
             feeds.append(BoundTensor(table.name, self.handle(f"rope {table.name}"), table.dtype, dims))
+        if self.sliding is not None:
+            found = self.sliding.sliding
+            feeds.append(BoundTensor(found.base, self.handle("window base"), "int32", (1,)))
+            for each in found.tables:
+                dims = (self.sliding.room, each.width)
+                feeds.append(BoundTensor(each.name, self.handle(table_span(each.name)), each.dtype, dims))
         for slot in about.lora:
             feeds.append(BoundTensor(slot.name, self.handle(f"lora {slot.name}"), slot.dtype, slot.dims))
         for state in about.states:
@@ -191,6 +243,8 @@ class SequenceBuffers:
     def copy_from(self, other: SequenceBuffers, length: int) -> None:
         """Become what another sequence's buffers are, of the same model and capacity and `length` positions."""
         names = [f"kv {pair.past}" for pair in self.about.cache] + [state.past for state in self.about.states]
+        if self.sliding is not None:
+            self.sliding.rebase(other.base)
         # Whole caches: the rows of each head would be a copy each, and Python plans every one.
         self.device.copy_tensors([(other.spans[name], self.spans[name]) for name in [*names, "logits"]])
         with self.device.batch():
@@ -263,6 +317,7 @@ class SequenceBuffers:
         positions = [] if self.positions is None else [self.positions]
         states = [self.handle(name) for state in self.about.states for name in (state.past, state.present)]
         tables = [self.handle(f"rope {table.name}") for table in self.about.rope.tables] if self.about.rope else []
+        tables += [self.handle(name) for name in self.spans if name.startswith("window ")]
         return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states, *tables]
 
     def destroy(self) -> None:
@@ -312,13 +367,14 @@ class SequenceBuffers:
     def set_length(self, length: int) -> None:
         """The sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""
         words = array("I", [length, *([0] * (STATE_WORDS - 1))])
+        words[BASE] = self.base
         self.device.copy_cpu_to_device(self.spans["state"], words)
 
 
 def left_out_by_cache(
-    left_out: Collection[LeftOut], about: GraphDescription, cache: Sequence[int], recorded_id: Callable[[int], int]
+    left_out: Collection[LeftOut], buffers: SequenceBuffers, recorded_id: Callable[[int], int]
 ) -> dict[int, LeftOut]:
-    """The attention inputs that captured runs leave out, by the recorded buffer of the layer's keys; `cache` has the
-    handles of the buffers of `about.cache`."""
-    handles = {pair.past: handle for pair, handle in zip(about.cache, cache, strict=True)}
-    return {recorded_id(handles[each.key]): each for each in left_out}
+    """The attention inputs that captured runs leave out, by the recorded buffer of the layer's keys."""
+    handles = {pair.past: handle for pair, handle in zip(buffers.about.cache, buffers.cache, strict=True)}
+    slide = buffers.sliding.sliding.pasts if buffers.sliding is not None and buffers.slides else ()
+    return {recorded_id(handles[each.key]): replace(each, slides=each.key in slide) for each in left_out}

@@ -188,17 +188,20 @@ class StepSource:
             buffers.clear_states()
             for start in range(0, len(ids), buffers.chunk):
                 part = ids[start : start + buffers.chunk]
+                buffers.make_room(start, len(part))
                 buffers.write_prompt(part, start)
-                await self._engine.run(binding, start + len(part), len(part))
+                await self._engine.run(binding, start + len(part), len(part), buffers.base)
                 buffers.settle_states()
         finally:
             self._engine.unbind(binding)
 
     def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
         feeds, fetches = self._tensors(buffers, which, length)
-        lengths = self._graphs.lengths
-        if lengths is not None and not lengths.reads_mask:
-            feeds = [feed for feed in feeds if feed.name != self._graphs.description.mask]
+        lengths, about = self._graphs.lengths, self._graphs.description
+        if lengths is not None:
+            fed = set() if lengths.reads_mask else {about.mask}
+            fed |= {about.sliding.base} if about.sliding is not None else set()
+            feeds = [feed for feed in feeds if feed.name not in fed]
         return self._engine.bind(self._prefill, feeds, fetches, lengths)
 
     def _tensors(

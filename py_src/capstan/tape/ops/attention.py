@@ -98,6 +98,10 @@ class AttentionShape(Protocol):
         """Bits of an element of the caches, 8 or 4; 0 for those of `element`."""
 
     @property
+    def slides(self) -> bool:
+        """Whether the caches and the rotary tables begin at the sequence's base."""
+
+    @property
     def prepared(self) -> bool:
         """Whether the queries are rotated and the caches written already."""
 
@@ -145,6 +149,8 @@ class Attention(Operation):
     prepared: bool = False
     """Whether reads[0] has the queries alone, as they are multiplied by the keys, and a recorded kernel has written the
     new rows."""
+    slides: bool = False
+    """Whether the caches and the rotary tables hold the positions from the sequence's base on alone."""
     rows: int = 1
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
     along: bool = False
@@ -246,7 +252,7 @@ class Attention(Operation):
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
             row = [kind, number, offset + start, 8 * kv_width]
-            witness.judge(part, self.element, cache, row, (self.capacity, self.head), self.cache_bits)
+            witness.judge(part, self.element, cache, row, (self.capacity, self.head), self.cache_bits, self.slides)
 
 
 def levels_bytes(cache_bits: int) -> int:
@@ -315,6 +321,7 @@ def plan_attention(
         "SHUFFLED": shuffled,
         "SEVERAL": rows > 1,
         "ALONG": along,
+        "TABLES_APART": what.slides and rows > 1 and not along,
         "SEQUENCES": rows,
     }
     if epsilon is not None:
@@ -367,6 +374,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
         "QUANTIZED": what.cache_bits != 0,
         "FOUR_BITS": what.cache_bits == IN_4_BITS,
         "PREPARED": what.prepared,
+        "SLIDING": what.slides,
     }
     if what.softcap:
         constants["SOFTCAP"] = what.softcap

@@ -1,5 +1,5 @@
 // The keys and values of several new positions of one sequence, rotated and normalised as attention.wgsl does it, into the caches:
-// before attention of all of them. The first position is state[0] - 1. Workgroups: (KV_HEADS, SEQUENCES).
+// before attention of all of them. The first position is held(0) - 1. Workgroups: (KV_HEADS, SEQUENCES).
 
 #include attention_shared
 #include attention_rows
@@ -7,7 +7,7 @@
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let kv_head = workgroup.x;
-  let position = state[0] - 1u + workgroup.y;
+  let position = held(0u) - 1u + workgroup.y;
   let keys_at = workgroup.y * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
 #if QUANTIZED

@@ -13,8 +13,9 @@
 // [SEQUENCES, CAPACITY], a sequence reads each position from the caches of the sequence that the table names; it writes into its own.
 //
 // For each sequence, qkv is [(HEADS + 2 * KV_HEADS) * HEAD], cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
-// CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS]. If an adapter
-// allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
+// CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS].
+// SLIDING: caches, cos and sin begin at each sequence's base (held.wgsl), with CAPACITY rows for each sequence.
+// If an adapter allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
 // bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. PREPARED: qkv has the queries alone, and the
@@ -149,7 +150,6 @@ fn largest_of(v: Values) -> f32 {
   return max(max(most.x, most.y), max(most.z, most.w));
 }
 
-const STATE_STRIDE = 8u;
 const CHUNKS = HEAD / PER;
 #if PREPARED
 const QKV_CHUNKS = HEADS * CHUNKS;
@@ -292,6 +292,17 @@ fn source_of(row: u32) -> u32 {
   return (table[sequence * CAPACITY + position] * KV_HEADS + kv_head) * CAPACITY + position;
 #else
   return row;
+#endif
+}
+
+#include held
+
+// The row of the rotary tables for a place in the caches. TABLES_APART: each sequence has tables of its own, as long as its caches.
+fn turned(sequence: u32, place: u32) -> u32 {
+#if TABLES_APART
+  return sequence * CAPACITY + place;
+#else
+  return place;
 #endif
 }
 

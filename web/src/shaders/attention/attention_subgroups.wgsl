@@ -66,10 +66,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
   // Position 0 is the first one in sight.
 #if ALONG
-  let total = state[0] + sequence;
+  let total = held(0u) + sequence;
   const caches = 0u;
 #else
-  let total = state[sequence * STATE_STRIDE];
+  let total = held(sequence);
   let caches = sequence;
 #endif
   let before = hidden(total);
@@ -82,7 +82,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let position = length - 1u;
   var wanted = request(rows, chunk, split * BLOCK + first, position);
 #if !PREPARED
-  let turn = rotation(chunk, total - 1u);
+  let turn = rotation(chunk, turned(sequence, total - 1u));
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);

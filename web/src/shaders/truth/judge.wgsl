@@ -4,7 +4,7 @@
 // Bindings: 0 y, 1 truth [n] of (value, spread), 2 state, 3 result: bits of the largest ratio, of the mean of its
 // square, of y and of the truth at one element; that element, the one of the largest ratio or one that is finite in
 // only one of the two; the number of such elements. ROWS: y is a cache [*, CAPACITY, HEAD] and the truth its row at
-// position state[0] - 1. HALF_VALUES: y is float16, which needs no shader-f16 here. UNIT is the unit roundoff of y's
+// position held(0) - 1. HALF_VALUES: y is float16, which needs no shader-f16 here. UNIT is the unit roundoff of y's
 // type, LARGEST its largest number: past it, y may be infinite. QUANTIZED: the cache's rows are those of
 // attention_shared.wgsl, which are right within half a step of their scale.
 
@@ -18,6 +18,8 @@ var<workgroup> place: array<u32, 64>;
 var<workgroup> squares: array<f32, 64>;
 var<workgroup> unlike: array<u32, 64>;
 
+#include held
+
 fn finite(value: f32) -> bool {
   return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u;
 }
@@ -26,7 +28,7 @@ fn finite(value: f32) -> bool {
 #include quantized_element
 
 fn row_at(i: u32) -> u32 {
-  return (i / HEAD * CAPACITY + state[0] - 1u) * ROW;
+  return (i / HEAD * CAPACITY + held(0u) - 1u) * ROW;
 }
 #endif
 
@@ -45,7 +47,7 @@ fn value_of(i: u32) -> f32 {
   return element_of_row(y[row + 1u + i % HEAD / IN_WORD], i % IN_WORD) * bitcast<f32>(y[row]);
 #else
 #if ROWS
-  let at = (i / HEAD * CAPACITY + state[0] - 1u) * HEAD + i % HEAD;
+  let at = (i / HEAD * CAPACITY + held(0u) - 1u) * HEAD + i % HEAD;
 #else
   let at = i;
 #endif

@@ -2,7 +2,7 @@
 //
 // The operation of attention.wgsl, in three kernels: that with key_cache makes the score of each head and position, that
 // with value_cache the softmax over them and the sum of the values, that with neither what the caches must hold at the new
-// position. state[0] counts the new token.
+// position. state[0] counts the new token. SLIDING: as in attention_shared.wgsl.
 // Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
 // NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl; with v_gamma, so is v.
@@ -45,6 +45,8 @@ const VALUES = KEYS + KV_HEADS * HEAD;
 #if QUANTIZED
 #include quantized_element
 #endif
+
+#include held
 
 #if key_cache
 // Element i of a row of the keys; rows are numbered through all heads.
@@ -148,7 +150,7 @@ fn capped(score: vec2<f32>) -> vec2<f32> {
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-  let length = state[0];
+  let length = held(0u);
   let position = length - 1u;
   let first = length - min(length, WINDOW); // in sight
 #if key_cache

@@ -88,6 +88,7 @@ async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers
     expected, *copies = await device.allocate_all(requests, "tape check")
     try:
         await one.prefill([(7 * i + 3) % about.vocab_size for i in range(length)], 0)
+        buffers.slide_for_check(length)
         tokens = [(11 * i + 5) % about.vocab_size for i in range(positions)]
         for place, token in enumerate(tokens):
             one.step_through([token], length + place)

@@ -253,7 +253,7 @@ class PrefillTapes:
             results = {engine.recorded_id(handle) for handle in (*buffers.cache, buffers.logits)}
             limits = WorkgroupLimits.of(engine.adapter())
             missing = self.about.left_out_within(buffers.capacity)
-            left_out = left_out_by_cache(missing, self.about, buffers.cache, engine.recorded_id)
+            left_out = left_out_by_cache(missing, buffers, engine.recorded_id)
             placement = fuse_prefill(recording, lean, results, self.weights, length, limits, left_out)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
             ours = any(isinstance(node.what, MatMul | MatrixMatMul | PrefillAttention) for node in placement.nodes)
@@ -300,17 +300,19 @@ class PrefillTapes:
         """Eager runs over the positions of a sequence that is compared, of at most `most` each."""
         for past in range(start, end, most):
             count = min(most, end - past)
+            self.buffers.make_room(past, count)
             self.buffers.write_prompt(self._probe(past, count), past)
-            await self.engine.run(self.eager, past + count, count)
+            await self.engine.run(self.eager, past + count, count, self.buffers.base)
 
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
         """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of it is ours."""
         engine, buffers, about = self.engine, self.buffers, self.about
+        buffers.make_room(past, length)
         buffers.write_prompt(self._probe(past, length), past)
 
         async def replay() -> None:
             engine.play_once(tape, past + length)
 
         what = f"run of {length} positions after {past}"
-        eager = partial(engine.run, self.eager, past + length, length)
+        eager = partial(engine.run, self.eager, past + length, length, buffers.base)
         await check_replay(engine, buffers, about, what, replay, eager, PROMPT_RUN if ours else RECORDED_STEP)

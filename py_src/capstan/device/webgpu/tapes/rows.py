@@ -177,6 +177,7 @@ async def check_rows(
         # The last row is the last to be stepped, so that its caches are left to be compared.
         for turn in sorted(range(min(rows.rows, len(lengths))), key=lambda turn: turn == last % len(lengths)):
             await one.prefill([(7 * i + 3 + turn) % about.vocab_size for i in range(lengths[turn])], 0)
+            one.buffers.slide_for_check(lengths[turn])
             for row in range(turn, rows.rows, len(lengths)):
                 rows.from_one(row, one.buffers)
             for row in range(turn, rows.rows, len(lengths)):

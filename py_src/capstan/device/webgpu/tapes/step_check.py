@@ -162,10 +162,13 @@ class StepCheck:
         """Prepare the caches' rows for the step whose input is set; see cache_rows."""
         engine, about, buffers = self.engine, self.about, self.buffers
         caches = [
-            CacheRows(engine.recorded_id(cache), pair.heads, pair.head_size * CACHE_BYTES[about.cache_dtype])
+            CacheRows(
+                *(engine.recorded_id(cache), pair.heads, pair.head_size * CACHE_BYTES[about.cache_dtype]),
+                *(buffers.room_of(pair), buffers.room_of(pair) < buffers.capacity),
+            )
             for pair, cache in zip(about.cache, buffers.cache, strict=True)
         ]
-        planned = cache_rows(caches, buffers.capacity, filled, beyond, self.state, OWNER)
+        planned = cache_rows(caches, filled, beyond, self.state, OWNER)
         await engine.witness(recording.handle, 0, 0, planned.spec())
 
     async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
@@ -179,6 +182,8 @@ class StepCheck:
         if self.prefilled != filled or buffers.states:
             await self.probe(buffers, [(7 * i + 3) % vocabulary for i in range(filled)])
             self.prefilled = filled
+        if buffers.sliding is not None:
+            buffers.sliding.rebase(buffers.sliding.probed_base(length))
         buffers.set_input(11 % vocabulary, length)
         await self._rows(recording, beyond, filled)
 
@@ -221,7 +226,7 @@ class StepCheck:
         """Compare the step after `length` positions with an eager one; see check_replay."""
         engine = self.engine
         await self._prepare(recording, length, beyond=0)
-        eager = partial(engine.run, self.eager, length + 1)
+        eager = partial(engine.run, self.eager, length + 1, 1, self.buffers.base)
         try:
             await check_replay(engine, self.buffers, self.about, "step", replay, eager, tolerance)
         except BaseException:

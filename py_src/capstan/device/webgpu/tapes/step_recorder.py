@@ -190,7 +190,7 @@ class StepRecorder:
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
-        left_out = left_out_by_cache(self.left_out, self.about, buffers.cache, engine.recorded_id)
+        left_out = left_out_by_cache(self.left_out, buffers, engine.recorded_id)
         placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights, self.tables)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):

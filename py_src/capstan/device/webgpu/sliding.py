@@ -1,0 +1,128 @@
+"""Moves the rows of sliding caches, and tells the sequence's base to whatever takes its lengths from it.
+
+Moves are queued like all other work, so that earlier submits find the rows in their old places. The host only needs an
+upper bound of the length that the sequence has after the next submit.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...graph import GraphDescription, SlidingCaches
+from ...memory import DeviceSpan, round_up
+from ..element_types import byte_count
+from ..interface import DeviceInterface
+
+__all__ = ["BASE", "SlidingWindow", "row_bytes", "table_span"]
+
+BASE = 7
+"""The word of the sampler's state that has the base, for kernels of ours."""
+WRITTEN = 4
+"""WebGPU writes multiples of so many bytes."""
+
+
+def table_span(name: str) -> str:
+    """The name of the span of a table of sliding caches."""
+    return f"window {name}"
+
+
+def row_bytes(about: GraphDescription, head_size: int) -> int:
+    """Bytes of one position of a head."""
+    return byte_count(about.cache_dtype, (head_size,))
+
+
+@dataclass
+class SlidingWindow:
+    """The sliding caches of one sequence, of which `base` is the first position that they hold."""
+
+    device: DeviceInterface
+    about: GraphDescription
+    sliding: SlidingCaches
+    tables: Sequence[bytes]
+    """The rows of `sliding.tables` for all positions."""
+    capacity: int
+    room: int
+    """Positions that the caches hold."""
+    span: Callable[[str], DeviceSpan]
+    """A span of the sequence by its name."""
+    fed: bool = True
+    """Whether onnxruntime-web reads the base, too."""
+    base: int = 0
+
+    @property
+    def slides(self) -> bool:
+        """Whether the sequence may become longer than these caches."""
+        return self.room < self.capacity
+
+    def holds(self, length: int) -> bool:
+        """Whether a run can continue behind `length` positions: those that its first token sees are there."""
+        return self.base == 0 or length >= self.base + self.sliding.window
+
+    def make_room(self, length: int, count: int) -> None:
+        """Have room for `count` positions behind the first `length`, of which a few may not be there after all: half of
+        the slack is left in front of the window for those. A run behind 0 positions begins anew.
+
+        Raises ValueError where the window before `length` is gone: continue behind a length that `holds`.
+        """
+        if length == 0:
+            self.rebase(0)
+        if not self.holds(length):
+            raise ValueError(f"the caches hold positions from {self.base} on, and no window before {length}")
+        end = min(length + count, self.capacity)
+        if end - self.base <= self.room:
+            return
+        self.slide(self.kept_from(length, end - length), length)
+
+    def slide(self, base: int, length: int) -> None:
+        """Drop the positions before `base` from a sequence of `length` positions."""
+        if base > self.base:
+            self._move(base - self.base, length - base)
+            self.rebase(base)
+
+    def kept_from(self, length: int, count: int) -> int:
+        """The first position that is kept where `count` follow behind `length` ones."""
+        window = self.sliding.window
+        return max(0, length - max(window, min(self.room - count, window + (self.room - window) // 2)))
+
+    def probed_base(self, length: int) -> int:
+        """The base for the check of a step behind `length` positions; not 0 where that is possible."""
+        least, most = max(0, length + 1 - self.room), max(0, length - self.sliding.window)
+        return max(least, most // 2) if self.slides else 0
+
+    def rebase(self, base: int) -> None:
+        """Count positions from `base` on: in the sampler's state, for onnxruntime-web, and in the rotary tables."""
+        if base == self.base:
+            return
+        self.base = base
+        with self.device.batch():
+            self.tell()
+            self.fill_tables()
+
+    def tell(self) -> None:
+        """Write the base where kernels read it."""
+        words = array("I", [self.base])
+        self.device.copy_cpu_to_device(self.span("state").sub(4 * BASE, 4), words)
+        if self.fed:
+            self.device.copy_cpu_to_device(self.span("window base").sub(0, 4), words)
+
+    def fill_tables(self) -> None:
+        """Write the rows of the rotary tables from the base on."""
+        for table, rows in zip(self.sliding.tables, self.tables, strict=True):
+            row = byte_count(table.dtype, (table.width,))
+            part = memoryview(rows)[self.base * row : (self.base + self.room) * row]
+            padded = part if len(part) % WRITTEN == 0 else part.tobytes().ljust(round_up(len(part), WRITTEN), b"\0")
+            self.device.copy_cpu_to_device(self.span(table_span(table.name)).sub(0, len(padded)), padded)
+
+    def _move(self, shift: int, kept: int) -> None:
+        """Move `kept` rows of each head `shift` rows to the front."""
+        pairs = []
+        for pair in self.about.cache:
+            if pair.past not in self.sliding.pasts:
+                continue
+            row, whole = row_bytes(self.about, pair.head_size), self.span(f"kv {pair.past}")
+            for head in range(pair.heads):
+                start = head * self.room * row
+                pairs.append((whole.sub(start + shift * row, kept * row), whole.sub(start, kept * row)))
+        self.device.copy_tensors(pairs)
