@@ -75,7 +75,7 @@ async def main(folder, prompt=6000, count=3000, context=32768):
     runs = {}
     for kind in ("whole", "window"):
         SlidingCaches.room = ROOM if kind == "window" else lambda self, capacity, chunk: capacity
-        model = await capstan.Model.load(folder, disable_file_mapped_weights=True)
+        model = await capstan.Model.load(folder, device="webgpu", disable_file_mapped_weights=True)
         context = min(context, model.config.context_length)
         need = model.query_memory_requirements(max_length=context)
         caches = sum(item.bytes for item in need.items if item.name.startswith("kv "))
