@@ -29,6 +29,7 @@ from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.model import WebGpuModel
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.device.webgpu.tapes import prefill
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.drafts import DraftBuffers
 from capstan.device.webgpu.tapes.prefill import PrefillTapes
@@ -490,6 +491,25 @@ def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_onl
 
     asyncio.run(run())
     assert len(recorded) == records
+
+
+@pytest.mark.parametrize(("often", "made"), [(1, True), (CAPACITY, False)])
+def test_a_prompt_of_many_runs_has_their_tape_at_once(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, often: int, made: bool
+) -> None:
+    monkeypatch.setattr(prefill, "OFTEN", often)
+
+    async def run() -> None:
+        life = Life(graphs)
+        decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
+        await decoder.prefill(PROMPT, 0)
+        assert decoder.tape_passes["prefill"].startswith("no run") != made
+        for _ in range(2):
+            await decoder.prefill(PROMPT, 0)
+        assert not decoder.tape_passes["prefill"].startswith("no run")
+        await life.close()
+
+    asyncio.run(run())
 
 
 class GivenLife(Life):

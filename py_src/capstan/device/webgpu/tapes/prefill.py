@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -113,10 +114,16 @@ def weights_on_device(
     }
 
 
+OFTEN = 12
+"""Runs of one length in a prompt for which a tape of that length is made first. With a 1B model on an NVIDIA H100, 16
+runs of 2048 take 5.1 s without a tape and 1.6 s with one."""
+
+
 @dataclass
 class PrefillTapes:
-    """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time; one that is
-    stored, by another sequence or an earlier load, is made again when the first such run comes.
+    """The prefill tapes of one sequence. A tape is made when a prompt with a run of its length comes for the second
+    time, or one with OFTEN such runs for the first; one that is stored, by another sequence or an earlier load, is made
+    again when the first such run comes.
 
     The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
     kernels, and copies of the caches during the check. If memory is too short for it, onnxruntime-web keeps running
@@ -144,6 +151,8 @@ class PrefillTapes:
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     """Lengths of runs that came."""
+    often: set[int] = field(default_factory=set)
+    """Lengths of which a prompt has so many runs that their tape is made before it."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -161,8 +170,9 @@ class PrefillTapes:
 
     def due(self, count: int) -> list[int]:
         """The lengths of the tapes that a new prompt of `count` ids wants and that were not made yet."""
-        wanted = {run.length for run in cut_prompt(count, self.pace.size, self.lengths)} & set(self.lengths)
-        return self.untried(wanted)
+        runs = Counter(run.length for run in cut_prompt(count, self.pace.size, self.lengths))
+        self.often |= {length for length, times in runs.items() if times >= OFTEN}
+        return self.untried(runs.keys() & set(self.lengths))
 
     def untried(self, lengths: Collection[int]) -> list[int]:
         """The lengths without a tape that were not found impossible."""
@@ -173,7 +183,7 @@ class PrefillTapes:
         buffers are used for it, its mask too."""
         for length in lengths:
             restored = await self._restored(length)
-            if restored or length in self.seen:
+            if restored or length in self.seen | self.often:
                 self.tapes[length] = tape = restored or await self._make(length)
                 if tape:
                     await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
