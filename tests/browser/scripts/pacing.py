@@ -37,9 +37,9 @@ async def told(opened: Model, prompt: Sequence[int], count: int) -> dict[str, An
         engine: Any = gpu()
         run, runs = engine.run, []
 
-        async def noted(binding: int, valid: int = 0, tokens: int = 1) -> None:
+        async def noted(binding: int, valid: int = 0, tokens: int = 1, *more: int) -> None:
             runs.append(tokens)
-            await run(binding, valid, tokens)
+            await run(binding, valid, tokens, *more)
 
         engine.run = noted
         try:
