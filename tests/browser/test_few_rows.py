@@ -209,7 +209,7 @@ def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, 
 TILINGS = [
     FewRowsTiling(MatrixSize(8, 8, 8), 4, (2, 1), 1, 1),
     FewRowsTiling(MatrixSize(8, 8, 8), 8, (4, 2), 2, 1),
-    FewRowsTiling(MatrixSize(16, 8, 16), 4, (2, 1), 2, 2),
+    FewRowsTiling(MatrixSize(8, 8, 16), 4, (2, 1), 2, 2),
     FewRowsTiling(MatrixSize(4, 16, 16), 4, (4, 2), 1, 4),
 ]
 

@@ -76,6 +76,7 @@ def test_picks_go_on_past_the_room_of_the_caches(gemma3: str, variants: Variants
     assert nearly(found["logits"][0], whole["logits"][0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS, ids=["tape", "off"])
 def test_a_rewind_recomputes_what_is_gone_and_says_so(
     way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
@@ -144,6 +145,7 @@ def test_beams_slide(way: dict[str, Any], llama: str, scripts: PageScripts) -> N
     assert found["sequences"] == whole["sequences"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ROWS)
 def test_a_sequence_of_a_pool_slides(way: dict[str, Any], llama: str, variants: Variants, scripts: PageScripts) -> None:
     """It takes a decoder that was given back with another base."""
