@@ -10,6 +10,7 @@ from capstan.fallback import fallbacks
 from capstan.generation.row_pool import RowPool, poolable
 
 from . import running
+from .running import alike, counted
 
 __all__ = ["alike", "driven", "pooled", "rows"]
 
@@ -46,9 +47,7 @@ async def driven(
             "capture": generator.capture,
             "note": generator.capture_note,
             "passes": generator.tape_passes,
-            "counted": {
-                key: count - before.get(key, 0) for key, count in fallbacks().items() if count > before.get(key, 0)
-            },
+            "counted": counted(before),
         }
 
 
@@ -65,25 +64,6 @@ async def rows(
             await generator.generate_next_token_async()
         sequences = [generator.get_sequence(row) for row in range(len(prompts))]
         return {"sequences": sequences, "rope_changes": generator.rope_changes, "passes": generator.tape_passes}
-
-
-async def alike(
-    models: Mapping[str, str], *, model: str, prompts: list[list[int]], count: int, load: dict[str, Any]
-) -> list[tuple[list[int], int]]:
-    """The ids after each prompt, one generator open beside the other, and how many tokens each took over."""
-    opened = await Model.load(models[model], prefix_cache=1 << 20, **load)
-    try:
-        open_, found = [], []
-        for prompt in prompts:
-            generator = Generator(opened)
-            open_.append(generator)
-            generator.append_tokens(prompt)
-            found.append(([await generator.generate_next_token_async() for _ in range(count)], generator.reused_tokens))
-        for generator in open_:
-            await generator.aclose()
-        return found
-    finally:
-        await opened.aclose()
 
 
 async def pooled(

@@ -9,8 +9,9 @@ from typing import Any
 from capstan import Generator, GeneratorParams, Model
 from capstan._js import host
 from capstan._js.gpu import JsGpuEngine
+from capstan.fallback import fallbacks
 
-__all__ = ["close_all", "gpu", "take", "load", "parameters", "picked"]
+__all__ = ["alike", "close_all", "counted", "gpu", "take", "load", "parameters", "picked"]
 
 loaded: dict[tuple[Any, ...], Model] = {}
 """The models used last, at most `KEPT`, the latest one at the end."""
@@ -82,3 +83,36 @@ async def take(generator: Generator, count: int) -> list[int]:
     while len(ids) < count and not generator.is_done():
         ids.append(await generator.generate_next_token_async())
     return ids
+
+
+def counted(before: Mapping[str, int]) -> dict[str, int]:
+    """The steps down since `fallbacks()` was `before`."""
+    return {key: count - before.get(key, 0) for key, count in fallbacks().items() if count > before.get(key, 0)}
+
+
+async def alike(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompts: list[list[int]],
+    count: int,
+    load: dict[str, Any],
+    close: bool = False,
+) -> list[tuple[list[int], int]]:
+    """The ids after each prompt, one generator open beside the other or, with `close`, behind it, and how many tokens
+    each took over."""
+    opened = await Model.load(models[model], prefix_cache=8 << 20, **load)
+    try:
+        open_, found = [], []
+        for prompt in prompts:
+            generator = Generator(opened)
+            open_.append(generator)
+            generator.append_tokens(prompt)
+            found.append(([await generator.generate_next_token_async() for _ in range(count)], generator.reused_tokens))
+            if close:
+                await generator.aclose()
+        for generator in open_:
+            await generator.aclose()
+        return found
+    finally:
+        await opened.aclose()

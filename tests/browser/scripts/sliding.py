@@ -10,15 +10,12 @@ from capstan.fallback import fallbacks
 from capstan.memory import Pools
 
 from . import running
+from .running import alike, counted
 
 __all__ = ["alike", "driven", "given", "inside", "rows"]
 
 Action = Sequence[Any]
 """("append", ids), ("generate", tokens), ("rewind", length), ("logits", None)."""
-
-
-def counted(before: Mapping[str, int]) -> dict[str, int]:
-    return {key: count - before.get(key, 0) for key, count in fallbacks().items() if count > before.get(key, 0)}
 
 
 async def driven(
@@ -72,28 +69,6 @@ async def rows(
             await generator.generate_next_token_async()
         sequences = [generator.get_sequence(row) for row in range(generator._loop.sequences)]
         return {"sequences": sequences, "passes": generator.tape_passes, "counted": counted(before)}
-
-
-async def alike(
-    models: Mapping[str, str], *, model: str, prompts: list[list[int]], count: int, load: dict[str, Any], close: bool
-) -> list[tuple[list[int], int]]:
-    """The ids after each prompt, one generator open beside the other or behind it, and how many tokens each took
-    over."""
-    opened = await Model.load(models[model], prefix_cache=8 << 20, **load)
-    try:
-        open_, found = [], []
-        for prompt in prompts:
-            generator = Generator(opened)
-            open_.append(generator)
-            generator.append_tokens(prompt)
-            found.append(([await generator.generate_next_token_async() for _ in range(count)], generator.reused_tokens))
-            if close:
-                await generator.aclose()
-        for generator in open_:
-            await generator.aclose()
-        return found
-    finally:
-        await opened.aclose()
 
 
 async def inside(models: Mapping[str, str], *, model: str, prompt: list[int], load: dict[str, Any]) -> dict[str, Any]:

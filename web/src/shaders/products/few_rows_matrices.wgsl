@@ -17,7 +17,7 @@
 
 alias Word = vec4<u32>;
 #include packing
-#include packed_halves
+#include packed_blocks
 #include behind_product
 
 const TEAM: u32 = 4u; // threads with neighbouring runs of a row
@@ -36,11 +36,6 @@ const STEPS: u32 = (RUNS + TEAM * WK - 1u) / (TEAM * WK);
 const STRIDE: u32 = 2u * TEAM + 1u;
 const X_STRIDE: u32 = 4u * TEAM + 1u;
 const AREA: u32 = SIZE_M * SIZE_N / 4u;
-#if BYTES
-const ZERO: element = 1152.0;
-#else
-const ZERO: element = 1032.0;
-#endif
 
 alias Octet = vec4<u32>;
 alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
@@ -116,35 +111,6 @@ fn request(step: u32, warp_k: u32, lane: u32, first: u32) -> Request {
 #end
   return wanted;
 }
-
-// The numbers that make weights of a block's integers.
-struct Block {
-  zero: element, // with 1024 added
-  scale: element,
-#if minima
-  least: element,
-#endif
-}
-
-// Two integers as weights.
-fn pair(word: u32, block: Block) -> u32 {
-  let above = pair_of(word) - vec2<element>(block.zero);
-#if minima
-  return as_word(vec2<f16>(fma(above, vec2<element>(block.scale), vec2<element>(block.least))));
-#else
-  return as_word(vec2<f16>(above * vec2<element>(block.scale)));
-#endif
-}
-
-#if BYTES
-fn unpacked(words: vec2<u32>, block: Block) -> Octet {
-  return Octet(pair(words.x, block), pair(words.x >> 8u, block), pair(words.y, block), pair(words.y >> 8u, block));
-}
-#else
-fn unpacked(word: u32, block: Block) -> Octet {
-  return Octet(pair(word, block), pair(word >> 4u, block), pair(word >> 8u, block), pair(word >> 12u, block));
-}
-#endif
 
 @compute @workgroup_size(LANES * WK * WN)
 fn main(
