@@ -63,6 +63,10 @@ class SlidingCaches:
         """Whether that is less than all positions."""
         return self.room(capacity, chunk) < capacity
 
+    def holds(self, base: int, length: int) -> bool:
+        """Whether caches from `base` on have all positions that the one behind `length` sees."""
+        return base == 0 or length >= base + self.window
+
 
 def sliding_caches(
     model: ModelProto, mask: str = "attention_mask", file: bytes = b""

@@ -194,8 +194,8 @@ WEBGPU = (
     ),
     Mutation(
         "sliding.holds",
-        "py_src/capstan/device/webgpu/sliding.py",
-        "return self.base == 0 or length >= self.base + self.sliding.window",
+        "py_src/capstan/graph/sliding_caches.py",
+        "return base == 0 or length >= base + self.window",
         "return True",
         "a rewind goes on behind a window that sliding caches lost",
         unit("sliding_caches::test_a_run_without_its_window_is_refused_and_one_from_the_start_is_not"),

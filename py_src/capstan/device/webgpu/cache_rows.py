@@ -39,7 +39,7 @@ class CacheSpans:
 
     def holds(self, length: int) -> bool:
         sliding = self.about.sliding
-        return sliding is None or self.base == 0 or length >= self.base + sliding.window
+        return sliding is None or sliding.holds(self.base, length)
 
     async def kept(self, length: int) -> CacheSpans:
         requests = [

@@ -58,7 +58,7 @@ class SlidingWindow:
 
     def holds(self, length: int) -> bool:
         """Whether a run can continue behind `length` positions: those that its first token sees are there."""
-        return self.base == 0 or length >= self.base + self.sliding.window
+        return self.sliding.holds(self.base, length)
 
     def make_room(self, length: int, count: int) -> None:
         """Have room for `count` positions behind the first `length`, of which a few may not be there after all: half of
