@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
-from capstan.tape.ops.attention import fits_attention, join_rows, plan_append, plan_attention, team_constants
+from capstan.tape.ops.attention import by_length, fits_attention, join_rows, plan_append, plan_attention, team_constants
 from tests.browser.quantized_rows import packed_rows, unpacked_rows
 from tests.extended import pairwise
 from tests.harness import watch
@@ -480,6 +480,17 @@ def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, he
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
     assert plan_attention(shape, lanes)[0].constants["SHUFFLED"]
     planned(kernels, shape, (1, 129, 700), lanes)
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+def test_the_kernel_of_few_positions_gives_the_same(kernels: KernelPage, epsilon: float | None) -> None:
+    """Up to the positions that one split takes alone, in blocks of its own."""
+    shape = Shape(32, 8, 128, capacity=503, epsilon=epsilon)
+    plan, join, partial_bytes = plan_attention(shape, 32, epsilon)
+    short, _ = by_length(plan)
+    step = Step.random(shape)
+    for length in (1, 64, 65, 129, 384):
+        check(step, attend(kernels, step, (short, join, partial_bytes), length, 32), length)
 
 
 @pytest.mark.extended

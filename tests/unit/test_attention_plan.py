@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
-from capstan.tape.ops.attention import Attention, HeadNorms, fits_attention, plan_attention
+from capstan.tape.ops.attention import Attention, HeadNorms, by_length, fits_attention, plan_attention
 from tests.looped import looped
 from tests.unit.shader_declarations import declared_bindings
 
@@ -138,6 +138,33 @@ def test_a_window_has_the_workgroups_of_a_sequence_as_long(shape: Shape, lanes: 
         assert counts == [splits(whole, length) for length in (1, 700, 2999, 3000, 3000, 3000)]
 
 
+@pytest.mark.parametrize("window", [0, 300, 3000])
+def test_each_length_has_one_kernel_whose_workgroups_cover_it(window: int) -> None:
+    shape = Shape(32, 8, 128, window=window)
+    plan, *_ = plan_attention(shape, 32)
+    short, long = by_length(plan)
+    assert (short.constants["TILE"], long) == (1, replace(plan, counts=long.counts))
+    block, alone = int(short.constants["BLOCK"]), int(short.constants["ALONE"])
+    assert block == short.constants["WORKGROUP"] // short.constants["TEAM"] * short.constants["BATCH"]
+    for length in (1, 128, 300, 384, 385, 1000, 5000):
+        seen = min(length, window or length)
+        assert callable(short.counts)
+        assert callable(long.counts)
+        assert callable(plan.counts)
+        if splits(plan, length) == 1:
+            assert (short.counts(length), long.counts(length)[0]) == ((1, 32, 1), 0), length
+            assert seen <= block * alone, "one split takes all positions"
+        else:
+            assert (short.counts(length)[0], long.counts(length)) == (0, plan.counts(length)), length
+
+
+def test_one_kernel_serves_all_lengths_where_no_other_cut_is_faster() -> None:
+    one_head, *_ = plan_attention(Shape(9, 3, 64), 32)
+    unshuffled, *_ = plan_attention(Shape(32, 8, 64), 0)
+    several, *_ = plan_attention(Shape(32, 8, 64), 32, rows=4)
+    assert [by_length(plan) for plan in (one_head, unshuffled, several)] == [[one_head], [unshuffled], [several]]
+
+
 def test_a_long_head_leaves_memory_for_256_threads() -> None:
     for heads, kv_heads in (4, 1), (8, 1), (8, 4):
         attention, _, _ = plan_attention(Shape(heads, kv_heads, 256), 32)
@@ -198,8 +225,9 @@ def test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers(
     what = Attention(32, 8, 64, shape.capacity, 0.125, 21, 22, 23, 24, "f16", norms, sinks=sinks)
     kernels = what.kernels((1,), (2,), WorkgroupLimits(32, buffers=buffers))
     asked = sinks is not None
+    attends = [(not always, asked and not always)] * 2
     assert [("y" in each.bindings, "head_sink" in each.bindings) for each in kernels] == [
-        (not always, asked and not always),
+        *attends,
         (True, asked and always),
     ]
     for each in kernels:

@@ -15,6 +15,7 @@ __all__ = [
     "Attention",
     "AttentionShape",
     "HeadNorms",
+    "by_length",
     "fits_attention",
     "levels_bytes",
     "join_rows",
@@ -43,6 +44,8 @@ SCARCE = 8
 """If a split has fewer workgroups, they take fewer heads each: with SmolLM2's 9 heads on 3 of 64, 9 workgroups instead
 of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions.
 """
+LARGEST_BATCH = 8
+"""Positions that a team takes at once, at most."""
 TILE, POSITIONS, ALONE = 3, 128, 384
 """With subgroups: query heads of a workgroup at most, positions of a block, positions that one split takes alone.
 
@@ -201,7 +204,8 @@ class Attention(Operation):
         written = {} if self.prepared else rotary
         table: dict[str, Binding] = {"table": TABLE} if self.tabled else {}
         bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **table, **passed, **gammas, **first}
-        kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
+        attends = [Kernel(plan, half, bound) for plan in by_length(split)]
+        kernels = [*attends, Kernel(join, half, {**passed, **results, **second})]
         if not self.along:
             return kernels
         return [Kernel(plan_append(split), half, bound), *kernels]
@@ -331,7 +335,7 @@ def plan_attention(
         while warps * tile * what.head * 4 > WORKGROUP_BYTES * 3 // 4:
             warps //= 2
         workgroup = warps * lanes
-        batch = min(team, max(1, min(8, POSITIONS * team // workgroup)))
+        batch = min(team, max(1, min(LARGEST_BATCH, POSITIONS * team // workgroup)))
         block = workgroup // team * batch
         constants |= team_constants(team, batch, tile) | {"WARPS": warps}
         alone, most = max(1, ALONE // block), 16 if what.kv_heads * tiles >= 8 else 32
@@ -354,6 +358,25 @@ def plan_attention(
     attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes, rows)
     partial_bytes = rows * what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+
+
+def by_length(attention: KernelPlan) -> list[KernelPlan]:
+    """The kernels of a plan of one sequence, each without workgroups at the lengths of the other: while one split takes
+    all positions, workgroups of one head and as many positions at once as can be are faster.
+
+    Measured on an NVIDIA H100, a whole step at 128 positions: 3.7 % for 32 heads on 8 of 64, 2.6 % for 32 on 8 of 128.
+    At 4000 they read the caches once for each head, and take 7 % longer.
+    """
+    constants = attention.constants
+    if not constants["SHUFFLED"] or constants["TILE"] == 1 or constants["SEQUENCES"] > 1:
+        return [attention]
+    heads, team, workgroup = (int(constants[name]) for name in ("HEADS", "TEAM", "WORKGROUP"))
+    reach, batch = int(constants["ALONE"] * constants["BLOCK"]), min(team, LARGEST_BATCH)
+    block = workgroup // team * batch
+    cut = {**team_constants(team, batch, 1), "TILE": 1, "BLOCK": block, "ALONE": -(-reach // block)}
+    assert callable(attention.counts)
+    short, long = counts_by_length(attention.counts, reach, int(constants["WINDOW"]), heads)
+    return [replace(attention, constants={**constants, **cut}, counts=short), replace(attention, counts=long)]
 
 
 def plan_append(attention: KernelPlan) -> KernelPlan:
@@ -432,3 +455,16 @@ def counts(
         return heads if splits(length) > 1 or not alone_writes else 0, 1, rows
 
     return attend, join
+
+
+@lru_cache(maxsize=64)
+def counts_by_length(every: Counts, reach: int, window: int, heads: int) -> tuple[Counts, Counts]:
+    """Workgroups of the kernel for up to `reach` positions in sight, one for each head, and of that for more."""
+
+    def short(length: int) -> tuple[int, int, int]:
+        return (1, heads, 1) if min(length, window) <= reach else (0, 1, 1)
+
+    def long(length: int) -> tuple[int, int, int]:
+        return every(length) if min(length, window) > reach else (0, 1, 1)
+
+    return short, long
