@@ -7,6 +7,7 @@ WebGPU's least limits, and a table that is larger than those.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, quantized_embedding
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import make, write
+from tests.harness import Harness
 from tests.lora_models import LORA
 from tests.lora_runs import RUNS, expected
 
@@ -179,6 +181,28 @@ def test_weights_larger_than_128_mib_run_on_a_device_with_the_least_limits(
     assert found["ids"] == [oracle.greedy(folder, prompt, 8)]
     assert found["split"] == [[name, number, ""] for name, number in parts.items()]
     assert found["healthy"]
+
+
+def test_a_length_whose_caches_are_too_large_is_told_before_a_weight_is_asked_for(
+    harness: Harness, variants: Variants
+) -> None:
+    most = 1 << 24
+    folder = variants.folder("nano-llama-endless", FIXTURES / "nano-llama")
+    config = folder / "genai_config.json"
+    tree = json.loads(config.read_text())
+    tree["model"]["context_length"] = most
+    config.write_text(json.dumps(tree))
+    asked: list[str] = []
+    harness.page.context.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    given: dict[str, Any] = {"prompt_ids": PROMPT, "capture": "off"}
+    for known in ({"search": {"max_length": most}}, {"max_new_tokens": most}):
+        told = harness.error(folder.name, **given, **known)
+        assert told.type == "OutOfMemoryError"
+        assert re.search(rf" with batch_size 1 and max_length {most}; webgpu allows \d+ bytes in ", told.message)
+        assert re.search(r"; use a max_length of at most \d{6,}", told.message), told.message
+    assert ("model.onnx" in asked, "model.onnx.data" in asked) == (True, False)
+    harness.generate(folder.name, **given, max_new_tokens=1)
+    assert "model.onnx.data" in asked
 
 
 def test_a_machine_that_is_too_small_is_told_before_a_load(scripts: PageScripts) -> None:

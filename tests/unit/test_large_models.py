@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import onnx
 import pytest
 
-from capstan import OutOfMemoryError
+from capstan import OptionError, OutOfMemoryError
 from capstan.device import probe
 from capstan.device.base import TapeOptions
 from capstan.device.model_memory import ModelMemory
@@ -20,7 +20,7 @@ from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.loading import Loaded, load, webgpu_memory
 from capstan.device.webgpu.model_graphs import Graphs, OpenWeights, rewrite
 from capstan.memory import BufferRequest, Capabilities
-from capstan.model_files.config import with_kv_cache_dtype
+from capstan.model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
 from capstan.weights.shared import SharedWeights
 from tests.unit.large_shapes import CONTEXT, config_of, graph_of
 from tests.unit.paper_engine import PaperEngine
@@ -93,13 +93,16 @@ def memory_of(graphs: Graphs) -> ModelMemory:
     return webgpu_memory(WebGpuDevice(cast(Any, SmallAdapter())), graphs, config_of())
 
 
-def loaded(engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread) -> Loaded:
+def loaded(
+    engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread, config: GenaiConfig | None = None
+) -> Loaded:
     async def reading() -> Graphs:
         return graphs
 
     device, shared = WebGpuDevice(cast(Any, engine)), SharedWeights(cast(Any, engine), 1 << 30)
     options = TapeOptions("tape")
-    return asyncio.run(load(device, shared, "/m/", reading(), config_of(), options, open_weights, lambda *_: None))
+    config = config or config_of()
+    return asyncio.run(load(device, shared, "/m/", reading(), config, options, open_weights, lambda *_: None))
 
 
 def read_whole(model: onnx.ModelProto) -> None:
@@ -167,6 +170,23 @@ def test_caches_that_do_not_fit_are_told_with_the_longest_that_do(no_running_loo
         "; use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' "
         "(at most 40960)"
     )
+
+
+def test_a_load_for_a_length_whose_caches_do_not_fit_reads_nothing(no_running_loop: None) -> None:
+    engine = SmallAdapter()
+    ending = r"use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' \(at most 40960\) or .*$"
+    for wanted in (32769, CONTEXT, CONTEXT + 1):
+        with pytest.raises(OutOfMemoryError, match=ending):
+            loaded(engine, rewritten(), config=with_room(config_of(), wanted))
+    assert (+engine.live, engine.wrong) == ({}, [])
+    with pytest.raises(AssertionError, match="is read"):
+        loaded(engine, rewritten(), config=with_room(config_of(), 32768))
+
+
+@pytest.mark.parametrize("wanted", [0, -1, True, 2.5, "many"])
+def test_a_length_is_a_number_of_tokens(wanted: Any) -> None:
+    with pytest.raises(OptionError, match=rf"^max_length is {wanted!r}; it must be a number of tokens from 1 on, or"):
+        with_room(config_of(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

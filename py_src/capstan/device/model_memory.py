@@ -109,6 +109,8 @@ class ModelMemory:
 
     split: tuple[SplitWeight, ...] = ()
     """The weights of the file that are larger than the GPU adapter binds."""
+    room: int = 1
+    """Tokens of a sequence that has to fit for a load to begin."""
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""
@@ -171,14 +173,14 @@ class ModelMemory:
 
     def before_load(self, progress: Progress) -> None:
         """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
-        Raises OutOfMemoryError if the device cannot hold them with the shortest sequence."""
-        about = self.interface.about()
-        shortest = replace(fits(self.requirements(1, 1), about), machine=about.machine_memory)
-        if not shortest:
-            self.fit(1, 1).require()
-        if shortest.tight:
-            fall_back("room for the model in this machine", shortest.tight, "it is loaded all the same")
-        progress("weights", 0, shortest.requirements.weights.bytes)
+        Raises OutOfMemoryError if the device cannot hold them with a sequence of `room` tokens."""
+        about, length = self.interface.about(), min(self.room, self.context_length)
+        wanted = replace(fits(self.requirements(1, length), about), machine=about.machine_memory)
+        if not wanted:
+            self.fit(1, length).require()
+        if wanted.tight:
+            fall_back("room for the model in this machine", wanted.tight, "it is loaded all the same")
+        progress("weights", 0, wanted.requirements.weights.bytes)
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
         """The user's buffers for so many rows, checked; they are held from here on. Raises BufferMismatchError."""
