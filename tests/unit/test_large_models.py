@@ -167,14 +167,14 @@ def test_caches_that_do_not_fit_are_told_with_the_longest_that_do(no_running_loo
     assert memory_of(rewritten("int4")).fit(1)
     assert (fit.largest_max_length, fit.by_cache) == (BINDING // ROWS, {"int8": CONTEXT, "int4": CONTEXT})
     assert fit.reason.endswith(
-        "; use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' "
-        "(at most 40960)"
+        "; use a max_length of at most 32768, or load the model for that length (its max_length, at most 40960), or "
+        "load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' (at most 40960)"
     )
 
 
 def test_a_load_for_a_length_whose_caches_do_not_fit_reads_nothing(no_running_loop: None) -> None:
     engine = SmallAdapter()
-    ending = r"use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' \(at most 40960\) or .*$"
+    ending = "; use a max_length of at most 32768, or .*, or load the model with kv_cache_dtype='int8' .*$"
     for wanted in (32769, CONTEXT, CONTEXT + 1):
         with pytest.raises(OutOfMemoryError, match=ending):
             loaded(engine, rewritten(), config=with_room(config_of(), wanted))
@@ -210,3 +210,13 @@ def test_from_8_bits_on_4_are_told(no_running_loop: None) -> None:
         four, inputs=eight.description.inputs, outputs=eight.description.outputs
     )
     assert four.fewer_bits == ()
+
+
+def test_a_load_for_a_length_takes_its_caches_apart(no_running_loop: None) -> None:
+    config = with_room(config_of(), CONTEXT)
+    graphs = asyncio.run(rewrite(graph_of().SerializeToString(), config, unread, 10, None, BINDING))
+    assert {(each.bytes, each.parts) for each in graphs.cache_parts} == {(CONTEXT * ROWS, 2)}
+    memory = webgpu_memory(WebGpuDevice(cast(Any, SmallAdapter())), graphs, config)
+    assert memory.fit(1)
+    with pytest.raises(AssertionError, match="is read"):
+        loaded(SmallAdapter(), graphs, config=config)

@@ -149,8 +149,9 @@ class GenaiConfig:
     name: str = "genai_config.json"
     no_tokens: tuple[str, ...] = ()
     """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
-    room: int = 1
-    """Tokens of a sequence that caches need room for, as the caller of a load says: no file has it."""
+    room: int = 0
+    """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
+    it."""
 
 
 MOST = 1 << 24
