@@ -57,6 +57,9 @@ class Model:
     `kv_cache_dtype` is 'int8' or 'int4' for key/value caches of about a half or a quarter of float16's size on WebGPU,
     'float' for those of the graph; None is for what the configuration says (kvCacheQuantizationBits), else the graph's.
     Answers may differ from those over floats: docs/memory.md has by how much.
+    `max_length` is how many tokens the longest sequence will have, the context's length if that is less: if its caches
+    do not fit the device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with
+    which `kv_cache_dtype` more. None asks for the shortest sequence.
     `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
     the page's, 30 until it is set.
 
@@ -87,12 +90,14 @@ class Model:
         prefix_cache: int = 0,
         prefill_ms: float | None = None,
         kv_cache_dtype: str | None = None,
+        max_length: int | None = None,
     ) -> None:
         host = current_device_host()
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype)
+        asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
+        source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
         self._set(host, host.wait(open_model(host, source, progress or no_progress, keep)), limit)
 
@@ -113,11 +118,13 @@ class Model:
         prefix_cache: int = 0,
         prefill_ms: float | None = None,
         kv_cache_dtype: str | None = None,
+        max_length: int | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_device_host()
         set_stall_timeout(host, stall_timeout)
-        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype)
+        asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
+        source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
         opened = await open_model(host, source, progress or no_progress, keep)
         model = cls.__new__(cls)

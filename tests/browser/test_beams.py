@@ -28,14 +28,29 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one prompt", "two prompts"])
-def test_the_gpu_chooses_what_the_host_chooses(prompts: list[list[int]], scripts: PageScripts) -> None:
-    cases = [{**case, "run_ahead": 5} for case in CASES]
+def case(prompts: int, chosen: list[int], name: str, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param(PROMPTS[:prompts], [CASES[place] for place in chosen], marks=marks, id=name)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "chosen"),
+    [
+        # A number of rows more is a step more to record.
+        case(1, [0, 3, 4, 5, 6, 7], "one prompt"),
+        case(2, [3, 4, 5], "two prompts"),
+        case(1, [1, 2], "one prompt, more beams", pytest.mark.extended),
+        case(2, [0, 1, 2, 6, 7], "two prompts, more beams", pytest.mark.extended),
+    ],
+)
+def test_the_gpu_chooses_what_the_host_chooses(
+    prompts: list[list[int]], chosen: list[dict[str, Any]], scripts: PageScripts
+) -> None:
+    cases = [{**case, "run_ahead": 5} for case in chosen]
     run: dict[str, Any] = {"model": "nano-llama", "prompts": prompts, "cases": cases}
     here = scripts.run("beams", "searched", "nano-llama", **run, by_host=True)
     there = scripts.run("beams", "searched", "nano-llama", **run)
     moved = 0
-    for case, host, gpu in zip(CASES, here, there, strict=True):
+    for case, host, gpu in zip(chosen, here, there, strict=True):
         assert (gpu["choices"], gpu["tokens"]) == (host["choices"], host["tokens"]), case
         assert gpu["sequences"] == host["sequences"], case
         assert (gpu["stepped down"], "beams" in gpu["said"]) == ([], True)

@@ -81,7 +81,7 @@ for template in [*templates, *endless, "right afterwards: {{ [none] }}"]:
 
 
 def test_templates_print_as_jinja2_does_and_end(harness: Harness) -> None:
-    templates, endless = [*TEMPLATES, *CHATS], ENDLESS[::4]
+    templates, endless = [*TEMPLATES, *CHATS], ENDLESS[::8]
     done = harness.exec(RENDER, argv=[json.dumps([templates, endless, VARIABLES])])
     assert done.status == 0, done.stderr
     *found, last = map(json.loads, done.stdout.splitlines())

@@ -92,7 +92,8 @@ TOLD = {
         "OutOfMemoryError",
         "kv past_key_values.0.key takes 2",
         r"webgpu allows 134217728 bytes in one binding .*; use a max_length of at most \d+, or load the "
-        r"model with kv_cache_dtype='int8' \(at most 2097152\) or 'int4' \(at most 2097152\)",
+        r"model for that length \(its max_length, at most 2097152\), or load the model with kv_cache_dtype='int8' "
+        r"\(at most 2097152\) or 'int4' \(at most 2097152\)",
         False,
     ),
 }

@@ -1,4 +1,5 @@
-"""The growth of a page's memory by loading a model of 1.5 GB, and its bytes between host and GPU for each token."""
+"""The growth of a page's memory by loading a model of ten times the limit, and its bytes between host and GPU for each
+token."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.page_memory import Growth, PageMemory, prepare
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
 IN_PAGE = Path(__file__).parents[2] / "benches/memory/in_page.py"
 MIB = 1 << 20
-LARGE = 1536
+LARGE = 640
 LIMIT = 64 * MIB
 PROMPT = [5, 6, 7, 8, 9]
 TOKENS = 12

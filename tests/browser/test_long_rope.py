@@ -22,6 +22,10 @@ WAYS: list[dict[str, Any]] = [
     {"device": "wasm"},
 ]
 NAMES = [f"{way['device']}-{way.get('capture', '')}" for way in WAYS]
+SELDOM = [
+    pytest.param(way, marks=[pytest.mark.extended] if way.get("capture") in ("ort", "off") else []) for way in WAYS
+]
+"""Prompts of the ways between are extended: the first test has them, too."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def test_a_sequence_that_outgrows_the_original_length_is_computed_anew_once(
         assert "1 of them as recorded" in found["passes"]["fused"], "attention is not ours"
 
 
-@pytest.mark.parametrize("way", WAYS, ids=NAMES)
+@pytest.mark.parametrize("way", SELDOM, ids=NAMES)
 def test_prompts_rewinds_and_appended_tokens_have_the_factors_for_their_length(
     way: dict[str, Any], long_rope: str, scripts: PageScripts
 ) -> None:
@@ -77,6 +81,7 @@ def test_long_rows_behind_short_ones_give_the_same(way: dict[str, Any], behind: 
     assert (found["context"], found["rope_changes"], found["counted"]) == (512, 2, {})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["webgpu", "wasm"])
 def test_short_and_long_sequences_share_no_rows(way: dict[str, Any], long_rope: str, scripts: PageScripts) -> None:
     prompts = [LONG[:50], LONG, LONG[:60], [*LONG, 5, 6]]
@@ -128,6 +133,7 @@ def test_drafts_do_not_reach_past_the_original_length(
     assert found["rope_changes"] == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids=["webgpu", "wasm"])
 def test_a_grammar_goes_on(way: dict[str, Any], long_rope: str, scripts: PageScripts) -> None:
     found = driven(scripts, long_rope, way, ("append", NEAR), ("generate", 10), grammar=r"(.|\n)*")

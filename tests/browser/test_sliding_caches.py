@@ -10,6 +10,7 @@ from capstan.tape import PASSES
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
+from tests.extended import pairwise
 from tests.long_windows import CONTEXT, FIXTURES, PROMPT, WINDOW, longer, looking_back
 
 TAPE: dict[str, Any] = {"device": "webgpu", "capture": "tape"}
@@ -17,15 +18,11 @@ TOGETHER = [name for name in PASSES if name not in ("direct", "prefill")]
 WAYS: list[dict[str, Any]] = [TAPE, {"device": "webgpu", "capture": "off"}]
 MODELS = ["nano-gemma2", "nano-gemma3"]
 ROOM = WINDOW + 512
+LONG = ROOM + 64
+"""Tokens of a prompt that its caches cannot hold."""
 ROW = 2 * 16 * 4
 """Bytes of a position of a cache: heads, elements, float32."""
 TOLD = "a sequence that goes on behind fewer positions than were run: its caches over a window of 24 positions"
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def windowed(request: pytest.FixtureRequest, variants: Variants) -> str:
-    source = FIXTURES / request.param
-    return longer(source, variants.folder(f"{request.param}-long", source)).name
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +47,12 @@ def nearly(found: list[float], expected: list[float]) -> bool:
     return max(abs(one - other) for one, other in zip(found, expected, strict=True)) < 1e-3 * max(map(abs, expected))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["tape", "off"])
+@pytest.mark.parametrize(("name", "way"), pairwise([(name,) for name in MODELS], [], WAYS))
 def test_a_long_prompt_and_its_picks_are_those_of_whole_caches(
-    way: dict[str, Any], windowed: str, variants: Variants, scripts: PageScripts
+    name: str, way: dict[str, Any], variants: Variants, scripts: PageScripts
 ) -> None:
-    prompt = PROMPT[:900]
+    prompt, source = PROMPT[:LONG], FIXTURES / name
+    windowed = longer(source, variants.folder(f"{name}-long", source)).name
     actions = [("append", prompt), ("generate", 24), ("logits", None)]
     found = driven(scripts, windowed, way, *actions)
     assert found["ids"] == [oracle.greedy(variants.place / windowed, prompt, 24)]
@@ -81,13 +79,13 @@ def test_picks_go_on_past_the_room_of_the_caches(gemma3: str, variants: Variants
 def test_a_rewind_recomputes_what_is_gone_and_says_so(
     way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
 ) -> None:
-    folder, prompt = variants.place / gemma3, PROMPT[:900]
-    near = driven(scripts, gemma3, way, ("append", prompt), ("generate", 4), ("rewind", 880), ("generate", 4))
-    assert near["ids"][1] == oracle.greedy(folder, prompt[:880], 4)
+    folder, prompt = variants.place / gemma3, PROMPT[:LONG]
+    near = driven(scripts, gemma3, way, ("append", prompt), ("generate", 4), ("rewind", LONG - 20), ("generate", 4))
+    assert near["ids"][1] == oracle.greedy(folder, prompt[: LONG - 20], 4)
     assert (near["recomputed"], near["counted"]) == (0, {})
-    far = driven(scripts, gemma3, way, ("append", prompt), ("generate", 4), ("rewind", 500), ("generate", 4))
-    assert far["ids"][1] == oracle.greedy(folder, prompt[:500], 4)
-    assert far["recomputed"] in (499, 500)
+    far = driven(scripts, gemma3, way, ("append", prompt), ("generate", 4), ("rewind", 150), ("generate", 4))
+    assert far["ids"][1] == oracle.greedy(folder, prompt[:150], 4)
+    assert far["recomputed"] in (149, 150)
     assert [count for told, count in far["counted"].items() if told.startswith(TOLD)] == [1], far["counted"]
     emptied = driven(
         scripts,
@@ -150,7 +148,7 @@ def test_beams_slide(way: dict[str, Any], llama: str, scripts: PageScripts) -> N
 def test_a_sequence_of_a_pool_slides(way: dict[str, Any], llama: str, variants: Variants, scripts: PageScripts) -> None:
     """It takes a decoder that was given back with another base."""
     prompt = PROMPT[: ROOM - 10]
-    given = {"before": PROMPT[:900], "prompt": prompt, "count": 20, "load": way}
+    given = {"before": PROMPT[:LONG], "prompt": prompt, "count": 20, "load": way}
     found = scripts.run("long_rope", "pooled", llama, model=llama, **given)
     assert found == oracle.greedy(variants.place / llama, prompt, 20)
 
@@ -169,12 +167,12 @@ def test_the_prefix_cache_gives_what_the_windows_hold(
 
 def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     """A cache that lost positions cannot be read; steps that are timed have the room that a slide makes."""
-    prompt = PROMPT[:900]
+    prompt = PROMPT[:LONG]
     found = scripts.run("sliding", "inside", gemma3, model=gemma3, prompt=prompt, load=TAPE)
     assert found["ids"] == oracle.greedy(variants.place / gemma3, prompt, 9)
     [dims] = found["carried"]
     assert (dims[1], dims[3]) == (2, 16)
-    assert dims[2] >= 902
+    assert dims[2] >= LONG + 2
     assert found["refused"].startswith("present.0.key is a cache over a window and holds the positions from ")
     assert found["asked"].endswith("the caches of its windows have no room for more")
 

@@ -7,6 +7,7 @@ WebGPU's least limits, and a table that is larger than those.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from buildtools.server import SiteServer
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from capstan.model_files.gguf.header import GgmlType
+from capstan.tape import PASSES
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, quantized_embedding
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import make, write
+from tests.harness import generate_request
 from tests.lora_models import LORA
 from tests.lora_runs import RUNS, expected
 
@@ -179,6 +182,89 @@ def test_weights_larger_than_128_mib_run_on_a_device_with_the_least_limits(
     assert found["ids"] == [oracle.greedy(folder, prompt, 8)]
     assert found["split"] == [[name, number, ""] for name, number in parts.items()]
     assert found["healthy"]
+
+
+HALF = 2 * 16 * 4 * 512 - 1
+"""One less than the bytes of a cache of 512 positions."""
+IN_PARTS: dict[str, Any] = {"device": "webgpu", "capture": "tape", "max_length": 512}
+TOGETHER = [name for name in PASSES if name not in ("direct", "prefill")]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["nano-llama", "nano-qwen3"])
+def test_caches_in_parts_of_heads_pick_the_ids_of_native(name: str, scripts: PageScripts) -> None:
+    """In eager runs, from the tape of a step and from that of a prompt."""
+    found = limited(scripts, name, HALF, prompt=CHUNK, times=2, load={"max_length": 512})
+    assert found["ids"] == [oracle.greedy(FIXTURES / name, CHUNK, 8)] * 2
+    assert (found["capture"], found["note"], found["healthy"]) == ("tape", None, True)
+    assert found["caches"] == 8 * [(HALF + 1) // 2], "two layers, two heads, keys and values"
+    assert "not used" not in found["passes"]["prefill"]
+
+
+@pytest.mark.parametrize("dtype", [None, pytest.param("int8", marks=[pytest.mark.extended])])
+def test_sequences_over_caches_in_parts_are_rewound_and_go_on(dtype: str | None, scripts: PageScripts) -> None:
+    actions: list[Any] = [("append", CHUNK), ("generate", 6), ("rewind", 40), ("append", PROMPT), ("generate", 6)]
+    given = {"actions": actions, "load": {**IN_PARTS, "kv_cache_dtype": dtype}}
+    largest = HALF if dtype is None else 20 * 512
+    made = in_parts(scripts, "nano-llama", largest, "sliding", "driven", **given)["found"]
+    if dtype is None:
+        prompts = [CHUNK, [*CHUNK[:40], *PROMPT]]
+        assert made["ids"] == [oracle.greedy(FIXTURES / "nano-llama", prompt, 6) for prompt in prompts]
+    else:
+        whole: dict[str, Any] = {**given, "load": {"kv_cache_dtype": dtype}}
+        assert made["ids"] == scripts.run("sliding", "driven", "nano-llama", model="nano-llama", **whole)["ids"]
+    assert len(made["caches"]) == 8
+    assert made["recomputed"] == 0
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("beams", [1, 3])
+def test_rows_and_beams_have_caches_in_parts(beams: int, scripts: PageScripts) -> None:
+    prompts = [CHUNK[:20], CHUNK[20:40]][: 2 if beams == 1 else 1]
+    search: dict[str, Any] = {"max_length": 44, "num_beams": beams}
+    load = {**IN_PARTS, "passes": TOGETHER}
+    given = {"prompts": prompts, "count": 24, "load": load, "batch_size": len(prompts), **search}
+    found = in_parts(scripts, "nano-llama", HALF, "sliding", "rows", **given)["found"]
+    wanted = oracle.rows(FIXTURES / "nano-llama", prompts, **search).sequences
+    assert found["sequences"] == wanted[: len(found["sequences"])]
+    # The kernels that take q, k and v apart are recorded for one row.
+    assert [told for told in found["counted"] if told.startswith("several rows in one step: ")], found
+
+
+@pytest.mark.extended
+def test_the_prefix_cache_has_rows_of_caches_in_parts(scripts: PageScripts) -> None:
+    prompts = [CHUNK, [*CHUNK, 5, 6], CHUNK[:30]]
+    given = {"prompts": prompts, "count": 4, "load": {"device": "webgpu", "max_length": 512}}
+    found = in_parts(scripts, "nano-llama", HALF, "sliding", "alike", **given)["found"]
+    assert [ids for ids, _ in found] == [oracle.greedy(FIXTURES / "nano-llama", prompt, 4) for prompt in prompts]
+    assert [reused for _, reused in found][1] == len(CHUNK)
+
+
+def test_a_length_whose_caches_are_too_large_is_told_before_a_weight_is_asked_for(
+    scripts: PageScripts, variants: Variants
+) -> None:
+    """A head of a layer is larger than a binding, so that no part fits."""
+    most = 1 << 24
+    folder = variants.folder("nano-llama-endless", FIXTURES / "nano-llama")
+    config = folder / "genai_config.json"
+    tree = json.loads(config.read_text())
+    tree["model"]["context_length"] = most
+    config.write_text(json.dumps(tree))
+    asked: list[str] = []
+    scripts.harness.page.context.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+
+    def answered(*wanted: dict[str, Any]) -> list[str]:
+        given = {"prompt_ids": PROMPT, "capture": "off"}
+        requests = [generate_request(folder.name, **given, **each) for each in wanted]
+        found: list[str] = scripts.run("adapters", "answered", requests=requests, limits=LEAST)
+        return found
+
+    for told in answered({"search": {"max_length": most}}, {"max_new_tokens": most}):
+        assert re.search(rf" with batch_size 1 and max_length {most}; webgpu allows 134217728 bytes in ", told)
+        assert re.search(r"; use a max_length of at most \d{6,}", told), told
+    assert ("model.onnx" in asked, "model.onnx.data" in asked) == (True, False)
+    assert answered({"max_new_tokens": 1}) == [""]
+    assert "model.onnx.data" in asked
 
 
 def test_a_machine_that_is_too_small_is_told_before_a_load(scripts: PageScripts) -> None:

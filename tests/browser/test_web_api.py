@@ -193,16 +193,25 @@ RUN_BLOCKS = """async (blocks) => {
   const { Capstan } = await import("/capstan/capstan.js");
   const AsyncFunction = (async () => {}).constructor;
   const loaded = [];
-  class Closed extends Capstan {}
-  Closed.load = async (...given) => (loaded.push(await Capstan.load(...given)), loaded.at(-1));
+  let kept = null;
   const printed = [];
   for (const block of blocks) {
+    // Blocks that load with no option and close nothing share one model: a page of its own for each shows nothing more.
+    const shares = !/load\\([^)]*,|close\\(/.test(block);
+    class Closed extends Capstan {}
+    Closed.load = async (...given) => {
+      const llm = (shares && kept) || (await Capstan.load(...given));
+      if (shares) kept = llm;
+      else loaded.push(llm);
+      return llm;
+    };
     const lines = [];
     const log = (...given) => lines.push(given.join(" "));
     await new AsyncFunction("Capstan", "console", block)(Closed, { log });
     for (const llm of loaded.splice(0)) llm.close();
     printed.push(lines);
   }
+  kept.close();
   return printed;
 }"""
 

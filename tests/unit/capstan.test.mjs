@@ -29,6 +29,16 @@ let behaviour;
 let bootReply;
 let loadReply;
 
+/** The ends of workers that wait for another question, in place of waits by the clock. */
+let inVain = [];
+const { setTimeout: byTheClock } = globalThis;
+globalThis.setTimeout = (work, milliseconds, ...given) =>
+  milliseconds === 2000 ? inVain.push(() => work(...given)) : byTheClock(work, milliseconds, ...given);
+async function nobodyAsks() {
+  for (const work of inVain.splice(0)) work();
+  await new Promise((go) => byTheClock(go));
+}
+
 class StandInWorker {
   constructor(url) {
     StandInWorker.last = this;
@@ -84,7 +94,8 @@ beforeEach(() => {
   globalThis.location = { href: PAGE, origin: "http://page.test" };
   globalThis.origin = "http://page.test";
 });
-afterEach(() => {
+afterEach(async () => {
+  await nobodyAsks();
   delete globalThis.Worker;
   delete globalThis.location;
   delete globalThis.origin;
@@ -580,13 +591,21 @@ test("stored models are listed by the names by which they are loaded", async () 
     { model: "owner/files:b.gguf", bytes: 40, storedBytes: 40, damaged: 0 },
     { model: "http://page.test/models/nano/", bytes: 40, storedBytes: 40, damaged: 0 },
   ]);
-  assert.deepEqual([boots.length, ended, boots[0].url], [1, 1, "http://page.test/here/worker.js"]);
+  assert.deepEqual([boots.length, ended, boots[0].url], [1, 0, "http://page.test/here/worker.js"]);
+  await nobodyAsks();
+  assert.equal(ended, 1);
   const sizes = await Promise.all(
     [undefined, "owner/name", "owner/files:a.gguf", "../models/nano", "owner/other"].map((model) =>
       Capstan.models.size(model),
     ),
   );
   assert.deepEqual(sizes, [85, 15, 30, 40, 0]);
+  assert.equal((await Capstan.models.list()).length, 4);
+  assert.deepEqual([boots.length, ended], [2, 1], "one worker answers all of a page's questions");
+  await Capstan.models.list({ signal: new AbortController().signal });
+  assert.deepEqual([boots.length, ended], [3, 2], "who may give up has a worker of its own");
+  await nobodyAsks();
+  assert.equal(ended, 3);
 });
 
 test("a model is removed and verified by that name", async () => {
@@ -611,6 +630,7 @@ test("a store that refuses is told, and its worker ends", async () => {
   const error = { type: "StorageError", message: "another tab has it open", traceback: "" };
   behaviour = ({ reply }) => reply({ ok: false, error });
   const { code, message } = await failure(Capstan.models.delete("owner/name"));
+  await nobodyAsks();
   assert.deepEqual([code, message, ended], ["StorageError", error.message, 1]);
   assert.match((await failure(Capstan.models.list({ folder: "x" }))).message, /^folder: no such option/);
   assert.match(
@@ -632,6 +652,7 @@ test("whether a model fits is told before it is loaded", async () => {
   });
   const [{ model, ...request }] = asked;
   assert.deepEqual([model.repository, request], ["owner/name", { kind: "plan", dtype: "q4f16", device: "webgpu" }]);
+  await nobodyAsks();
   assert.equal(ended, 1);
 });
 

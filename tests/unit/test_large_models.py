@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import onnx
 import pytest
 
-from capstan import OutOfMemoryError
+from capstan import OptionError, OutOfMemoryError
 from capstan.device import probe
 from capstan.device.base import TapeOptions
 from capstan.device.model_memory import ModelMemory
@@ -20,7 +20,7 @@ from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.loading import Loaded, load, webgpu_memory
 from capstan.device.webgpu.model_graphs import Graphs, OpenWeights, rewrite
 from capstan.memory import BufferRequest, Capabilities
-from capstan.model_files.config import with_kv_cache_dtype
+from capstan.model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
 from capstan.weights.shared import SharedWeights
 from tests.unit.large_shapes import CONTEXT, config_of, graph_of
 from tests.unit.paper_engine import PaperEngine
@@ -93,20 +93,23 @@ def memory_of(graphs: Graphs) -> ModelMemory:
     return webgpu_memory(WebGpuDevice(cast(Any, SmallAdapter())), graphs, config_of())
 
 
-def loaded(engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread) -> Loaded:
+def loaded(
+    engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread, config: GenaiConfig | None = None
+) -> Loaded:
     async def reading() -> Graphs:
         return graphs
 
     device, shared = WebGpuDevice(cast(Any, engine)), SharedWeights(cast(Any, engine), 1 << 30)
     options = TapeOptions("tape")
-    return asyncio.run(load(device, shared, "/m/", reading(), config_of(), options, open_weights, lambda *_: None))
+    config = config or config_of()
+    return asyncio.run(load(device, shared, "/m/", reading(), config, options, open_weights, lambda *_: None))
 
 
 def read_whole(model: onnx.ModelProto) -> None:
     """The table of tokens has another user, which takes it as a whole."""
     [head] = [node for node in model.graph.node if node.name == "/lm_head/MatMul_Q4"]
     head.op_type, head.domain, head.name = "Gemm", "", "/lm_head/Gemm"
-    head.input[:] = [head.input[0], "model.embed_tokens.weight"]
+    head.input[:] = [head.input[0], "model.embed_tokens.weight", head.input[0]]
     del head.attribute[:]
     head.attribute.append(onnx.helper.make_attribute("transB", 1))
 
@@ -131,7 +134,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read(no_run
     told = f"{151936 * 5120 * 4} bytes with batch_size 1 and max_length 256; webgpu allows {BINDING}"
     message = (
         rf"^model.embed_tokens.weight takes {told} "
-        r"bytes in one binding \(.*\); node /lm_head/Gemm \(Gemm\) reads it whole: only .* are computed in parts; "
+        r"bytes in one binding \(.*\); node /lm_head/Gemm \(Gemm\) reads it whole: .* is computed; "
         "use a smaller model, or one with fewer bits a weight$"
     )
     with pytest.raises(OutOfMemoryError, match=message):
@@ -164,9 +167,26 @@ def test_caches_that_do_not_fit_are_told_with_the_longest_that_do(no_running_loo
     assert memory_of(rewritten("int4")).fit(1)
     assert (fit.largest_max_length, fit.by_cache) == (BINDING // ROWS, {"int8": CONTEXT, "int4": CONTEXT})
     assert fit.reason.endswith(
-        "; use a max_length of at most 32768, or load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' "
-        "(at most 40960)"
+        "; use a max_length of at most 32768, or load the model for that length (its max_length, at most 40960), or "
+        "load the model with kv_cache_dtype='int8' (at most 40960) or 'int4' (at most 40960)"
     )
+
+
+def test_a_load_for_a_length_whose_caches_do_not_fit_reads_nothing(no_running_loop: None) -> None:
+    engine = SmallAdapter()
+    ending = "; use a max_length of at most 32768, or .*, or load the model with kv_cache_dtype='int8' .*$"
+    for wanted in (32769, CONTEXT, CONTEXT + 1):
+        with pytest.raises(OutOfMemoryError, match=ending):
+            loaded(engine, rewritten(), config=with_room(config_of(), wanted))
+    assert (+engine.live, engine.wrong) == ({}, [])
+    with pytest.raises(AssertionError, match="is read"):
+        loaded(engine, rewritten(), config=with_room(config_of(), 32768))
+
+
+@pytest.mark.parametrize("wanted", [0, -1, True, 2.5, "many"])
+def test_a_length_is_a_number_of_tokens(wanted: Any) -> None:
+    with pytest.raises(OptionError, match=rf"^max_length is {wanted!r}; it must be a number of tokens from 1 on, or"):
+        with_room(config_of(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -190,3 +210,13 @@ def test_from_8_bits_on_4_are_told(no_running_loop: None) -> None:
         four, inputs=eight.description.inputs, outputs=eight.description.outputs
     )
     assert four.fewer_bits == ()
+
+
+def test_a_load_for_a_length_takes_its_caches_apart(no_running_loop: None) -> None:
+    config = with_room(config_of(), CONTEXT)
+    graphs = asyncio.run(rewrite(graph_of().SerializeToString(), config, unread, 10, None, BINDING))
+    assert {(each.bytes, each.parts) for each in graphs.cache_parts} == {(CONTEXT * ROWS, 2)}
+    memory = webgpu_memory(WebGpuDevice(cast(Any, SmallAdapter())), graphs, config)
+    assert memory.fit(1)
+    with pytest.raises(AssertionError, match="is read"):
+        loaded(SmallAdapter(), graphs, config=config)

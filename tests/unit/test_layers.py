@@ -104,7 +104,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
         "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
         "turned_weights uncomputed whole_caches wide_products",
-        "description gguf split_weights",
+        "gguf split_caches split_weights",
+        "description",
         "pipeline",
     ),
     "graph.gguf": ("types", "tensors", "builder"),

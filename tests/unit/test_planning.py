@@ -14,7 +14,7 @@ import capstan
 from capstan import ConfigError, DeviceUnavailableError, ModelFileError, OptionError
 from capstan.device.reference.device import ReferenceDevice
 from capstan.local.host import LocalHost
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.config import parse_genai_config, with_room
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 300
@@ -59,7 +59,7 @@ def test_the_host_is_asked_about_the_folder_and_the_lengths(
     options: dict[str, Any], expected: tuple[Any, ...], folder: Path, asked: list[tuple[Any, ...]]
 ) -> None:
     file = folder / "genai_config.json"
-    config = parse_genai_config(file.read_bytes(), str(file))
+    config = with_room(parse_genai_config(file.read_bytes(), str(file)), options.get("max_length"))
     found: list[Any] = [plan(path, **options) for path in (str(folder), f"{folder}/", folder)]
     assert found == ["the host's answer"] * 3
     assert asked == [(f"{folder}/", config, *expected, None)] * 3

@@ -137,6 +137,13 @@ def dense(change: Any = None, columns: int = 512) -> Made:
     return made.output(FLOAT, 1, "positions", columns)
 
 
+def affine(*dims: int, bias: bool = False, **attributes: int) -> Made:
+    made = Made("Gemm", **attributes).input("x", FLOAT, "positions", 48).weight("w", FLOAT, *dims)
+    if bias:
+        made.weight("bias", FLOAT, 512)
+    return made.output(FLOAT, "positions", 512)
+
+
 FORMS = {
     "a table": (table(), 16384, 4),
     "a table in float16": (table(HALF), 16384, 2),
@@ -152,6 +159,9 @@ FORMS = {
     "a product in int8": (product(zeros=True, bits=8), 8192, 4),
     "a dense product": (dense(), 32768, 4),
     "a dense product whose last part is narrower": (dense(columns=500), 32768, 4),
+    "a product with a bias": (affine(48, 512, bias=True), 32768, 4),
+    "a product with a bias by rows": (affine(512, 48, bias=True, transB=1), 32768, 4),
+    "a product by rows without one": (affine(512, 48, transB=1), 32768, 4),
     "a product by a turned matrix": (dense(Turn(512, 48, 32, False)), 32768, 4),
 }
 
@@ -172,8 +182,9 @@ def test_parts_make_the_same_numbers(form: str) -> None:
     assert operators(found)[kind] == told[0].parts + (2 if kind == "Gather" else 0) + ("shorter" in form)
     feeds = {"ids": np.array([PROMPT[:4], PROMPT[4:]]) % 500}
     for positions in (1, 3):
-        size = 48 if kind == "MatMul" else 64
+        size = 48 if kind in ("MatMul", "Gemm") else 64
         feeds["x"] = np.random.default_rng(positions).standard_normal((1, positions, size)).astype(np.float32)
+        feeds["x"] = feeds["x"][0] if kind == "Gemm" else feeds["x"]
         np.testing.assert_allclose(made.run(found, feeds), made.run(model, feeds), rtol=0, atol=1e-5)
 
 
@@ -219,9 +230,9 @@ def test_what_is_rearranged_into_a_weight_is_bound_too() -> None:
     assert split_weights(made.model, 512 * 24 * 4)[1] == ()
 
 
-def float_gemm() -> Made:
+def whole_bias() -> Made:
     made = Made("Gemm", transB=1).input("x", FLOAT, "positions", 48).weight("w", FLOAT, 512, 48)
-    return made.output(FLOAT, "positions", 512)
+    return made.weight("bias", FLOAT, 1, 512).output(FLOAT, "positions", 512)
 
 
 def by_the_second_axis() -> Made:
@@ -244,7 +255,7 @@ def odd_columns() -> Made:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (float_gemm(), r"\(Gemm\) reads it whole: only Gather, .* are computed in parts"),
+        (whole_bias(), r"\(Gemm\) reads it whole: bias has \[1, 512\], which is not one for each of 512"),
         (by_the_second_axis(), r"\(Gather\) reads it whole: it is not looked up by its first axis"),
         (turned(), r"\(MatMulNBits\) reads it whole: its rows are columns in the file"),
         (odd_columns(), r"\(MatMul\) reads it whole: the rows of its last columns are no whole words"),

@@ -43,6 +43,11 @@ export interface ModelOptions {
    * may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's.
    */
   kvCacheDtype?: "float" | "int8" | "int4";
+  /**
+   * Tokens that the longest conversation may have, prompt and answer together; runs have no more unless they say so. A load
+   * whose caches have no room for them is refused before any weight is fetched.
+   */
+  maxLength?: number;
   /** Keep no weights in the browser's storage, and take none from there: each load fetches them. */
   disableFileMappedWeights?: boolean;
 }
@@ -130,7 +135,8 @@ export const MODEL_TYPES: OptionTypes = {
     capture: "string",
     kvCacheDtype: "string",
   },
-  ...{ runAhead: "number", recoveries: "number", prefixCache: "number", disableFileMappedWeights: "boolean" },
+  ...{ runAhead: "number", recoveries: "number", prefixCache: "number", maxLength: "number" },
+  disableFileMappedWeights: "boolean",
 };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
@@ -260,7 +266,7 @@ function guidance(run: RunOptions): Guidance | null {
 
 /** The request that loads a model. */
 export function loadRequest(model: ModelFolder, options: ModelOptions): LoadRequest {
-  return { kind: "load", ...shared(model, options, {}), max_length: null };
+  return { kind: "load", ...shared(model, options, {}), max_length: options.maxLength ?? null };
 }
 
 /** The request that answers a conversation; without messages it makes the model ready for one. */
@@ -278,7 +284,7 @@ export function chatRequest(
       kind: "chat",
       ...shared(model, options, run),
       messages: [...(messages as Message[])],
-      max_length: run.maxLength ?? null,
+      max_length: run.maxLength ?? options.maxLength ?? null,
       tools: run.tools?.length ? [...run.tools] : null,
       ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
     };
@@ -305,6 +311,7 @@ export function completeRequest(
   const run = readOptions("the options", given, RUN_TYPES);
   return reading("prompt and options", () => {
     const request = shared(model, options, run);
+    if (options.maxLength !== undefined) request.search = { max_length: options.maxLength, ...request.search };
     if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
     const text = typeof prompt === "string";
     if (!text && !Array.isArray(prompt) && !ArrayBuffer.isView(prompt))

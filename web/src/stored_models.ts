@@ -155,12 +155,46 @@ function modelsOf(files: readonly StoredFile[]): StoredModel[] {
 
 type Ask = <T>(request: Request) => Promise<T>;
 
-/** The answer of a worker that is started for one question. */
-async function asked<T>(options: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
-  const client = await Client.start(startOptions(options));
+/** How long a worker waits for the next question: most pages ask several behind one another. */
+const WAITING_MS = 2000;
+
+/** A worker that answers questions. */
+interface Answering {
+  readonly options: string;
+  readonly client: Promise<Client>;
+  questions: number;
+  end?: ReturnType<typeof setTimeout>;
+}
+let answering: Answering | null = null;
+
+/** The answer of a worker, of the one before if that still waits and was started in the same way. */
+async function asked<T>(given: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
+  const start = startOptions(given);
+  // Who may give up ends a worker of its own.
+  const options = given.signal ? "" : JSON.stringify(start);
+  const used: Answering =
+    options && answering?.options === options ? answering : { options, client: Client.start(start), questions: 0 };
+  if (options) answering = used;
+  clearTimeout(used.end);
+  used.questions++;
   try {
+    const client = await used.client;
     return await question(async <R>(request: Request) => (await ask(client, request)) as R);
+  } catch (error) {
+    if (answering === used) answering = null;
+    throw error;
   } finally {
-    client.close();
+    if (!--used.questions) {
+      if (answering === used) used.end = setTimeout(end, WAITING_MS, used);
+      else end(used);
+    }
   }
+}
+
+function end(used: Answering): void {
+  if (answering === used) answering = null;
+  used.client.then(
+    (client) => client.close(),
+    () => undefined,
+  );
 }

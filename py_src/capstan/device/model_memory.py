@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
+
 CAPACITY_STEP = 256
 """KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
 
@@ -109,6 +110,8 @@ class ModelMemory:
 
     split: tuple[SplitWeight, ...] = ()
     """The weights of the file that are larger than the GPU adapter binds."""
+    room: int = 0
+    """Tokens of a sequence that has to fit for a load to begin; 0 is for the shortest one."""
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""
@@ -146,7 +149,10 @@ class ModelMemory:
         length = self.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.context_length)
         found = self._planned(batch_size, length, budget)
-        return found if found else replace(found, by_cache=self._by_cache(found, batch_size, length, budget))
+        if found:
+            return found
+        asked = (found, batch_size, length, budget)
+        return replace(found, by_cache=self._by_cache(*asked), in_parts=self._in_parts(*asked))
 
     def _planned(self, batch_size: int, length: int, budget: int | None) -> Fit:
         about = self.interface.about()
@@ -169,16 +175,24 @@ class ModelMemory:
                 by_cache[f"int{bits}"] = longest
         return by_cache
 
+    def _in_parts(self, found: Fit, batch_size: int, length: int, budget: int | None) -> int:
+        """See Fit."""
+        if self.interface.type != "webgpu" or self.description.whole:
+            return 0
+        longest = replace(self, description=self.description.head_by_head())
+        most = longest._planned(batch_size, length, budget).largest_max_length or 0
+        return most if most > (found.largest_max_length or 0) else 0
+
     def before_load(self, progress: Progress) -> None:
         """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
-        Raises OutOfMemoryError if the device cannot hold them with the shortest sequence."""
-        about = self.interface.about()
-        shortest = replace(fits(self.requirements(1, 1), about), machine=about.machine_memory)
-        if not shortest:
-            self.fit(1, 1).require()
-        if shortest.tight:
-            fall_back("room for the model in this machine", shortest.tight, "it is loaded all the same")
-        progress("weights", 0, shortest.requirements.weights.bytes)
+        Raises OutOfMemoryError if the device cannot hold them with a sequence of `room` tokens."""
+        about, length = self.interface.about(), min(max(self.room, 1), self.context_length)
+        wanted = replace(fits(self.requirements(1, length), about), machine=about.machine_memory)
+        if not wanted:
+            self.fit(1, length).require()
+        if wanted.tight:
+            fall_back("room for the model in this machine", wanted.tight, "it is loaded all the same")
+        progress("weights", 0, wanted.requirements.weights.bytes)
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
         """The user's buffers for so many rows, checked; they are held from here on. Raises BufferMismatchError."""

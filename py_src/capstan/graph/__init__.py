@@ -10,6 +10,7 @@
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     split_weights(model, largest)     weights larger than a binding in parts; which, and which not
+    split_caches(model, pairs, most)  caches larger than a binding in parts of some heads each; which
     joined_products(model)            q, k and v of an attention by one product instead of three
     lora_inputs(model, decoder)       the inputs that LoRA adapters fill; lora_defaults(model, decoder): their defaults
                                       in data files
@@ -72,6 +73,7 @@ from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches
 from .soft_caps import soft_caps_apart
+from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
@@ -98,6 +100,7 @@ __all__ = [
     "Part",
     "RopeTable",
     "SlidingCaches",
+    "SplitCache",
     "SplitTable",
     "SplitWeight",
     "StateTensor",
@@ -153,6 +156,7 @@ __all__ = [
     "sliding_caches",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",
+    "split_caches",
     "split_weights",
     "sums_by_products",
     "text_positions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ __all__ = [
     "cache_pairs",
     "caches_in_place",
     "growing_caches",
+    "part_name",
     "reject_state",
     "require_caches",
     "state_tensors",
@@ -82,8 +84,8 @@ class StateTensor:
 
 
 def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
-    """Layer by layer, the key pair, then the value pair; none of layers that have a state and no cache. Sizes are those
-    of the graph, where it leaves them open the configuration's."""
+    """Layer by layer, the key pairs of each part of the heads, then the value pairs; none of layers that have a state
+    and no cache. Sizes are those of the graph, where it leaves them open the configuration's."""
     kinds = (
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
         ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
@@ -92,12 +94,26 @@ def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, .
     found = []
     for layer in attention_layers(decoder, graph):
         for kind, *patterns in kinds:
-            past, present = (pattern.replace("%d", str(layer)) for pattern in patterns)
-            sizes = zip(told.get(past, (0, 0)), told.get(present, (0, 0)), strict=True)
-            heads, head_size = (read or written for read, written in sizes)
-            heads, head_size = heads or decoder.num_key_value_heads, head_size or decoder.head_size
-            found.append(CachePair(layer, kind, past, present, heads, head_size))
+            read, written = (pattern.replace("%d", str(layer)) for pattern in patterns)
+            for past, present in parts_of(read, written, told):
+                sizes = zip(told.get(past, (0, 0)), told.get(present, (0, 0)), strict=True)
+                heads, head_size = (one or other for one, other in sizes)
+                heads, head_size = heads or decoder.num_key_value_heads, head_size or decoder.head_size
+                found.append(CachePair(layer, kind, past, present, heads, head_size))
     return tuple(found)
+
+
+def part_name(name: str, part: int) -> str:
+    """The name of a part of a cache's heads."""
+    return f"{name}/heads_{part}"
+
+
+def parts_of(past: str, present: str, told: Collection[str]) -> list[tuple[str, str]]:
+    """The names of a cache's parts among those of a graph, of a whole one its own."""
+    found: list[tuple[str, str]] = []
+    while part_name(past, len(found)) in told:
+        found.append((part_name(past, len(found)), part_name(present, len(found))))
+    return found or [(past, present)]
 
 
 def cache_sizes(value: ValueInfoProto) -> tuple[int, int]:
@@ -235,8 +251,11 @@ def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], d
                     raise UnsupportedModelError(
                         f"cache {name} has {size} at dimension {place}, but {pair.past} has {wanted}"
                     )
+    heads: Counter[tuple[int, str]] = Counter()
+    for pair in pairs:
+        heads[pair.layer, pair.kind] += pair.heads
     for place, wanted, field, sizes in (
-        (HEADS, decoder.num_key_value_heads, "num_key_value_heads", [pair.heads for pair in pairs]),
+        (HEADS, decoder.num_key_value_heads, "num_key_value_heads", list(heads.values())),
         (HEAD_SIZE, 0 if decoder.kv_cache_bits else decoder.head_size, "head_size", [pair.head_size for pair in pairs]),
     ):
         if wanted and wanted not in sizes:

@@ -16,6 +16,7 @@ from .carried import (
     TensorInfo,
     cache_pairs,
     growing_caches,
+    part_name,
     reject_state,
     require_caches,
     state_tensors,
@@ -27,6 +28,7 @@ from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .quantized_caches import fewer_bits, with_bits
 from .sliding_caches import SlidingCaches
+from .split_caches import whole_because
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
@@ -73,6 +75,8 @@ class GraphDescription:
     """The inputs that each sequence gets for its rotary factors; None if there is one kind of these."""
     sliding: SlidingCaches | None = None
     """The caches that hold the positions of a window alone; None if all hold every position."""
+    whole: str = ""
+    """The reason against caches in parts of some heads each; empty if there is none."""
     unslid: str = ""
     """Why caches of attention over a window hold every position; empty if they do not, or if there are none."""
 
@@ -97,6 +101,17 @@ class GraphDescription:
         return replace(
             self, cache=with_bits(self.cache, self.cache_bits, bits, width), cache_bits=bits, fewer_bits=fewer
         )
+
+    def head_by_head(self) -> GraphDescription:
+        """The same graph with each head of its caches apart."""
+        sliding = self.sliding.pasts if self.sliding is not None else ()
+        parts = (
+            replace(pair, past=part_name(pair.past, part), present=part_name(pair.present, part), heads=1)
+            for pair in self.cache
+            if pair.past not in sliding
+            for part in range(pair.heads)
+        )
+        return replace(self, cache=(*parts, *(pair for pair in self.cache if pair.past in sliding)))
 
     def slides(self, capacity: int, chunk: int) -> bool:
         """Whether some caches of a sequence of `capacity` positions hold fewer."""
@@ -225,6 +240,7 @@ def describe(
         fewer_bits=fewer_bits(model, pairs, decoder.kv_cache_bits, 8 * ELEMENT_BYTES[cache_dtype]),
         rope=rope,
         sliding=sliding,
+        whole=whole_because(model, pairs),
     )
 
 

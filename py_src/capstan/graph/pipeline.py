@@ -28,17 +28,18 @@ from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
-from .quantized_caches import quantized_caches
+from .quantized_caches import quantized_caches, with_bits
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .sliding_caches import SLACK, SlidingCaches, sliding_caches
 from .soft_caps import has_soft_caps, soft_caps_apart
+from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import require_computed
-from .weights import WeightEntry, require_held, weights_to_inputs
+from .weights import DTYPES, WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
 from .wiring import changed_in_place, changing, copy_of
@@ -75,7 +76,9 @@ class Rewriting:
     packed: bool = True
     """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
     largest: int = 0
-    """Bytes of the largest weight that the GPU adapter binds; 0 for no limit."""
+    """Bytes of the largest weight or cache that the GPU adapter binds; 0 for no limit."""
+    room: int = 0
+    """Positions that caches must have room for; 0 if no length is told."""
     first_logits: str = ""
     """An input that is to say from which position on logits are computed; "" for the last position only."""
     wide_bytes: int = 0
@@ -109,6 +112,8 @@ class Rewriting:
     """The weights that are larger."""
     tables: tuple[SplitTable, ...] = ()
     """The tables among them that are in parts."""
+    cache_parts: tuple[SplitCache, ...] = ()
+    """The caches of so many positions that are larger."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     wide: tuple[WideWeight, ...] = ()
@@ -257,6 +262,23 @@ def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def caches_split(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With caches in parts that a binding holds, for sequences of the length of the load."""
+    if not facts.largest or not facts.room:
+        return model
+    bits, whole = facts.decoder.kv_cache_bits, cache_pairs(facts.decoder, model.graph)
+    sliding = facts.sliding.pasts if facts.sliding is not None else ()
+    told = {value.name: DTYPES[value.type.tensor_type.elem_type][1] for value in model.graph.input}
+    sizes = {}
+    for pair in whole:
+        if pair.past in told and pair.past not in sliding:
+            width = told[pair.past]
+            [stored] = with_bits([pair], 0, bits, width)
+            sizes[pair] = stored.head_size * width // 8 * facts.room
+    model, facts.cache_parts = split_caches(model, sizes, facts.largest)
+    return model
+
+
 def weights_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, weights = weights_to_inputs(model, facts.constants)
     facts.weights = tuple(weights)
@@ -327,6 +349,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
     GraphPass("packed_apart", WEBGPU, parts_attended),
     GraphPass("split_weights", WEBGPU, large_split),
+    GraphPass("split_caches", WEBGPU, caches_split),
     GraphPass("quantized_caches", WEBGPU, caches_quantized),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),

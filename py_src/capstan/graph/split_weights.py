@@ -3,6 +3,7 @@
     Gather(W [V, H], ids)     Gather(W_0, ids % R), Gather(W_1, ids % R) -> Where(ids / R == 1)      W_p: R rows of W
     MatMulNBits(x, W [N, K])  MatMulNBits(x, W_0), MatMulNBits(x, W_1) -> Concat                     likewise
     MatMul(x, W [K, N])       MatMul(x, W_0), MatMul(x, W_1) -> Concat                               columns of W
+    Gemm(x, W, C)             Gemm(x, W_0, C_0), Gemm(x, W_1, C_1) -> Concat                         the same, or rows
 
 A row of a table is read as before, an element of a product added up as before: the results are the same numbers.
 Tables and products that share the bytes of a file share those of their parts, since equal rows make equal ranges.
@@ -118,6 +119,7 @@ class Splitter:
             "GatherBlockQuantized": self.table,
             "MatMulNBits": self.packed_product,
             "MatMul": self.dense_product,
+            "Gemm": self.affine_product,
         }
         if node.op_type not in splits:
             raise NotInRangesError(f"only {', '.join(sorted(splits))} are computed in parts")
@@ -222,6 +224,26 @@ class Splitter:
         nodes = []
         for index, (first, count) in enumerate(ranges):
             inputs = [node.input[0], self.columns(weight.name, first, count)]
+            nodes.append(self.twin(node, f"{name}_{index}", inputs))
+            self.known_as(node.output[0], nodes[-1].output[0], count)
+        self.beside([node], nodes, [each.output[0] for each in nodes], node.output[0])
+        return len(ranges)
+
+    def affine_product(self, node: NodeProto) -> int:
+        by_rows, weight = attribute(node, "transB", 0), self.tensor(node.input[1])
+        total, name = weight.dims[0 if by_rows else 1], node.name or node.output[0]
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if bias and list(self.tensor(bias).dims) != [total]:
+            raise NotInRangesError(f"{bias} has {list(self.tensor(bias).dims)}, which is not one for each of {total}")
+        ranges = self.ranges(node, [1], total)
+        nodes = []
+        for index, (first, count) in enumerate(ranges):
+            inputs = list(node.input)
+            inputs[1] = (
+                self.rows(weight.name, total, first, count) if by_rows else self.columns(weight.name, first, count)
+            )
+            if bias:
+                inputs[2] = self.rows(bias, total, first, count)
             nodes.append(self.twin(node, f"{name}_{index}", inputs))
             self.known_as(node.output[0], nodes[-1].output[0], count)
         self.beside([node], nodes, [each.output[0] for each in nodes], node.output[0])

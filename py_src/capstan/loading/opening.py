@@ -16,7 +16,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage import Progress
-from ..model_files.config import GenaiConfig, with_kv_cache_dtype
+from ..model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .folder import FoundModel, Place, find_model, no_progress, place_of
@@ -67,6 +67,7 @@ class Source:
     graphs: Mapping[str, bytes] = field(default_factory=dict)
     capture: str | None = None
     kv_cache_dtype: str | None = None
+    max_length: int | None = None
     options: TapeOptions = field(default_factory=TapeOptions)
     """The tape options; `capture` above replaces the one in here."""
 
@@ -83,6 +84,10 @@ class Source:
             return self.device
         return "auto" if config is None else configured_device(config)
 
+    def config_of(self, found: FoundModel) -> GenaiConfig:
+        """The model's configuration with what the caller says about caches. Raises OptionError."""
+        return with_room(with_kv_cache_dtype(found.config, self.kv_cache_dtype), self.max_length)
+
 
 def source_of(
     path: Any,
@@ -94,6 +99,7 @@ def source_of(
     passes: Collection[str] | None,
     prefill_ms: float | None,
     kv_cache_dtype: str | None = None,
+    max_length: int | None = None,
 ) -> Source:
     """Checks the arguments of Model. Raises OptionError with the choices."""
     if capture is not None and capture not in CAPTURES:
@@ -106,7 +112,7 @@ def source_of(
         raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
     options = TapeOptions(passes=ordered, prefill_ms=prefill_ms)
-    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, kv_cache_dtype, options)
+    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, kv_cache_dtype, max_length, options)
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
@@ -124,7 +130,7 @@ async def open_model(
         folder = place.folder
         with phase("files"):
             found, files = await read_small_files(host, place, source, keep_weights, progress)
-        config, options = with_kv_cache_dtype(found.config, source.kv_cache_dtype), source.tape_options(found.config)
+        config, options = source.config_of(found), source.tape_options(found.config)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         onnx = given_graph(source.graphs, config) or found.onnx
 

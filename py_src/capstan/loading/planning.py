@@ -8,7 +8,7 @@ from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
-from ..model_files.config import with_kv_cache_dtype
+from ..model_files.config import with_kv_cache_dtype, with_room
 from .folder import find_model, place_of
 
 __all__ = ["open_device", "plan"]
@@ -33,9 +33,9 @@ async def plan(
     max_length: int | None = None,
     budget: int | None = None,
 ) -> Fit:
-    """Whether the model folder `path`, as Model.load takes it with `dtype` and `kv_cache_dtype`, and `batch_size`
-    sequences of `max_length` tokens (its context length unless given) would fit the device, told from the graph before
-    anything is allocated.
+    """Whether the model folder `path`, as Model.load takes it with `dtype`, `kv_cache_dtype` and `max_length`, and
+    `batch_size` sequences of that length (its context length unless given) would fit the device, told from the graph
+    before anything is allocated.
 
     A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits, as it is and by
     each kv_cache_dtype that allows a larger one.
@@ -46,5 +46,6 @@ async def plan(
     place = await place_of(host, path, keep=True)
     found = await find_model(host, place, device, dtype)
     config = with_kv_cache_dtype(found.config, kv_cache_dtype)
-    require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
+    require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
+    config = with_room(config, max_length)
     return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.onnx)

@@ -43,6 +43,8 @@ class Fit:
     by_cache: Mapping[str, int] = field(default_factory=dict)
     """The largest max_length that fits by `kv_cache_dtype`, of the types with which it is larger than
     `largest_max_length`; empty if everything fits."""
+    in_parts: int = 0
+    """The largest max_length of a load that asks for it and so has caches in parts, if that is larger; else 0."""
     machine: int = 0
     """Memory of the machine in bytes, as far as the browser tells; 0 if it does not."""
 
@@ -81,8 +83,12 @@ class Fit:
     def _remedy(self) -> str:
         smaller = " or ".join(f"{dtype!r} (at most {length})" for dtype, length in self.by_cache.items())
         if self.largest_max_length:
-            reload = f", or load the model with kv_cache_dtype={smaller}" if smaller else ""
-            return f"use a max_length of at most {self.largest_max_length}{reload}"
+            ways = [f"use a max_length of at most {self.largest_max_length}"]
+            if self.in_parts:
+                ways.append(f"load the model for that length (its max_length, at most {self.in_parts})")
+            if smaller:
+                ways.append(f"load the model with kv_cache_dtype={smaller}")
+            return ", or ".join(ways)
         breaking = self if self.shortest is None else self.shortest
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:

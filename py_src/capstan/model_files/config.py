@@ -26,6 +26,7 @@ __all__ = [
     "OutputNames",
     "parse_genai_config",
     "with_kv_cache_dtype",
+    "with_room",
     "with_session_options",
 ]
 
@@ -148,6 +149,9 @@ class GenaiConfig:
     name: str = "genai_config.json"
     no_tokens: tuple[str, ...] = ()
     """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
+    room: int = 0
+    """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
+    it."""
 
 
 MOST = 1 << 24
@@ -412,6 +416,16 @@ def with_kv_cache_dtype(config: GenaiConfig, dtype: str | None) -> GenaiConfig:
         choices = ", ".join(map(repr, KV_CACHE_BITS))
         raise OptionError(f"kv_cache_dtype is {dtype!r}; it must be one of {choices}, or None")
     return replace(config, decoder=replace(config.decoder, kv_cache_bits=KV_CACHE_BITS[dtype]))
+
+
+def with_room(config: GenaiConfig, max_length: int | None) -> GenaiConfig:
+    """The configuration for sequences of that length, the context's if that is less; None leaves it unchanged. Raises
+    OptionError."""
+    if max_length is None:
+        return config
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        raise OptionError(f"max_length is {max_length!r}; it must be a number of tokens from 1 on, or None")
+    return replace(config, room=min(max_length, config.context_length))
 
 
 def qdq_accuracy(session_options: Section) -> int:

@@ -450,7 +450,7 @@ async def load_once(request: ModelRequest) -> Model:
         await last.aclose()
     idle.distrusted = False
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
-    loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))
+    loading = asyncio.ensure_future(load(key, request.get("stall_timeout"), known_length(request)))
     return await asyncio.shield(loading)
 
 
@@ -461,7 +461,19 @@ async def load_ended() -> None:
             await asyncio.shield(loading)
 
 
-async def load(key: Key, stall_timeout: float | None) -> Model:
+def known_length(request: ModelRequest) -> int | None:
+    """Tokens that the request's sequence has room for, as far as they are known without the model; what is no length is
+    told with the search options."""
+    asked: dict[str, Any] = {**request}
+    lengths = [asked.get("search", {}).get("max_length"), asked.get("max_length")]
+    prompt, new = asked.get("prompt_ids"), asked.get("max_new_tokens")
+    if prompt and new:
+        lengths.append(len(prompt) + new)
+    known = [each for each in lengths if isinstance(each, int) and each > 0]
+    return min(known, default=CHAT_LENGTH if asked["kind"] == "chat" else None)
+
+
+async def load(key: Key, stall_timeout: float | None, max_length: int | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
     folder, dtype, device, capture, prefix_cache, without_store, kv_cache_dtype = key
@@ -475,7 +487,7 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
         options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
-        options["kv_cache_dtype"] = kv_cache_dtype
+        options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
         model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)

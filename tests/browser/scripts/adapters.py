@@ -80,10 +80,11 @@ async def limited(
     limits: Mapping[str, int],
     largest: int | None = None,
     buffers: int | None = None,
+    load: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The ids after a prompt, repeatedly, on a device of a GPU adapter with these limits, and how steps were run."""
     with adapter(limits), bound_as_if(largest, buffers):
-        opened = await Model.load(models[model], device="webgpu", passes=TAPED)
+        opened = await Model.load(models[model], device="webgpu", **{"passes": TAPED, **(load or {})})
     loaded: Any = opened._loaded
     try:
         ids = [await picked(opened, prompt, count) for _ in range(times)]
@@ -95,6 +96,7 @@ async def limited(
             "note": decoder.capture_note,
             "passes": decoder.tape_passes,
             "healthy": opened.healthy(),
+            "caches": [each.bytes for each in opened.query_memory_requirements().items if each.name.startswith("kv ")],
             "split": [[each.name, each.parts, each.why] for each in opened.query_memory_requirements().split],
             "alignment": [
                 engine.adapter()["min_storage_buffer_offset_alignment"],
@@ -103,6 +105,26 @@ async def limited(
         }
     finally:
         await opened.aclose()
+
+
+async def answered(
+    models: Mapping[str, str], *, requests: Sequence[Mapping[str, Any]], limits: Mapping[str, int]
+) -> list[str]:
+    """The refusals of a page's requests to generate, on a device of a GPU adapter with these limits; empty texts for
+    those that are answered."""
+    page: Any = import_module("capstan.page.page")
+    found = []
+    with adapter(limits):
+        for request in requests:
+            try:
+                await page.generate(request)
+            except OutOfMemoryError as error:
+                found.append(str(error))
+            else:
+                found.append("")
+                await page.loaded[1].aclose()
+                page.loaded = None
+    return found
 
 
 async def in_parts(models: Mapping[str, str], *, largest: int, script: str, function: str, **arguments: Any) -> Any:

@@ -26,12 +26,14 @@ async def load(
     capture: str = "tape",
     passes: Sequence[str] | None = None,
     kv_cache_dtype: str | None = None,
+    max_length: int | None = None,
 ) -> Model:
     """A model, loaded now or by one of the last scripts of this page."""
-    key = (name, device, capture, None if passes is None else tuple(passes), kv_cache_dtype)
+    key = (name, device, capture, None if passes is None else tuple(passes), kv_cache_dtype, max_length)
     model = loaded.pop(key, None)
     if model is None or not model.healthy():
         given: dict[str, Any] = {"capture": capture, "passes": passes, "kv_cache_dtype": kv_cache_dtype}
+        given["max_length"] = max_length
         model = await Model.load(models[name], device=device, **given)
     loaded[key] = model
     while len(loaded) > KEPT:

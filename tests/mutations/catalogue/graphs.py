@@ -58,10 +58,18 @@ GRAPHS = (
     Mutation(
         "model_graphs.largest",
         "py_src/capstan/device/webgpu/model_graphs.py",
-        "told += [storage_buffers, largest]",
-        "told += [storage_buffers]",
+        "told += [storage_buffers, largest, config.room]",
+        "told += [storage_buffers, config.room]",
         "an adapter that binds less is given the graphs of another",
         unit("model_graphs::test_graphs_of_an_adapter_that_binds_less_are_in_parts_and_told"),
+    ),
+    Mutation(
+        "split_caches.heads",
+        "py_src/capstan/graph/split_caches.py",
+        "[packed[start : start + parts] for start",
+        "[packed[start : start + parts][::-1] for start",
+        "queries attend to keys of another part of the heads",
+        unit("split_caches::test_caches_in_parts_give_the_same_logits_and_caches"),
     ),
     Mutation(
         "last_token.first",

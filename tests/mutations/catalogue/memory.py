@@ -20,7 +20,7 @@ MEMORY = (
     Mutation(
         "model_memory.unfit_is_loaded",
         "py_src/capstan/device/model_memory.py",
-        "            self.fit(1, 1).require()\n",
+        "            self.fit(1, length).require()\n",
         "            pass\n",
         "a model that cannot fit is read before that is told",
         unit("large_models::test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read"),

@@ -54,7 +54,8 @@ class WasmSession(Protocol):
 def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> ModelMemory:
     """The WebAssembly memory that a model needs."""
     context = found.about.context_within(config.context_length)
-    return ModelMemory(device, found.about, found.weights, PREFILL_CHUNK, context, found.activations)
+    sizes = (found.weights, PREFILL_CHUNK, context, found.activations)
+    return ModelMemory(device, found.about, *sizes, room=config.room)
 
 
 class WasmModel(HostSampledModel):

@@ -116,6 +116,7 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
         graphs.activations,
         joint=lambda rows, capacity: possible,
         split=graphs.split,
+        room=config.room,
     )
 
 

@@ -18,6 +18,7 @@ from ...graph.description import tell_growing, tell_unslid
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
+from ..model_memory import capacity_for
 from ..noted_graphs import OpenWeights, as_text, read_entries, reader
 from ..rope_tables import RopeTables, read_rows, read_tables
 
@@ -55,6 +56,8 @@ class Graphs:
     """The weights of the file that are larger than the GPU adapter binds."""
     tables: tuple[graph.SplitTable, ...]
     """Those of them in whose parts ids are looked up."""
+    cache_parts: tuple[graph.SplitCache, ...]
+    """The caches of sequences of the asked room that are larger."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
@@ -98,7 +101,8 @@ async def rewrite(
     ModelFileError, UncomputedError, UnsupportedModelError.
     """
     packed = storage_buffers >= PACKED_ATTENTION
-    facts = Rewriting(config, lora_rank=rank, packed=packed, file=data, largest=largest)
+    room = capacity_for(config.room, config.context_length)
+    facts = Rewriting(config, lora_rank=rank, packed=packed, file=data, largest=largest, room=room)
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
@@ -126,6 +130,7 @@ async def rewrite(
             facts.projection,
             facts.split,
             facts.tables,
+            facts.cache_parts,
             facts.lora,
             facts.others,
             not facts.constants and not facts.defaults,
@@ -148,7 +153,7 @@ async def model_graphs(
     rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
     """
     told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size]
-    told += [storage_buffers, largest]
+    told += [storage_buffers, largest, config.room]
     key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     text = await notes.read(name, key) if notes else None
     if text is not None:
@@ -159,7 +164,7 @@ async def model_graphs(
             await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
     tell_unslid(graphs.description)
-    tell_split(graphs.split, largest)
+    tell_split(graphs.split, graphs.cache_parts, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.projection:
@@ -178,11 +183,13 @@ async def model_graphs(
     )
 
 
-def tell_split(split: Sequence[graph.SplitWeight], largest: int) -> None:
-    """Count weights in parts as a step down; a load refuses those that stay whole."""
-    parted = [each for each in split if each.parts]
-    if parted:
-        first = max(parted, key=lambda each: each.bytes)
-        more = f" (and {len(parted) - 1} more are too large)" if parted[1:] else ""
-        reason = f"{first.name} has {first.bytes} bytes{more}; this adapter binds at most {largest}"
-        fall_back("weights in one binding each", reason, f"they are read in up to {max(e.parts for e in parted)} parts")
+def tell_split(split: Sequence[graph.SplitWeight], caches: Sequence[graph.SplitCache], largest: int) -> None:
+    """Count weights and caches in parts as a step down; a load refuses those that stay whole."""
+    for what, found in (("weights", split), ("caches", caches)):
+        parted = [each for each in found if each.parts]
+        if parted:
+            first = max(parted, key=lambda each: each.bytes)
+            more = f" (and {len(parted) - 1} more are too large)" if parted[1:] else ""
+            reason = f"{first.name} has {first.bytes} bytes{more}; this adapter binds at most {largest}"
+            instead = f"they are read in up to {max(each.parts for each in parted)} parts"
+            fall_back(f"{what} in one binding each", reason, instead)

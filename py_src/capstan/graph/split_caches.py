@@ -1,0 +1,146 @@
+"""Key/value caches that are larger than a binding of the GPU adapter, in parts of some heads each.
+
+    GroupQueryAttention(q, k, v, past [B, H, P, D])     Split(q), Split(k), Split(v)
+                                                        GroupQueryAttention(q_p, k_p, v_p, past_p [B, H / N, P, D])
+                                                        Concat
+
+A head of queries attends as before, to the same head of keys and values: the results are the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .carried import CachePair, part_name
+from .joined_products import SPLIT_WITH_SIZES, opset_of, split_node
+from .onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto
+from .wiring import attribute, copy_of, delete, fresh_name, int64_tensor
+
+__all__ = ["SplitCache", "parts_that_fit", "split_caches", "whole_because"]
+
+PAST_KEY, PAST_VALUE, LAST_SHARED = 3, 4, 9
+"""Inputs of GroupQueryAttention. Those behind the last one differ from head to head: a bias, sinks."""
+HEADS = 1
+"""The index of a cache's heads among its dimensions."""
+
+
+@dataclass(frozen=True)
+class SplitCache:
+    """A cache that is larger than a binding."""
+
+    name: str
+    bytes: int
+    parts: int
+
+
+def parts_that_fit(heads: int, head_bytes: int, largest: int) -> int:
+    """The fewest parts of equally many of the heads, none larger than that; 0 if one head is larger."""
+    return next(
+        (parts for parts in range(1, heads + 1) if not heads % parts and heads // parts * head_bytes <= largest), 0
+    )
+
+
+def split_caches(
+    model: ModelProto, pairs: Mapping[CachePair, int], largest: int
+) -> tuple[ModelProto, tuple[SplitCache, ...]]:
+    """The model with parts of the caches that have more than `largest` bytes; those caches. `pairs` have the bytes of a
+    head of each. If the caches have to stay whole, the model comes back unchanged."""
+    large = {pair.past: pair for pair, size in pairs.items() if pair.heads * size > largest}
+    if not large or whole_because(model, tuple(pairs)):
+        return model, ()
+    parts = max(parts_that_fit(pair.heads, pairs[pair], largest) or pair.heads for pair in large.values())
+    if parts == 1:
+        return model, ()
+    result = copy_of(model)
+    for node in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
+        if node.input[PAST_KEY] in large:
+            divide(result.graph, node, large[node.input[PAST_KEY]], parts)
+    told = (SplitCache(pair.past, pair.heads * pairs[pair], parts) for pair in large.values())
+    return result, tuple(told)
+
+
+def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:
+    """The reason against parts of the caches of `pairs`; empty if there is none."""
+    if opset_of(model) < SPLIT_WITH_SIZES:
+        return f"its operator set is older than {SPLIT_WITH_SIZES}"
+    found = {node.input[PAST_KEY]: node for node in model.graph.node if node.op_type == "GroupQueryAttention"}
+    for pair in pairs:
+        if pair.kind != "key":
+            continue
+        node = found.get(pair.past)
+        if node is None:
+            return f"{pair.past} is no cache of a GroupQueryAttention node"
+        if any(node.input[LAST_SHARED + 1 :]):
+            return f"node {node.name or node.output[0]} reads something for each head"
+        if any(node.input[1:3]) != all(node.input[1:3]):
+            return f"node {node.name or node.output[0]} takes keys or values from elsewhere"
+    return ""
+
+
+def divide(graph: GraphProto, node: NodeProto, pair: CachePair, parts: int) -> None:
+    """Put attention over parts of the heads in the place of one node."""
+    heads, kv_heads = (attribute(node, name, 0) // parts for name in ("num_heads", "kv_num_heads"))
+    front = node.name or node.output[0]
+    queries, others = [heads * pair.head_size] * parts, [kv_heads * pair.head_size] * parts
+    before: list[NodeProto] = []
+
+    def taken_apart(name: str, sizes: Sequence[int], what: str) -> list[str]:
+        tensor = int64_tensor(fresh_name(graph, f"{front}_{what}_sizes"), sizes)
+        graph.initializer.append(tensor)
+        split = split_node(fresh_name(graph, f"{front}_{what}_split"), name, tensor.name)
+        split.output.extend(fresh_name(graph, f"{front}_{what}_{place}") for place in range(len(sizes)))
+        before.append(split)
+        return list(split.output)
+
+    if any(node.input[1:3]):
+        pieces = [taken_apart(node.input[0], queries, "q")]
+        pieces += [taken_apart(name, others, what) for name, what in zip(node.input[1:3], "kv", strict=True)]
+    else:
+        packed = taken_apart(node.input[0], [*queries, *others, *others], "qkv")
+        pieces = [packed[start : start + parts] for start in range(0, 3 * parts, parts)]
+    caches = [*node.input[PAST_KEY : PAST_VALUE + 1], *node.output[1:3]]
+    for name in caches:
+        in_parts(graph, name, parts)
+    results = []
+    for part in range(parts):
+        own = NodeProto()
+        own.CopyFrom(node)
+        own.name = fresh_name(graph, f"{front}_{part}")
+        own.input[:3] = [each[part] for each in pieces]
+        own.input[PAST_KEY : PAST_VALUE + 1] = [part_name(name, part) for name in caches[:2]]
+        results.append(fresh_name(graph, f"{front}_{part}/output_0"))
+        own.output[:] = [results[-1], *(part_name(name, part) for name in caches[2:])]
+        for item in own.attribute:
+            if item.name in ("num_heads", "kv_num_heads"):
+                item.i //= parts
+        before.append(own)
+    concat = NodeProto(op_type="Concat", name=fresh_name(graph, f"{front}_beside"), input=results)
+    concat.output.append(node.output[0])
+    concat.attribute.add(name="axis", type=AttributeProto.INT, i=-1)
+    place = next(i for i, each in enumerate(graph.node) if each.output[0] == node.output[0])
+    del graph.node[place]
+    for index, each in enumerate([*before, concat]):
+        graph.node.insert(place + index, each)
+
+
+def in_parts(graph: GraphProto, name: str, parts: int) -> None:
+    """Put inputs or outputs for parts of the heads in the place of a cache."""
+    for values in (graph.input, graph.output):
+        for place, value in enumerate(values[:]):
+            if value.name != name:
+                continue
+            made = []
+            for part in range(parts):
+                own = type(value)()
+                own.CopyFrom(value)
+                own.name = part_name(name, part)
+                dims = own.type.tensor_type.shape.dim
+                heads = dims[HEADS].dim_value // parts
+                dims[HEADS].Clear()
+                dims[HEADS].dim_value = heads
+                made.append(own)
+            delete(values, lambda each: each.name == name)
+            for index, each in enumerate(made):
+                values.insert(place + index, each)
+            return
