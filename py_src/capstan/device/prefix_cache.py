@@ -97,6 +97,10 @@ class PrefixCache:
         if self.limit:
             self._live.add(loop)
 
+    def shares(self, row: LiveRow, tokens: Sequence[int]) -> bool:
+        """Whether a row would take over the start of these tokens, if they were run before it."""
+        return bool(self.limit) and common(array("q", row.tokens[:-1]), array("q", tokens)) >= row.valid + LEAST
+
     async def bring(self, loop: LiveRows, number: int) -> int:
         """Have the start of a row's tokens in its caches, as far as another sequence has it. How many tokens the row
         need not be run on, at least `valid` of it; all but the last one at most."""

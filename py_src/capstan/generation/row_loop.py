@@ -346,10 +346,9 @@ class RowLoop(DecodeLoop):
         self.stale = False
         try:
             while True:
-                for number, row in enumerate(self.rows):
-                    if not row.over and not await self._prefill_row(decoder, number):
-                        # The sequence was changed meanwhile.
-                        return
+                if not await self._prefill_rows(decoder):
+                    # The sequence was changed meanwhile.
+                    return
                 if not self.adapters.pending:
                     break
                 choice = self.adapters.pending[0]
@@ -402,20 +401,32 @@ class RowLoop(DecodeLoop):
         self.long = long
         decoder.rotate(long)
 
-    async def _prefill_row(self, decoder: RowDecoder, number: int) -> bool:
-        """Whether the row is still the same afterwards."""
-        row, first = self.rows[number], number - number % self._copies
-        if self.options.min_length and row.padding:
-            # Padding counts as in onnxruntime-genai, but the device does not see it.
-            least = max(0, self.options.min_length - len(row.padding))
-            decoder.set_search(self.options.replace(min_length=least), number)
-        if number != first and not row.valid and row.tokens == self.rows[first].tokens:
-            decoder.reorder([first if each == number else each for each in range(len(self.rows))])
-            row.valid = self.rows[first].valid
-            return True
-        return await self.run_tokens(number, self.adapters.first(number, len(row.tokens)), self._unchanged)
+    async def _prefill_rows(self, decoder: RowDecoder) -> bool:
+        """Whether the rows are still the same afterwards."""
+        ends: dict[int, int] = {}
+        copied: dict[int, int] = {}
+        """Rows of a prompt that is run for another one."""
+        for number, row in enumerate(self.rows):
+            first = number - number % self._copies
+            if row.over:
+                continue
+            if self.options.min_length and row.padding:
+                # Padding counts as in onnxruntime-genai, but the device does not see it.
+                least = max(0, self.options.min_length - len(row.padding))
+                decoder.set_search(self.options.replace(min_length=least), number)
+            if number != first and not row.valid and row.tokens == self.rows[first].tokens:
+                copied[number] = first
+            else:
+                ends[number] = self.adapters.first(number, len(row.tokens))
+        if len(await self.run_prompts(ends, self._unchanged)) < len(ends):
+            return False
+        if copied:
+            decoder.reorder([copied.get(number, number) for number in range(len(self.rows))])
+        for number, first in copied.items():
+            self.rows[number].valid = self.rows[first].valid
+        return True
 
-    def _unchanged(self) -> bool:
+    def _unchanged(self, _row: int) -> bool:
         self.require_open()
         return not self.stale
 
