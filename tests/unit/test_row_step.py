@@ -177,7 +177,7 @@ def test_attention_reads_caches_by_the_table_of_the_rows() -> None:
 
 
 def test_packed_tokens_are_written_before_any_is_read_and_have_no_logits() -> None:
-    """What only the logits need is left out."""
+    """No kernel serves the logits alone."""
     step = made(placement(), recording(), packed=True)
     kernels = {kernel["shader"]: kernel for kernel in step.kernels}
     assert [kernel["shader"] for kernel in step.kernels] == [

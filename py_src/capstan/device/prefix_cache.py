@@ -97,9 +97,16 @@ class PrefixCache:
         if self.limit:
             self._live.add(loop)
 
-    def shares(self, row: LiveRow, tokens: Sequence[int]) -> bool:
-        """Whether a row would take over the start of these tokens, if they were run before it."""
-        return bool(self.limit) and common(array("q", row.tokens[:-1]), array("q", tokens)) >= row.valid + LEAST
+    def waits(self, row: LiveRow, others: Sequence[LiveRow], there: Sequence[LiveRow]) -> bool:
+        """Whether a row would take over more of `others` once they were run than of those that are `there` already."""
+        if not self.limit:
+            return False
+        wanted = array("q", row.tokens[:-1])
+
+        def longest(rows: Sequence[LiveRow]) -> int:
+            return max((common(wanted, array("q", each.tokens)) for each in rows), default=0)
+
+        return longest(others) >= max(row.valid, longest(there)) + LEAST
 
     async def bring(self, loop: LiveRows, number: int) -> int:
         """Have the start of a row's tokens in its caches, as far as another sequence has it. How many tokens the row

@@ -117,13 +117,14 @@ class DecodeLoop:
         if not isinstance(self.decoder, PackedRows):
             yield from ([number] for number in waiting)
             return
+        there: list[Row] = []
         while waiting:
             chosen: list[int] = []
             for number in waiting:
-                row = self.rows[number]
-                if not any(self._model.prefixes.shares(row, self.rows[other].tokens) for other in chosen):
+                if not self._model.prefixes.waits(self.rows[number], [self.rows[each] for each in chosen], there):
                     chosen.append(number)
             yield chosen
+            there += [self.rows[number] for number in chosen]
             waiting = [number for number in waiting if number not in chosen]
 
     async def _bring(self, number: int, unchanged: Callable[[int], bool]) -> bool:

@@ -53,7 +53,7 @@ class JointRows:
         tape: RowTape,
         give_back: Callable[[JointRows], Awaitable[None]],
         make_beams: Callable[[], Awaitable[BeamTape | str]],
-        make_packs: Callable[[bool], Awaitable[PackTape | str | None]] | None,
+        make_packs: Callable[[], Awaitable[PackTape | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._one = one

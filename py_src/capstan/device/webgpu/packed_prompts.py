@@ -27,26 +27,21 @@ def run_length(software: bool) -> int:
 
 
 class PackedPrompts:
-    """Owns the tape of such runs, which `make` makes: told whether it may be recorded it gives a tape, the reason for
-    none, or None where none is stored and it may not. Without `make` all prompts are run one after another.
-
-    As with PrefillTapes, a tape is recorded when there are prompts for the second time, a stored one is made again when
-    there are some for the first time."""
+    """Owns the tape of such runs, which `make` makes: it gives a tape, the reason for none, or None where it is to be
+    asked again. Without `make` all prompts are run one after another."""
 
     def __init__(
         self,
         engine: GpuEngine,
         buffers: RowBuffers,
         scratch: TapeScratch,
-        make: Callable[[bool], Awaitable[PackTape | str | None]] | None,
+        make: Callable[[], Awaitable[PackTape | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._buffers = buffers
         self._scratch = scratch
         self._make = make
         self._made: PackTape | str | None = None
-        self._seen = False
-        """Whether prompts of several rows came."""
         self._preparing: asyncio.Future[None] | None = None
         self._runs = self._tokens = 0
 
@@ -56,7 +51,9 @@ class PackedPrompts:
         if self._make is None:
             return {}
         if self._made is None:
-            return {"prompts": "no prompts of several rows came twice yet"}
+            given = self._scratch.given is not None
+            why = "scratch was given, which may be too small" if given else "prompts of several rows did not come twice"
+            return {"prompts": f"no tape was recorded yet: {why}"}
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}
         done = f"{self._runs} runs had {self._tokens} tokens of prompts"
@@ -75,8 +72,7 @@ class PackedPrompts:
         return isinstance(self._made, PackTape)
 
     async def _prepare(self) -> None:
-        again, self._seen = self._seen, True
-        made = None if self._make is None else await self._make(again)
+        made = None if self._make is None else await self._make()
         if isinstance(made, str):
             fall_back("prompts of several rows in the same runs", made, "they are run one after another")
         elif made is not None:

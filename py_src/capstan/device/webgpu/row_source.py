@@ -54,6 +54,8 @@ class RowSource:
     """Tables in parts, as recorded buffers."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
+    prompted: dict[tuple[int, int], str] = field(default_factory=dict)
+    """The rows and capacities for which several prompts came, with the reason why these share no runs, if known."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -157,19 +159,25 @@ class RowSource:
                 raise
             return str(error)
 
-    async def packs(self, one: WebGpuDecoder, rows: RowBuffers, recorded: bool) -> PackTape | str | None:
-        """A tape of runs of tokens of any rows, or the reason for none; one that is not stored only if it may be
-        `recorded`, else None."""
+    async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
+        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
+        made again; else one is recorded when prompts of so many rows come for the second time, None before. Where
+        scratch was given none is recorded: it could need more."""
+        what = rows.rows, rows.capacity
+        again = what in self.prompted and one.scratch.given is None
+        self.prompted[what] = reason = self.prompted.get(what, "")
+        if reason:
+            return reason
         try:
             buffers = await PackBuffers.allocate(rows, run_length(self.device.about().software))
             tape: RowTape | None = None
             try:
-                what, spans = f"run of {buffers.tokens} tokens of {rows.rows} rows", buffers.bound(rows)
-                if recorded:
-                    tape = await self._tape(what, one, spans, partial(make_pack_tape, self.engine, one, rows, buffers))
+                name, spans = f"run of {buffers.tokens} tokens of {rows.rows} rows", buffers.bound(rows)
+                if again:
+                    tape = await self._tape(name, one, spans, partial(make_pack_tape, self.engine, one, rows, buffers))
                 else:
                     async with self.recording:
-                        tape = await self._restored(what, one, spans)
+                        tape = await self._restored(name, one, spans)
             finally:
                 if tape is None:
                     buffers.close()
@@ -177,6 +185,7 @@ class RowSource:
         except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
             if not self.engine.healthy():
                 raise
+            self.prompted[what] = str(error)
             return str(error)
 
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:

@@ -55,7 +55,7 @@ class PackBuffers:
     @classmethod
     async def allocate(cls, rows: RowBuffers, tokens: int) -> PackBuffers:
         """Raises OutOfMemoryError."""
-        request = BufferRequest("packed tokens", tokens * (4 * STATE_WORDS + 8), "io")
+        request = BufferRequest("packed tokens", tokens * (4 * STATE_WORDS + 8), "kernels")
         return cls(tokens, *await rows.device.allocate_all([request], rows.owner))
 
     def bound(self, rows: RowBuffers) -> dict[str, Span]:
@@ -99,7 +99,7 @@ async def make_pack_tape(
 ) -> RowTape:
     """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
     if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
-    caches and leaves the rows as they were."""
+    caches, not those of the rows."""
     widened = Widened(pack.tokens, False, row_spans(engine, one.buffers, pack.bound(rows), packed=True), rows.owner)
 
     async def check(tape: int) -> None:
@@ -130,7 +130,7 @@ class Probe:
 
 async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuffers, tape: int) -> None:
     """Compare the caches of two rows after a run of tokens of both with those after steps of one. Raises
-    TapeCheckError. It leaves the rows as they were."""
+    TapeCheckError. The contents of the rows are put back."""
     buffers, device, vocab = one.buffers, rows.device, rows.about.vocab_size
     longest = buffers.capacity - pack.tokens
     if longest < 1 or (buffers.slides and buffers.most_ahead < pack.tokens):
