@@ -143,6 +143,18 @@ def test_a_row_that_begins_as_another_one_takes_its_start_over() -> None:
         assert generator.get_sequence(row) == [*prompts[row], *run_of(prompts[row][:length], 2)]
 
 
+def test_rows_that_begin_alike_share_what_is_left() -> None:
+    model, shared = PackingModel(), count_from(1, 17)
+    model.prefixes = PrefixCache(1 << 20)
+    prompts = [[*shared, 20 + 10 * row, 5] for row in range(4)]
+    generator = generator_of(model, batch_size=4)
+    generator.append_tokens(prompts)
+    asyncio.run(take(generator, 2))
+    assert model.together == [(1, 2, 3)]
+    assert [model.prompts(row) for row in range(4)] == [[prompts[0]], *([prompt[17:]] for prompt in prompts[1:])]
+    assert [generator.get_sequence(row) for row in range(4)] == [[*ids, *run_of(ids, 2)] for ids in prompts]
+
+
 def test_a_cancelled_wait_loses_no_row() -> None:
     model, prompts = PackingModel(), [[5, 6, 7], [8, 9, 10]]
     generator = generator_of(model, batch_size=2)

@@ -126,6 +126,22 @@ GENERATION = (
         unit("generator_use::TestOptions::test_endless_tokens_are_refused_at_max_length"),
     ),
     Mutation(
+        "row_prompts.there",
+        "py_src/capstan/device/prefix_cache.py",
+        "max(row.valid, longest(there)) + LEAST",
+        "row.valid + LEAST",
+        "rows that begin alike wait for each other, where one has run that start",
+        unit("row_prompts::test_rows_that_begin_alike_share_what_is_left"),
+    ),
+    Mutation(
+        "row_prompts.changed",
+        "py_src/capstan/generation/loop.py",
+        "        return [number for number in ran if unchanged(number)]",
+        "        return list(ran)",
+        "a row that was changed while its prompt was run passes for one that was run",
+        unit("row_prompts::TestPools::test_one_that_changes_meanwhile_stays_out_and_the_other_goes_on"),
+    ),
+    Mutation(
         "log_probabilities.norm",
         "py_src/capstan/generation/row_loop.py",
         "norm = found.best[0][0] + found.total",
