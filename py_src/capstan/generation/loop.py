@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,8 @@ class DecodeLoop:
             for number in found:
                 if number in together or await self._run_tokens(number, ends[number], unchanged):
                     done.append(number)
-        return done
+        # One may have been changed while the prompt of another one was run.
+        return [number for number in done if unchanged(number)]
 
     def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
         """The rows whose prompts may be run together, group by group; one at a time where the decoder runs none so. A
@@ -142,7 +143,7 @@ class DecodeLoop:
         row.valid = found
         return True
 
-    async def _run_together(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> list[int]:
+    async def _run_together(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> Collection[int]:
         """Run the tokens of several rows at once, as far as the decoder does that: of which rows. With a `chunk_size`
         each row is run by itself, and so are runs that are repeated, which were made so."""
         decoder, alone = self.decoder, self.options.chunk_size or self._repeats
@@ -160,7 +161,7 @@ class DecodeLoop:
         for number in ran:
             if unchanged(number):
                 self.rows[number].ran(ends[number], False)
-        return [number for number in ran if unchanged(number)]
+        return ran
 
     async def _run_tokens(self, number: int, end: int, unchanged: Callable[[int], bool]) -> bool:
         """Run a row's tokens; False where its sequence was changed meanwhile."""

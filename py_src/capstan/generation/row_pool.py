@@ -156,10 +156,8 @@ class RowPool(DecodeLoop):
         ends = {place: len(member.row.tokens) for place, member in waiting.items()}
         for place in await self.run_prompts(ends, lambda place: waiting[place].row.changes == changes[place]):
             member = waiting[place]
-            # Another one's prompt may have been run behind its own.
-            if member.row.changes == changes[place]:
-                decoder.follow(member.row.sequence, member.row.unpicked, row=place)
-                member.stale = False
+            decoder.follow(member.row.sequence, member.row.unpicked, row=place)
+            member.stale = False
 
     def _at_work(self) -> list[Member]:
         return [member for member in self._members if member.going and member.place is not None]

@@ -136,8 +136,8 @@ GENERATION = (
     Mutation(
         "row_prompts.changed",
         "py_src/capstan/generation/loop.py",
-        "        return [number for number in ran if unchanged(number)]",
-        "        return list(ran)",
+        "        return [number for number in done if unchanged(number)]",
+        "        return done",
         "a row that was changed while its prompt was run passes for one that was run",
         unit("row_prompts::TestPools::test_one_that_changes_meanwhile_stays_out_and_the_other_goes_on"),
     ),

@@ -160,14 +160,6 @@ WEBGPU = (
         browser("packed_prompts::test_what_a_long_row_takes_over_is_not_overwritten_while_others_are_run"),
     ),
     Mutation(
-        "packed_prompts.kept",
-        "py_src/capstan/device/webgpu/tapes/packs.py",
-        "            for copy in copies:\n                copy.close()\n",
-        "",
-        "copies for the check of a tape stay allocated",
-        browser("packed_prompts::test_a_run_that_writes_elsewhere_is_found_out"),
-    ),
-    Mutation(
         "packed_prompts.checked_over",
         "py_src/capstan/device/webgpu/tapes/packs.py",
         "_pieces(buffers, most, 0, [copy.span() for copy in copies], _caches(rows, row))",
