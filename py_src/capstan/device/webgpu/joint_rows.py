@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ...errors import ClosedError
+from ...fallback import fall_back
 from ...memory import Loan
 from ...stages.search import SearchOptions
 from ..beams import BeamBurst, BeamOptions
@@ -22,7 +23,7 @@ from .beam_steps import BeamSteps
 from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder, reached, read_burst
 from .engine import GpuEngine
-from .packed_prompts import LONGEST, PackedPrompts
+from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
@@ -164,7 +165,11 @@ class JointRows:
     async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
         self._require_open()
         chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids))}
-        if len(chosen) < 2 or not self._unstepped <= chosen.keys():
+        if len(chosen) < 2:
+            return ()
+        if not self._unstepped <= chosen.keys():
+            reason = "the last token of another row, which a decoder of its own had run, is not known"
+            fall_back(TOGETHER, reason, "they are run one after another")
             return ()
         await self._one.rest()
         if any(len(ids) > 1 for ids, _ in chosen.values()) and not await self._packed.ready():

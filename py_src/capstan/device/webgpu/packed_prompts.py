@@ -11,7 +11,10 @@ from .row_buffers import RowBuffers
 from .tapes.packs import PackTape, Placed
 from .tapes.scratch import TapeScratch
 
-__all__ = ["LONGEST", "PackedPrompts", "run_length"]
+__all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
+
+TOGETHER = "prompts of several rows in the same runs"
+"""The name of what these runs are, for steps down."""
 
 LONGEST = 128
 """The most tokens of a prompt that is not run by itself. With a 1B model on an NVIDIA H100 a run of 32 tokens takes 1.9
@@ -72,12 +75,11 @@ class PackedPrompts:
         return isinstance(self._made, PackTape)
 
     async def _prepare(self) -> None:
-        made = None if self._make is None else await self._make()
+        self._made = made = None if self._make is None else await self._make()
         if isinstance(made, str):
-            fall_back("prompts of several rows in the same runs", made, "they are run one after another")
+            fall_back(TOGETHER, made, "they are run one after another")
         elif made is not None:
             await self._scratch.add(made.tape.tape, f"runs of {made.buffers.tokens} tokens", self._buffers.rows)
-        self._made = made
 
     def run(self, tokens: Sequence[Placed]) -> None:
         """Queue runs of these tokens, which fill the caches; those of a row are in order."""

@@ -162,7 +162,7 @@ class RowSource:
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
         made again; else one is recorded when prompts of so many rows come for the second time, None before. Where
-        scratch was given none is recorded: it could need more."""
+        scratch was given, which may be too small, none is recorded."""
         what = rows.rows, rows.capacity
         again = what in self.prompted and one.scratch.given is None
         self.prompted[what] = reason = self.prompted.get(what, "")
