@@ -191,7 +191,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.kept",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         """            for row in self.rows:
                 row.unsettle(0)
         self.long = long""",
@@ -201,7 +201,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.boundary",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         "long = self.length > original",
         "long = self.length >= original",
         "a prompt of the original length begins with the long factors",
@@ -225,7 +225,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.recovered",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         "            decoder.rotate(self.long)\n",
         "            decoder.rotate(False)\n",
         "the first tables of another decoder are not those of the sequence",
