@@ -161,8 +161,8 @@ class RowSource:
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
-        made again; else one is recorded when prompts of so many rows come for the second time, None before. Where
-        scratch was given, which may be too small, none is recorded."""
+        made again; else one is recorded when prompts of so many rows come for the second time, None before. Over
+        given scratch, which may be too small, none is recorded."""
         what = rows.rows, rows.capacity
         again = what in self.prompted and one.scratch.given is None
         self.prompted[what] = reason = self.prompted.get(what, "")
