@@ -656,20 +656,25 @@ def test_positions_of_one_sequence_in_one_dispatch(
 
 def attend_along(kernels: KernelPage, step: Step, plans: Plans, first: int, lanes: int) -> Run:
     """Run all three kernels over positions of one sequence; `qkv` of the step has a row for each."""
+    state = np.array([first, *[7] * 7], np.uint32)
+    return attend_behind(kernels, step, plans, step.caches(first), state, first + len(step.qkv) - 1, lanes)
+
+
+def attend_behind(
+    kernels: KernelPage, step: Step, plans: Plans, caches: Sequence[Any], state: Any, last: int, lanes: int
+) -> Run:
+    """Run all three kernels over these caches, with workgroups for `last` positions."""
     shape = step.shape
     attention, join, partial_bytes = plans
-    count = len(step.qkv)
-    state = np.array([first, *[7] * 7], np.uint32)
     partials = np.full(partial_bytes // 4, np.nan, np.float32)
-    result = np.full((count, shape.heads, shape.head), np.nan, shape.dtype)
-    keys, values = step.caches(first)
+    result = np.full((len(step.qkv), shape.heads, shape.head), np.nan, shape.dtype)
+    keys, values = caches
     buffers = step.buffers(state, keys, values, partials, result)
     gammas = [] if shape.epsilon is None else [*GAMMAS] if shape.normed_values else [*GAMMAS[:2]]
     sinks = [] if shape.sinks is None else ["head_sink"]
     # As above: ten buffers at most.
     many = len(gammas) + len(sinks) > 2
     bound, joined = ([*BOUND, *gammas], sinks) if many else ([*BOUND, "y", *gammas, *sinks], [])
-    last = first + count - 1
     append = plan_append(attention)
     assert isinstance(append.counts, tuple)
     dispatches = [
@@ -680,3 +685,52 @@ def attend_along(kernels: KernelPage, step: Step, plans: Plans, first: int, lane
     got = kernels.run(buffers, dispatches, READ, lanes not in (0, kernels.lanes))
     read = [np.frombuffer(data, shape.dtype) for data in got]
     return Run(read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape))
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("shape", "subgroups"),
+    [
+        (Shape(4, 2, 16, capacity=303), (0, 4, 64)),
+        (Shape(6, 2, 16, capacity=303, epsilon=0.5, normed_values=True, rotary=8, interleaved=True), (0, 8)),
+        (Shape(4, 2, 32, capacity=303, window=70, softcap=5.0, sinks=0), (0, 16, 32)),
+    ],
+    ids=["plain", "norms", "window"],
+)
+def test_tokens_of_several_sequences_in_one_dispatch(
+    kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
+) -> None:
+    """Each as if it had been a step of its own sequence; the last one, which comes twice, too."""
+    firsts, rows = {2: 126, 0: 290, 3: 1}, [2, 0, 0, 3, 0, 2, 3, 3]
+    for lanes in subgroups:
+        plans = plan_attention(
+            shape, lanes, shape.epsilon, normed_values=shape.normed_values, rows=len(rows), packed=True
+        )
+        steps = {row: replace(Step.random(shape, seed=1 + row), sinks=Step.random(shape).sinks) for row in range(4)}
+        one = steps[0]
+        for step in steps.values():
+            step.cos, step.sin, step.gammas = one.cos, one.sin, one.gammas
+        lengths, ahead = [], dict(firsts)
+        for row in rows[:-1]:
+            lengths.append(ahead[row])
+            ahead[row] += 1
+        lengths.append(lengths[-1])
+        qkv = np.stack([np.roll(steps[row].qkv, 3 * length) for row, length in zip(rows, lengths, strict=True)])
+        state = np.full((len(rows), 8), 7, np.uint32)
+        state[:, 0], state[:, 1] = lengths, rows
+        before = [steps[row].caches(firsts.get(row, 1)) for row in range(4)]
+        caches = [np.stack([pair[i] for pair in before]) for i in (0, 1)]
+        found = attend_behind(kernels, replace(one, qkv=qkv), plans, caches, state, max(lengths), lanes)
+        bound = BOUNDS[shape.element]
+        keys, values = [{row: getattr(steps[row], name).copy() for row in steps} for name in ("keys", "values")]
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            alone = replace(steps[row], qkv=qkv[place], keys=keys[row], values=values[row])
+            result, new_keys, new_values = alone.expected(length)
+            assert np.abs(found.result[place] - result).max() <= bound, f"lanes {lanes}, token {place}"
+            assert np.abs(found.keys[row, :, length - 1] - new_keys).max() <= 4 * bound, f"token {place}"
+            assert np.abs(found.values[row, :, length - 1] - new_values).max() <= 4 * bound, f"token {place}"
+            keys[row][:, length - 1], values[row][:, length - 1] = new_keys, new_values
+        for row in steps:
+            outside = np.r_[0 : firsts.get(row, 1) - 1, ahead.get(row, 1) - 1 : shape.capacity]
+            for cache, was in zip((found.keys, found.values), before[row], strict=True):
+                assert cache[row][:, outside].tobytes() == was[:, outside].tobytes(), f"row {row}"

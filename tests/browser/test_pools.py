@@ -103,15 +103,27 @@ def test_rows_run_in_buffers_of_the_callers(
 
 @pytest.mark.extended
 def test_prompts_run_from_tapes_over_given_buffers(scripts: PageScripts) -> None:
-    prompt = [(37 * i + 11) % 509 for i in range(128)]
-    prompts = [prompt, [*prompt[:127], 5]]
-    run = {"model": "nano-llama", "prompts": prompts, "choice": "all", "max_length": 140, "turns": 2}
+    prompt = [(37 * i + 11) % 509 for i in range(192)]
+    prompts = [prompt, [*prompt[:191], 5]]
+    run = {"model": "nano-llama", "prompts": prompts, "choice": "all", "max_length": 204, "turns": 2}
     found = scripts.run("pooling", "given_rows", "nano-llama", **run)
-    assert found["sequences"] == 4 * [oracle.rows(LLAMA, prompts, max_length=140).sequences]
+    assert found["sequences"] == 4 * [oracle.rows(LLAMA, prompts, max_length=204).sequences]
     assert found["ledger"] == 4 * [{"persistent": 0, "io": 0, "tape scratch": 0}]
     assert [asked.get("record", 0) for asked in found["asked"]] == [0, 0]
     assert [asked["restore_tape"] for asked in found["asked"]] == [3, 3], "a step, a step of rows, and a run of 64"
     assert (found["left"], found["stepped down"]) == (0, [])
+
+
+@pytest.mark.extended
+def test_prompts_that_share_runs_do_so_over_given_buffers_once_their_tape_is_stored(scripts: PageScripts) -> None:
+    run = {"model": "nano-llama", "prompts": PROMPTS, "choice": "joint", "max_length": 28}
+    for turns, tapes in ((1, 2), (2, 3)):
+        found = scripts.run("pooling", "given_rows", "nano-llama", turns=turns, **run)
+        assert found["sequences"] == (turns + 2) * [oracle.rows(LLAMA, PROMPTS, max_length=28).sequences]
+        assert found["ledger"] == 4 * [{"persistent": 0, "io": 0, "tape scratch": 0}]
+        assert ["record" in asked for asked in found["asked"]] == [False, False]
+        assert [asked["restore_tape"] for asked in found["asked"]] == [tapes, tapes], turns
+        assert (found["left"], found["stepped down"]) == (0, [])
 
 
 @pytest.mark.extended

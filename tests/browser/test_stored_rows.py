@@ -99,6 +99,7 @@ def answered(prompts):
 model = await capstan.Model.load(next(iter(models.values())), device="webgpu", passes=PASSES)
 used("load", [])
 used("batch", await generated((PROMPTS * width)[:width]))
+used("batch again", await generated((PROMPTS * width)[:width]))
 used("beams", await generated(PROMPTS[:1], num_beams=3))
 used("engine", answered([*PROMPTS, [4, 9, 8]]))
 short = capstan.Speculation(ngram_size=2, max_draft_tokens=2, always=True)
@@ -151,16 +152,19 @@ def pages(context: BrowserContext, site: SiteServer) -> list[dict[str, Any]]:
 
 def test_the_first_page_records_and_compares(pages: list[dict[str, Any]]) -> None:
     asked = pages[0]["asked"]
-    assert recorded(pages[0]) == dict.fromkeys(USED, 1) | {"batch": 2, "beams": 2}
-    assert all(asked[use]["compare"] for use in USED)
+    assert recorded(pages[0]) == dict.fromkeys(USED, 1) | {"batch": 2, "batch again": 1, "beams": 2}
+    assert all(asked[use]["compare"] for use in (*USED, "batch again"))
+    assert pages[0]["ids"]["batch again"] == pages[0]["ids"]["batch"]
     assert pages[0]["ids"]["batch"] == oracle.rows(LLAMA, PROMPTS, max_length=LENGTH).sequences
     assert pages[0]["ids"]["beams"] == oracle.rows(LLAMA, PROMPTS[:1], num_beams=3, max_length=LENGTH).sequences
 
 
 def test_a_later_page_makes_them_again_with_the_same_ids(pages: list[dict[str, Any]]) -> None:
     first, later = pages
-    assert [asked["record"] + asked["compare"] for asked in later["asked"].values()] == (1 + len(USED)) * [0]
+    assert [asked["record"] + asked["compare"] for asked in later["asked"].values()] == (2 + len(USED)) * [0]
     assert all(later["asked"][use]["restore_tape"] for use in USED)
+    # The step of one, that of all rows, and the runs of their prompts, at once.
+    assert [later["asked"][use]["restore_tape"] for use in ("batch", "batch again")] == [3, 0]
     assert later["ids"] == first["ids"]
     assert [(page["told"], page["stepped down"], page["left"]) for page in pages] == 2 * [("", {}, 0)]
 
@@ -185,6 +189,6 @@ def test_another_number_of_rows_has_a_tape_of_its_own(
     pages: list[dict[str, Any]], context: BrowserContext, site: SiteServer
 ) -> None:
     found = run(context, site, width=5)
-    assert recorded(found) == {"batch": 1}
+    assert recorded(found) == {"batch": 1, "batch again": 1}
     wanted = oracle.rows(LLAMA, (3 * PROMPTS)[:5], max_length=LENGTH).sequences
     assert (found["ids"]["batch"], found["told"]) == (wanted, "")

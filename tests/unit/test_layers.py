@@ -52,7 +52,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "page_host start",
     ),
     "device": (
-        "cache_rows casts element_types interface shortlist snapshots",
+        "cache_rows casts element_types interface packed_rows shortlist snapshots",
         "carried_tensor lora_file model_memory noted_graphs page_session probe span_checks",
         "host_memory lora rope_tables",
         "rows",
@@ -68,7 +68,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
-        "beam_steps drafted_steps session",
+        "beam_steps drafted_steps packed_prompts session",
         "decoder device",
         "joint_rows loading",
         "row_source rows step_source",
@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device.webgpu.tapes": (
         "comparison decode_step pipeline scratch stored verdicts",
         "prefill rows sessions step_check",
-        "beams drafts step_recorder",
+        "beams drafts packs step_recorder",
     ),
     "genai": (
         "chat_tools config events log runtime speculative tensors",
@@ -91,7 +91,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "generator_params named_processors row",
         "flight",
         "loop",
-        "row_loop row_pool",
+        "row_pool row_prompts",
+        "row_loop",
         "beam_loop constrained_loop processed_loop speculated_loop",
         "generator",
         "conversation",

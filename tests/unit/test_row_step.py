@@ -60,9 +60,10 @@ def placement(*others: Node) -> Placement:
     return Placement(nodes, places, (), homes)
 
 
-def made(placed: Placement, known: Recording, table: tuple[int, int, int] | None = None) -> Any:
+def made(placed: Placement, known: Recording, table: tuple[int, int, int] | None = None, packed: bool = False) -> Any:
     ops = [op for op in known.ops if isinstance(op, Dispatch)]
-    spans = RowSpans(STATE, SPANS, IDS, table)
+    places = {recorded: span for recorded, span in SPANS.items() if not packed or recorded != LOGITS}
+    spans = RowSpans(STATE, places, IDS, table, packed)
     return row_step(placed, known, ops, spans, ROWS, WorkgroupLimits(), CAPACITY)
 
 
@@ -161,6 +162,8 @@ def test_a_recorded_operation_that_is_no_lookup_of_ids_is_of_one_row_only(other:
 
 def test_what_is_read_of_other_buffers_is_of_one_row_only() -> None:
     placed = placement(Node(replace(LAST, norm=None), (11,), (12,), 3, frozenset({3})))
+    last = replace(placed.nodes[-1], reads=(12,))
+    placed = replace(placed, nodes=(*placed.nodes[:-1], last))
     with pytest.raises(TapeError, match="reads 1 buffers that are not the rows'"):
         made(placed, recording())
 
@@ -171,3 +174,26 @@ def test_attention_reads_caches_by_the_table_of_the_rows() -> None:
     assert "table" not in kernels["attention_join"]
     plain = {kernel["shader"]: kernel["bindings"] for kernel in made(placement(), recording()).kernels}
     assert "table" not in plain["attention"]
+
+
+def test_packed_tokens_are_written_before_any_is_read_and_have_no_logits() -> None:
+    """No kernel serves the logits alone."""
+    step = made(placement(), recording(), packed=True)
+    kernels = {kernel["shader"]: kernel for kernel in step.kernels}
+    assert [kernel["shader"] for kernel in step.kernels] == [
+        *("gather_rows", "few_rows_q4", "attention_append", "attention", "attention_join"),
+    ]
+    assert step.played[2] == ["kernel", 2, ATTENTION.kv_heads, ROWS, 1]
+    for shader in ("attention_append", "attention"):
+        constants, bound = kernels[shader]["constants"], kernels[shader]["bindings"]
+        assert (constants["PACKED"], constants["APPENDED"], constants["ALONG"]) == (True, True, False)
+        assert (bound["state"], bound["key_cache"]) == (["span", *STATE], ["span", *SPANS[KEY]])
+
+
+def test_packed_tokens_need_caches_that_our_kernels_write() -> None:
+    placed = placement()
+    nodes = [
+        replace(node, what=replace(ATTENTION, prepared=True)) if node.position == 2 else node for node in placed.nodes
+    ]
+    with pytest.raises(TapeError, match="writes the caches, which is known for rows of their own only"):
+        made(replace(placed, nodes=tuple(nodes)), recording(), packed=True)

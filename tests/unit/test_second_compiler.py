@@ -99,6 +99,8 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"rows": 4, "tabled": True},
         {"rows": 4, "along": True, "sinks": 9},
         {"rows": 4, "along": True, "interleaved": True, "softcap": 30.0},
+        {"rows": 4, "packed": True, "sinks": 9},
+        {"rows": 4, "packed": True, "slides": True, "window": 64},
     ]
     for element, by, form in combinations(("f32", "f16"), norms, forms):
         about = {"rotary": 0, **form}
@@ -153,7 +155,7 @@ def refused(modules: Mapping[str, str]) -> list[str]:
 
 PARTS = [f"{part}{of}" for part in ("scales", "zeros", "minima") for of in ("", "_up")]
 ONE_WAY = [
-    *("attention_append ALONG", "attention_append SEVERAL", "attention_append table"),  # its only use
+    *("attention_append APPENDED", "attention_append SEVERAL", "attention_append table"),  # its only use
     *(f"{shader} {name}" for shader in ("few_rows_dense", "matvec_dense") for name in ("weights", "up", *PARTS)),
     *(f"{shader} {name}" for shader in ("few_rows_q4", "matmul_q4", "matvec_q4") for name in ("weights", "scales")),
     *(f"matmul_q4 {name}" for name in ("bias", "residual", "minima", "minima_up")),  # no plan asks for them yet

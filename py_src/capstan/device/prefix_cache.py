@@ -97,6 +97,17 @@ class PrefixCache:
         if self.limit:
             self._live.add(loop)
 
+    def waits(self, row: LiveRow, others: Sequence[LiveRow], there: Sequence[LiveRow]) -> bool:
+        """Whether a row would take over more of `others` once they were run than of those that are `there` already."""
+        if not self.limit:
+            return False
+        wanted = array("q", row.tokens[:-1])
+
+        def longest(rows: Sequence[LiveRow]) -> int:
+            return max((common(wanted, array("q", each.tokens)) for each in rows), default=0)
+
+        return longest(others) >= max(row.valid, longest(there)) + LEAST
+
     async def bring(self, loop: LiveRows, number: int) -> int:
         """Have the start of a row's tokens in its caches, as far as another sequence has it. How many tokens the row
         need not be run on, at least `valid` of it; all but the last one at most."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..device.packed_rows import PackedRows
 from ..device.rows import Burst, RowDecoder
 from ..errors import CapstanError, PromptError
 from ..host.spans import span
@@ -97,32 +98,87 @@ class DecodeLoop:
             raise PromptError("nothing was computed yet; append_tokens and generate first")
         return self.decoder
 
-    async def run_tokens(self, number: int, end: int, unchanged: Callable[[], bool]) -> bool:
-        """Run the model on a row's tokens up to `end`, without those that another sequence has in its caches; False
-        where the sequence was changed meanwhile."""
-        decoder, row = self.open_decoder(), self.rows[number]
+    async def run_prompts(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> list[int]:
+        """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its
+        caches. The rows whose sequences were not changed meanwhile."""
+        done: list[int] = []
         self._model.prefixes.follow(self)
+        for numbers in self._groups(list(ends)):
+            found = [number for number in numbers if await self._bring(number, unchanged)]
+            together = await self._run_together({number: ends[number] for number in found}, unchanged)
+            for number in found:
+                if number in together or await self._run_tokens(number, ends[number], unchanged):
+                    done.append(number)
+        # One may have been changed while the prompt of another one was run.
+        return [number for number in done if unchanged(number)]
+
+    def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
+        """The rows whose prompts may be run together, group by group; one at a time where the decoder runs none so. A
+        row that begins as another one comes after it, to take its start over."""
+        if not isinstance(self.decoder, PackedRows):
+            yield from ([number] for number in waiting)
+            return
+        there: list[Row] = []
+        while waiting:
+            chosen: list[int] = []
+            for number in waiting:
+                if not self._model.prefixes.waits(self.rows[number], [self.rows[each] for each in chosen], there):
+                    chosen.append(number)
+            yield chosen
+            there += [self.rows[number] for number in chosen]
+            waiting = [number for number in waiting if number not in chosen]
+
+    async def _bring(self, number: int, unchanged: Callable[[int], bool]) -> bool:
+        """Take over what another sequence has of a row; False where the row's sequence was changed meanwhile."""
+        decoder, row = self.open_decoder(), self.rows[number]
+        if not unchanged(number):
+            return False
         valid = row.valid
         row.valid = decoder.reachable(valid, number)
         found = await self._model.prefixes.bring(self, number)
-        if not unchanged():
+        if not unchanged(number):
             return False
         self.reused += found - row.valid
         self.recomputed += max(0, valid - found)
         row.valid = found
-        while row.valid < end:
+        return True
+
+    async def _run_together(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> Collection[int]:
+        """Run the tokens of several rows at once, as far as the decoder does that: of which rows. With a `chunk_size`
+        each row is run by itself, and so are runs that are repeated, which were made so."""
+        decoder, alone = self.decoder, self.options.chunk_size or self._repeats
+        if alone or not isinstance(decoder, PackedRows):
+            return []
+        prompts = {
+            number: (row.tokens[row.valid : end], row.valid)
+            for number, row, end in ((number, self.rows[number], end) for number, end in ends.items())
+            if row.valid < end and unchanged(number)
+        }
+        if len(prompts) < 2:
+            return []
+        with span("run tokens of several rows", tokens=sum(len(ids) for ids, _ in prompts.values())):
+            ran = await decoder.prefill_together(prompts)
+        for number in ran:
+            if unchanged(number):
+                self.rows[number].ran(ends[number], False)
+        return ran
+
+    async def _run_tokens(self, number: int, end: int, unchanged: Callable[[int], bool]) -> bool:
+        """Run a row's tokens; False where its sequence was changed meanwhile."""
+        decoder, row = self.open_decoder(), self.rows[number]
+        while unchanged(number) and row.valid < end:
             stop = row.next_run() if self._repeats else end
             part = row.tokens[row.valid : stop][: self.options.chunk_size]
             picked = self._repeats and not row.is_appended(row.valid, len(part))
             with span("run tokens", tokens=len(part)):
                 await (decoder.step(part) if picked else decoder.prefill(part, row.valid, number))
-            if not unchanged():
+            if not unchanged(number):
                 return False
             if picked:
                 row.valid += 1
             else:
                 row.ran(row.valid + len(part), self._repeats)
-        return True
+        return unchanged(number)
 
     def submit(self, picks: int) -> bool:
         """Queue a burst of so many picks, fewer at the end of a sequence; whether there was one."""

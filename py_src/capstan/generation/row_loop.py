@@ -1,26 +1,19 @@
-"""The decode loop of a generator, whose rows advance together: prefill, run-ahead, what is discarded."""
+"""The decode loop of a generator, whose rows advance together: picks, run-ahead, what is discarded."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..adapters import ActiveAdapters, Adapters
+from ..adapters import Adapters
 from ..device.rows import Burst, RowDecoder
 from ..device.shortlist import Shortlist
-from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
-from ..memory import DeviceBuffer, DeviceSpan, Pools
-from ..text.stream import StoppingStream
+from ..errors import ClosedError, DeviceLostError, OptionError
+from ..memory import Pools
 from .generator_params import GeneratorParams
-from .loop import DecodeLoop
 from .prompt import Prompt
-from .row import Row
-from .run_ahead import BURST_MS, RunAhead
-from .step_counts import StepCounts
-from .timing import Timing
+from .row_prompts import RowPrompts
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -30,59 +23,23 @@ __all__ = ["RowLoop"]
 T = TypeVar("T")
 
 
-RECORDED_FIRST = 65_536
-"""Tokens of a prompt from which on the decode step is recorded before it. With a 1B model on an NVIDIA H100 the first
-recording of a page takes some 3 s, a first prompt of 32,768 tokens 5 s and one of 131,072 tokens 71."""
-
-
-class RowLoop(DecodeLoop):
+class RowLoop(RowPrompts):
     """Rows that advance together, a token each. A policy replaces `pick`, which asks for the next tokens."""
 
-    burst_ms = BURST_MS
-    """The length of an adapted burst, in milliseconds."""
-
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        super().__init__(model, params)
-        self.rows = [Row() for _ in range(params.rows)]
-        self.timing = Timing()
-        self.counts = StepCounts()
-        self.stale = True
-        """The model has to run on the tokens from `valid` on before the next pick."""
+        super().__init__(model, params, pools)
         self.late = False
         """max_time is over."""
-        self.closed = False
-        self.adapters = ActiveAdapters()
         self.watched: int | None = None
         """How many of the most probable tokens are told with each pick; None while picks run ahead untold."""
-        self.rope_changes = 0
-        """How often the caches were computed anew with other factors of a long rope."""
         self.log_probabilities: list[dict[int, float]] = [{} for _ in self.rows]
         """Those of each row's last token."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
         """By row: the logits of the pick that nobody has read."""
         self._recoveries = params.recoveries
         """Losses of the device that may still come."""
-        self._opening = 0
-        """The model's number of recoveries when the decoder was made."""
-        self._given: tuple[list[int], memoryview[float]] | None = None
-        """The length of each row, and the logits behind them that the caller gave."""
-        self._pools = pools
-        self._fixed_run_ahead = params.run_ahead
-        self._copies = len(self.rows) // self.options.batch_size
-        """Rows of one prompt."""
-        decode = params.stop_decoder()
-        if decode is not None:
-            for row in self.rows:
-                row.text = partial(StoppingStream, decode, self.options.stop_strings)
-        self._capture = "off"
-        """How the decoder ran its steps when it was taken."""
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""
-
-    @property
-    def length(self) -> int:
-        """The length of each row's sequence, padding included."""
-        return len(self.rows[0])
 
     @property
     def finish_reason(self) -> str | None:
@@ -177,41 +134,8 @@ class RowLoop(DecodeLoop):
         self.discard_ahead()
 
     def discard_ahead(self) -> None:
-        self.stale = True
+        super().discard_ahead()
         self._looked.clear()
-        for row in self.rows:
-            row.discard_ahead()
-        self.sample_first = False
-
-    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
-        """The decoder, made when it is first needed; its step may be yet to be recorded if it may be `unrecorded`."""
-        if self.decoder is None:
-            self._opening = self._model.recoveries
-            choice = self.adapters.pending[0] if self.adapters.at_start else None
-            lora = await self.adapters.weights(choice) if choice else None
-            given = (len(self.rows), self.max_length, self._pools, lora)
-            self._use(await self._model.row_decoder(*given, unrecorded))
-            if choice:
-                self.adapters.chosen(choice)
-        return self.open_decoder()
-
-    async def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
-        """Have tapes work in these buffers from now on; what was submitted has its own still."""
-        self.require_open()
-        if self.decoder is not None:
-            await self._model.replace_scratch(self.decoder, scratch)
-        pools = replace(self._pools or Pools(), scratch=scratch)
-        self._pools = None if pools == Pools() else pools
-
-    def _use(self, decoder: RowDecoder) -> None:
-        """Go on with this decoder."""
-        self.decoder = decoder
-        if self._model.original_length:
-            decoder.rotate(self.long)
-        self._capture = decoder.capture
-        for number in range(len(self.rows)):
-            decoder.set_search(self.options, number)
-        self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst, self.burst_ms)
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
@@ -335,99 +259,6 @@ class RowLoop(DecodeLoop):
         self.timing.receive(burst)
         super().receive(burst, numbers)
 
-    async def prefill(self) -> None:
-        """Run the model on the tokens it has not seen."""
-        await self.flight.drain()
-        self.counts.end(self.decoder)
-        decoder = await self._ready_for_prompt()
-        self.require_open()
-        assert self.run_ahead is not None
-        await self._rotate(decoder)
-        self.stale = False
-        try:
-            while True:
-                for number, row in enumerate(self.rows):
-                    if not row.over and not await self._prefill_row(decoder, number):
-                        # The sequence was changed meanwhile.
-                        return
-                if not self.adapters.pending:
-                    break
-                choice = self.adapters.pending[0]
-                self._use(await self._model.switched(decoder, await self.adapters.weights(choice)))
-                self.adapters.chosen(choice)
-                decoder = self.open_decoder()
-                self.require_open()
-            if decoder.capture != self._capture:
-                # It was recorded behind a wait that was cancelled.
-                self._use(decoder)
-            for number, row in enumerate(self.rows):
-                if not row.over:
-                    decoder.follow(row.sequence, row.unpicked, len(row.padding), number)
-            self._put_given(decoder)
-        except BaseException:
-            self.stale = True
-            raise
-        self.sample_first = True
-        self._repeats = False
-        self.run_ahead.pause()
-        self.timing.pause()
-        self.counts.begin(decoder)
-
-    async def _ready_for_prompt(self) -> RowDecoder:
-        """The decoder; recorded, where a prompt is so long that a recording behind it, which has it computed twice,
-        would take longer than its first token may wait."""
-        decoder = await self.ready_decoder()
-        after, waiting = decoder.records_after, sum(len(row.tokens) - row.valid for row in self.rows)
-        if after is not None and after <= 1 and waiting >= RECORDED_FIRST:
-            for row in self.rows:
-                row.unsettle(0)
-            await decoder.record()
-            self.require_open()
-            self._use(decoder)
-        return decoder
-
-    async def _rotate(self, decoder: RowDecoder) -> None:
-        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
-        caches are void."""
-        original = self._model.original_length
-        if not original:
-            return
-        long = self.length > original
-        for number in range(len(self.rows)):
-            await decoder.rest(number)
-        if long != self.long:
-            self.rope_changes += any(row.valid for row in self.rows)
-            for row in self.rows:
-                row.unsettle(0)
-        self.long = long
-        decoder.rotate(long)
-
-    async def _prefill_row(self, decoder: RowDecoder, number: int) -> bool:
-        """Whether the row is still the same afterwards."""
-        row, first = self.rows[number], number - number % self._copies
-        if self.options.min_length and row.padding:
-            # Padding counts as in onnxruntime-genai, but the device does not see it.
-            least = max(0, self.options.min_length - len(row.padding))
-            decoder.set_search(self.options.replace(min_length=least), number)
-        if number != first and not row.valid and row.tokens == self.rows[first].tokens:
-            decoder.reorder([first if each == number else each for each in range(len(self.rows))])
-            row.valid = self.rows[first].valid
-            return True
-        return await self.run_tokens(number, self.adapters.first(number, len(row.tokens)), self._unchanged)
-
-    def _unchanged(self) -> bool:
-        self.require_open()
-        return not self.stale
-
-    async def settle(self) -> None:
-        """Have logits for the end of the sequences and nothing computed ahead of it."""
-        self.require_tokens()
-        if not self.stale and not self.sample_first:
-            self.lose()
-        while self.stale:
-            self.require_tokens()
-            await self.prefill()
-
     async def logits(self) -> memoryview[float]:
         """The logits the next tokens will be picked from: float32 [vocab], or [rows, vocab] of several rows."""
         await self.settle()
@@ -446,19 +277,6 @@ class RowLoop(DecodeLoop):
         self._given = [len(row) for row in self.rows], kept
         self._put_given(self.open_decoder())
 
-    def _put_given(self, decoder: RowDecoder) -> None:
-        """Have the next tokens picked from the logits that were given for them, if there are any."""
-        if self._given is None:
-            return
-        lengths, values = self._given
-        if lengths != [len(row) for row in self.rows]:
-            # They served.
-            self._given = None
-            return
-        vocab = self._model.config.vocab_size
-        for number in range(len(self.rows)):
-            decoder.set_logits(values[number * vocab : (number + 1) * vocab], number)
-
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""
         await self.flight.drain()
@@ -471,19 +289,10 @@ class RowLoop(DecodeLoop):
             await self.decoder.close()
         self.adapters.release()
 
-    def require_open(self) -> None:
-        if self.closed:
-            raise ClosedError("this generator was closed; make a new one")
-
     def _require_logits(self) -> None:
         """Raise if the next token of a row could not be picked."""
         for number, row in enumerate(self.rows):
             row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")
-
-    def require_tokens(self) -> None:
-        self.require_open()
-        if not self.length:
-            raise PromptError("the sequence is empty; append_tokens first")
 
     def require_more(self) -> None:
         """Raise unless there is a token to generate."""

@@ -145,17 +145,18 @@ class RowPool(DecodeLoop):
                 self._draw_anew(decoder)
             if self.going:
                 await decoder.run_picked(self.going)
-            for member in self._at_work():
-                if member.stale and member.place is not None:
-                    await self._prefill(decoder, member, member.place)
+            await self._prefill(decoder)
         assert self.run_ahead is not None
         self.run_ahead.pause()
 
-    async def _prefill(self, decoder: RowDecoder, member: Member, place: int) -> None:
-        """Run the model on the new tokens of a sequence, which stays stale if it was changed meanwhile."""
-        row, changes = member.row, member.row.changes
-        if await self.run_tokens(place, len(row.tokens), lambda: row.changes == changes):
-            decoder.follow(row.sequence, row.unpicked, row=place)
+    async def _prefill(self, decoder: RowDecoder) -> None:
+        """Run the model on the new tokens of all sequences; one that was changed meanwhile stays stale."""
+        waiting = {member.place: member for member in self._at_work() if member.stale and member.place is not None}
+        changes = {place: member.row.changes for place, member in waiting.items()}
+        ends = {place: len(member.row.tokens) for place, member in waiting.items()}
+        for place in await self.run_prompts(ends, lambda place: waiting[place].row.changes == changes[place]):
+            member = waiting[place]
+            decoder.follow(member.row.sequence, member.row.unpicked, row=place)
             member.stale = False
 
     def _at_work(self) -> list[Member]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "fitted", "fuse_step", "put_back", "require_computed"]
 
-PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill", "rows")
+PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill", "rows", "prompts")
 """The passes over a recorded step, by the names in `Model.load(passes=...)`:
 
 clears     drop the clears of recycled buffers

@@ -15,7 +15,7 @@ from .ops.gemv import MatVec, unfit_matvec
 from .ops.lookup import Lookup, lookup_in
 from .placement import Placement, place_values
 from .recording import Command, Recording
-from .step_graph import Node, Recorded, StepGraph
+from .step_graph import Node, Recorded, StepGraph, without_dead
 
 __all__ = ["RowSpans", "row_step", "several_rows"]
 
@@ -34,6 +34,9 @@ class RowSpans:
     """The recorded buffer of the ids."""
     table: Span | None = None
     """The table by which attention reads the caches: u32 [rows, capacity], the row that holds each position."""
+    packed: bool = False
+    """Whether a row is a position of any sequence, which the state tells with its length; the caches of those lie one
+    behind the other."""
 
 
 def row_step(
@@ -65,15 +68,17 @@ def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
 def several_rows(
     placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int, along: bool = False
 ) -> StepGraph:
-    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans`."""
-    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows, along) for node in placement.nodes)
+    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans`.
+    Logits that have no place there are not computed."""
     homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
-    made = [value for node in nodes for value in node.writes]
+    made = [value for node in placement.nodes for value in node.writes]
+    last = {homes[value]: value for value in made if value in homes and homes[value] != spans.ids}
+    live = without_dead(StepGraph(placement.nodes, homes, {}, last)).nodes
+    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows, along) for node in live)
     first = {homes[value]: value for node in nodes for value in node.reads if value not in made and value in homes}
     unknown = {value for node in nodes for value in node.reads} - set(made) - set(first.values())
     if unknown:
         raise TapeError(f"the step reads {len(unknown)} buffers that are not the rows'")
-    last = {homes[value]: value for value in made if value in homes and homes[value] != spans.ids}
     return StepGraph(nodes, homes, first, last)
 
 
@@ -93,7 +98,10 @@ def _several(
     if isinstance(what, Beside):
         return replace(node, what=replace(what, products=tuple(_widened(each, rows) for each in what.products)))
     if isinstance(what, Attention):
-        return replace(node, what=replace(what, rows=rows, along=along, tabled=spans.table is not None))
+        if spans.packed and what.prepared:
+            raise TapeError("a kernel of the model's writes the caches, which is known for rows of their own only")
+        made = replace(what, rows=rows, along=along, tabled=spans.table is not None, packed=spans.packed)
+        return replace(node, what=made)
     if isinstance(what, Lookup):
         return replace(node, what=replace(what, rows=rows))
     found = lookup_in(recording, ops[what.index]) if isinstance(what, Recorded) else None

@@ -126,6 +126,22 @@ GENERATION = (
         unit("generator_use::TestOptions::test_endless_tokens_are_refused_at_max_length"),
     ),
     Mutation(
+        "row_prompts.there",
+        "py_src/capstan/device/prefix_cache.py",
+        "max(row.valid, longest(there)) + LEAST",
+        "row.valid + LEAST",
+        "rows that begin alike wait for each other, where one has run that start",
+        unit("row_prompts::test_rows_that_begin_alike_share_what_is_left"),
+    ),
+    Mutation(
+        "row_prompts.changed",
+        "py_src/capstan/generation/loop.py",
+        "        return [number for number in done if unchanged(number)]",
+        "        return done",
+        "a row that was changed while its prompt was run passes for one that was run",
+        unit("row_prompts::TestPools::test_one_that_changes_meanwhile_stays_out_and_the_other_goes_on"),
+    ),
+    Mutation(
         "log_probabilities.norm",
         "py_src/capstan/generation/row_loop.py",
         "norm = found.best[0][0] + found.total",
@@ -175,7 +191,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.kept",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         """            for row in self.rows:
                 row.unsettle(0)
         self.long = long""",
@@ -185,7 +201,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.boundary",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         "long = self.length > original",
         "long = self.length >= original",
         "a prompt of the original length begins with the long factors",
@@ -209,7 +225,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.recovered",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/row_prompts.py",
         "            decoder.rotate(self.long)\n",
         "            decoder.rotate(False)\n",
         "the first tables of another decoder are not those of the sequence",

@@ -124,8 +124,8 @@ KERNELS = (
     Mutation(
         "attention.rotation_before",
         "web/src/shaders/attention/attention_workgroup.wgsl",
-        "q_rotation(chunk, rotation(chunk, turned(sequence, total - 1u)))",
-        "q_rotation(chunk, rotation(chunk, turned(sequence, total - 2u)))",
+        "q_rotation(chunk, rotation(chunk, turned(caches, total - 1u)))",
+        "q_rotation(chunk, rotation(chunk, turned(caches, total - 2u)))",
         "queries are rotated by the position before",
         browser("attention::test_results_and_caches"),
     ),

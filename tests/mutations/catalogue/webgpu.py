@@ -152,6 +152,22 @@ WEBGPU = (
         browser("long_rope::test_rows_are_computed_anew_together"),
     ),
     Mutation(
+        "packed_prompts.adopted",
+        "py_src/capstan/device/webgpu/joint_rows.py",
+        "        self._begin(row, length + 1)\n",
+        "",
+        "a step that ends the prompts of other rows overwrites what a row took over",
+        browser("packed_prompts::test_what_a_long_row_takes_over_is_not_overwritten_while_others_are_run"),
+    ),
+    Mutation(
+        "packed_prompts.checked_over",
+        "py_src/capstan/device/webgpu/tapes/packs.py",
+        "_pieces(buffers, most, 0, [copy.span() for copy in copies], _caches(rows, row))",
+        "[]",
+        "the check of a tape leaves its tokens in the caches of rows that are under way",
+        browser("packed_prompts::test_sequences_that_are_admitted_at_once_beside_others"),
+    ),
+    Mutation(
         "long_rope.back",
         "py_src/capstan/device/webgpu/decoder.py",
         "        if long != self._long:\n",

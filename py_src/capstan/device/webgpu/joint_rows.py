@@ -6,35 +6,41 @@ of picked ids come out (`submit`); KV caches and logits stay on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ...errors import ClosedError
+from ...fallback import fall_back
 from ...memory import Loan
 from ...stages.search import SearchOptions
 from ..beams import BeamBurst, BeamOptions
 from ..cache_rows import CacheRows
 from ..casts import ELEMENT_BYTES
 from ..lora import LoraWeights
+from ..packed_rows import RowPrompts
 from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
 from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder, reached, read_burst
 from .engine import GpuEngine
+from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
 from .tapes.beams import BeamTape
+from .tapes.packs import PackTape, placed
 from .tapes.rows import RowTape
 
 __all__ = ["JointRows"]
 
 
 class JointRows:
-    """A RowDecoder that advances all its rows with one tape, and a beams.BeamRows with another; these document the
-    methods.
+    """A RowDecoder that advances all its rows with one tape, a beams.BeamRows with another, and a
+    packed_rows.PackedRows with a third; these document the methods.
 
-    A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row.
+    A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row. Prompts
+    of several rows that are run together fill these spans themselves, all but the last token of each, which a step of
+    all rows runs.
     """
 
     follows_grammars = True
@@ -48,6 +54,7 @@ class JointRows:
         tape: RowTape,
         give_back: Callable[[JointRows], Awaitable[None]],
         make_beams: Callable[[], Awaitable[BeamTape | str]],
+        make_packs: Callable[[], Awaitable[PackTape | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._one = one
@@ -62,6 +69,8 @@ class JointRows:
         self._search: SearchOptions | None = None
         self._followed: dict[int, tuple[Sequence[int], int, int]] = {}
         """The last arguments of `follow`, by row."""
+        self._unstepped: set[int] = set()
+        """Rows whose last token is not known here: a step would run another one in its place."""
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
@@ -76,6 +85,7 @@ class JointRows:
         self.usual_burst = one.usual_burst
         self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
         self._beams = BeamSteps(engine, buffers, one.scratch, make_beams)
+        self._packed = PackedPrompts(engine, buffers, one.scratch, make_packs)
 
     @property
     def reusable(self) -> bool:
@@ -93,7 +103,7 @@ class JointRows:
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report}
+        return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report, **self._packed.report}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
@@ -140,6 +150,8 @@ class JointRows:
         target = self.caches(row)
         assert target is not None
         source.copy_to(target, length)
+        # Steps that other rows take before this one is run write behind what was copied.
+        self._begin(row, length + 1)
 
     async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         self._require_open()
@@ -148,7 +160,41 @@ class JointRows:
         await self._one.prefill(ids, past)
         self._require_open()
         self._buffers.from_one(row, self._one.buffers)
-        self._begin(row, past + len(ids))
+        self._go_on(row, ids[-1], past + len(ids))
+
+    async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
+        self._require_open()
+        chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids))}
+        if len(chosen) < 2:
+            return ()
+        if not self._unstepped <= chosen.keys():
+            reason = "the last token of another row, which a decoder of its own had run, is not known"
+            fall_back(TOGETHER, reason, "they are run one after another")
+            return ()
+        await self._one.rest()
+        if any(len(ids) > 1 for ids, _ in chosen.values()) and not await self._packed.ready():
+            return ()
+        self._require_open()
+        tokens = []
+        for row, (ids, past) in chosen.items():
+            self._buffers.make_room(row, past, len(ids))
+            tokens += placed(self._buffers, row, ids[:-1], past)
+        if tokens:
+            self._packed.run(tokens)
+        with self._device.batch():
+            for row, (ids, past) in chosen.items():
+                self._go_on(row, ids[-1], past + len(ids))
+            for row in range(self.rows):
+                if not self._lengths[row]:
+                    # A step of no positions would write before the row.
+                    self._begin(row, 1)
+        # The other rows' last step is run once more, to the same values.
+        self._engine.play_once(self._tape.tape, max(self._lengths))
+        return chosen
+
+    def _packs(self, row: int, count: int) -> bool:
+        """Whether so many ids of a row are run with those of others."""
+        return count <= min(LONGEST, self._buffers.most_ahead(row))
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         # The tape binds the buffers of the recording decoder, so the LoRA adapter is set there.
@@ -160,12 +206,14 @@ class JointRows:
         for row, length in enumerate(other._lengths):
             self._buffers.take(row, other._buffers)
             self._begin(row, length)
+        self._unstepped = set(other._unstepped)
 
     def take_one(self, row: int, one: WebGpuDecoder) -> None:
         """Copy the sequence of another decoder into a row, which continues it."""
         self._require_open()
         self._buffers.from_one(row, one.buffers)
         self._begin(row, one.length)
+        self._unstepped.add(row)
 
     def hand_over(self, row: int, one: WebGpuDecoder) -> None:
         """Copy a row to a decoder of one sequence, which continues it."""
@@ -179,6 +227,7 @@ class JointRows:
         self._buffers.copy(moved)
         for row, parent in moved.items():
             self._begin(row, lengths[parent])
+        self._unstepped = {row for row, parent in enumerate(parents) if parent in self._unstepped}
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self._followed[row] = (tokens, prompt, padding)
@@ -195,6 +244,7 @@ class JointRows:
             self._buffers.make_room(row, run, self._lengths[row] + picks - run)
             self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
+        self._unstepped.clear()
         numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
         return read_burst(numbers, self.rows, frozenset(rows))
 
@@ -234,6 +284,7 @@ class JointRows:
         self._require_open()
         with self._device.batch():
             self._buffers.set_inputs(tokens)
+            self._unstepped.clear()
             for row in range(self.rows):
                 self._buffers.make_room(row, self._lengths[row], 1)
                 self._begin(row, self._lengths[row] + 1)
@@ -282,6 +333,7 @@ class JointRows:
         await self._engine.idle()
         self._sampler.destroy()
         await self._beams.release()
+        await self._packed.release()
         self._one.scratch.drop(self._tape.tape)
         await self._tape.release()
         self._buffers.destroy()
@@ -293,6 +345,12 @@ class JointRows:
         """Continue a row at a length; its next pick goes to the same ring index as those of all rows."""
         self._lengths[row] = length
         self._buffers.set_length(row, length, self._cursor)
+
+    def _go_on(self, row: int, last: int, length: int) -> None:
+        """Continue a row whose last token is `last`."""
+        self._buffers.set_input(row, last)
+        self._unstepped.discard(row)
+        self._begin(row, length)
 
     def _logits(self, row: int) -> RowLogits:
         about, buffers = self._about, self._buffers

@@ -82,6 +82,11 @@ class RowBuffers:
         if self.windows:
             self.windows[row].make_room(length, count)
 
+    def most_ahead(self, row: int) -> int:
+        """The most positions for which `make_room` can have room."""
+        window = self.window(row)
+        return self.capacity if window is None else window.room - window.sliding.window
+
     def rebase(self, row: int, base: int) -> None:
         """The caches that a row takes over hold the positions from `base` on."""
         if self.windows:
@@ -121,7 +126,7 @@ class RowBuffers:
 
     def take(self, row: int, other: RowBuffers) -> None:
         """Take over the same row of others."""
-        names = [*self.caches, "logits"]
+        names = [*self.caches, "logits", "input ids"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
         self.rebase(row, other.windows[row].base if other.windows else 0)
 
@@ -134,7 +139,7 @@ class RowBuffers:
             return
         sources = sorted(set(moved.values()) & set(moved))
         """Rows that others become, and that are overwritten."""
-        for name in [*self.caches, "logits"]:
+        for name in [*self.caches, "logits", "input ids"]:
             size = self.spans[name].length // self.rows
             if not sources:
                 self.device.copy_tensors([(self.part(name, old), self.part(name, new)) for new, old in moved.items()])
@@ -150,6 +155,10 @@ class RowBuffers:
     def set_inputs(self, tokens: Sequence[int]) -> None:
         """The next step's ids."""
         self.device.copy_cpu_to_device(self.spans["input ids"], array("q", tokens))
+
+    def set_input(self, row: int, token: int) -> None:
+        """The id of a row's next step."""
+        self.device.copy_cpu_to_device(self.part("input ids", row), array("q", [token]))
 
     def set_length(self, row: int, length: int, cursor: int) -> None:
         """A row's state: `length` valid positions, its picks from `cursor` of the ring on, not done."""

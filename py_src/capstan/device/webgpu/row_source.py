@@ -17,10 +17,12 @@ from ..model_memory import Lent
 from .decoder import WebGpuDecoder
 from .engine import GpuEngine
 from .joint_rows import JointRows
+from .packed_prompts import run_length
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .tapes.beams import BeamBuffers, BeamTape, make_beam_tape
 from .tapes.drafts import DraftBuffers, DraftTape, make_draft_tape
+from .tapes.packs import PackBuffers, PackTape, make_pack_tape
 from .tapes.rows import Fuse, RowTape, make_row_tape
 from .tapes.stored import Span, StoredTapes
 
@@ -52,6 +54,8 @@ class RowSource:
     """Tables in parts, as recorded buffers."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
+    prompted: dict[tuple[int, int], str] = field(default_factory=dict)
+    """The rows and capacities for which several prompts came, with the reason why these share no runs, if known."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -155,6 +159,35 @@ class RowSource:
                 raise
             return str(error)
 
+    async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
+        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
+        made again; else one is recorded when prompts of so many rows come for the second time, None before. Over
+        given scratch, which may be too small, none is recorded."""
+        what = rows.rows, rows.capacity
+        again = what in self.prompted and one.scratch.given is None
+        self.prompted[what] = reason = self.prompted.get(what, "")
+        if reason:
+            return reason
+        try:
+            buffers = await PackBuffers.allocate(rows, run_length(self.device.about().software))
+            tape: RowTape | None = None
+            try:
+                name, spans = f"run of {buffers.tokens} tokens of {rows.rows} rows", buffers.bound(rows)
+                if again:
+                    tape = await self._tape(name, one, spans, partial(make_pack_tape, self.engine, one, rows, buffers))
+                else:
+                    async with self.recording:
+                        tape = await self._restored(name, one, spans)
+            finally:
+                if tape is None:
+                    buffers.close()
+            return PackTape(tape, buffers) if tape is not None else None
+        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
+            if not self.engine.healthy():
+                raise
+            self.prompted[what] = str(error)
+            return str(error)
+
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
         owner = f"{self.owner} rows of {one.owner}"
@@ -164,7 +197,9 @@ class RowSource:
             make = partial(make_row_tape, self.engine, one, buffers)
             tape = await self._tape(f"step of {rows} rows", one, buffers.bound(), make)
             await one.scratch.add(tape.tape, f"the step of {rows} rows", rows)
-            return JointRows(self.engine, one, buffers, tape, self._give_back, partial(self.beams, one, buffers))
+            packs = partial(self.packs, one, buffers) if "prompts" in self.passes else None
+            beams = partial(self.beams, one, buffers)
+            return JointRows(self.engine, one, buffers, tape, self._give_back, beams, packs)
         except BaseException:
             if tape is not None:
                 one.scratch.drop(tape.tape)
@@ -176,9 +211,9 @@ class RowSource:
         """The tape of a step of several tokens: a stored one, else one that is recorded and checked."""
         key = self.key(one.capacity)
         async with self.recording:
-            restored = await self.stored.restore(what, key, one.buffers, spans)
+            restored = await self._restored(what, one, spans)
             if restored is not None:
-                return RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
+                return restored
             tape = await self._captured(one, make)
             try:
                 await self.stored.keep(what, key, one.buffers, tape.tape, {"rows": tape.said}, spans)
@@ -186,6 +221,11 @@ class RowSource:
                 await tape.release()
                 raise
             return tape
+
+    async def _restored(self, what: str, one: WebGpuDecoder, spans: Mapping[str, Span]) -> RowTape | None:
+        """A stored tape of such a step, made again."""
+        restored = await self.stored.restore(what, self.key(one.capacity), one.buffers, spans)
+        return None if restored is None else RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
 
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":

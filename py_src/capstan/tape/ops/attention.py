@@ -158,6 +158,8 @@ class Attention(Operation):
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
     along: bool = False
     """Whether these are positions of one sequence instead, one behind the other."""
+    packed: bool = False
+    """Whether these are positions of any of the sequences whose caches there are, as the state says of each."""
     tabled: bool = False
     """Whether a table says for each row and position whose caches hold it; a row writes its own."""
 
@@ -189,7 +191,7 @@ class Attention(Operation):
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
         split, join, partial_bytes = plan_attention(
-            self, limits.lanes, epsilon, limits.buffers - self.tabled, normed, self.rows, self.along
+            self, limits.lanes, epsilon, limits.buffers - self.tabled, normed, self.rows, self.along, self.packed
         )
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
@@ -206,7 +208,7 @@ class Attention(Operation):
         bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **table, **passed, **gammas, **first}
         attends = [Kernel(plan, half, bound) for plan in by_length(split)]
         kernels = [*attends, Kernel(join, half, {**passed, **results, **second})]
-        if not self.along:
+        if not split.constants["APPENDED"]:
             return kernels
         return [Kernel(plan_append(split), half, bound), *kernels]
 
@@ -293,12 +295,14 @@ def plan_attention(
     normed_values: bool = False,
     rows: int = 1,
     along: bool = False,
+    packed: bool = False,
 ) -> tuple[KernelPlan, KernelPlan, int]:
     """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
     epsilon it normalises q and k, and with `normed_values` v.
 
     `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
-    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one.
+    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one,
+    and `packed` ones of any.
     Both kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the
     same functions.
     """
@@ -325,6 +329,8 @@ def plan_attention(
         "SHUFFLED": shuffled,
         "SEVERAL": rows > 1,
         "ALONG": along,
+        "PACKED": packed,
+        "APPENDED": along or packed,
         "TABLES_APART": what.slides and rows > 1 and not along,
         "SEQUENCES": rows,
     }
@@ -380,7 +386,7 @@ def by_length(attention: KernelPlan) -> list[KernelPlan]:
 
 
 def plan_append(attention: KernelPlan) -> KernelPlan:
-    """The kernel that writes the caches before attention of several positions of one sequence, of the plan for that."""
+    """The kernel that writes the caches before attention of several positions of a sequence, of the plan for that."""
     workgroups = (int(attention.constants["KV_HEADS"]), int(attention.constants["SEQUENCES"]), 1)
     return KernelPlan("attention_append", attention.constants, workgroups)
 

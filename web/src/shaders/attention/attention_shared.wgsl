@@ -11,6 +11,8 @@
 // there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1. ALONG: these
 // are positions of one sequence instead, the first at state[0] - 1, whose caches attention_append has written. With a table, u32
 // [SEQUENCES, CAPACITY], a sequence reads each position from the caches of the sequence that the table names; it writes into its own.
+// PACKED: each is a position of any of the sequences that have caches, several of one too; state[0] is its length up to that position,
+// state[1] the sequence. APPENDED: ALONG or PACKED.
 //
 // For each sequence, qkv is [(HEADS + 2 * KV_HEADS) * HEAD], cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
 // CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS].
@@ -296,6 +298,19 @@ fn source_of(row: u32) -> u32 {
 }
 
 #include held
+
+// The sequence that has the caches of one of SEQUENCES.
+fn caches_of(sequence: u32) -> u32 {
+#if PACKED
+  return state[8u * sequence + 1u];
+#else
+#if ALONG
+  return 0u;
+#else
+  return sequence;
+#endif
+#endif
+}
 
 // The row of the rotary tables for a place in the caches. TABLES_APART: each sequence has tables of its own, as long as its caches.
 fn turned(sequence: u32, place: u32) -> u32 {

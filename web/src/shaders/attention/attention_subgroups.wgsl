@@ -67,11 +67,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   // Position 0 is the first one in sight.
 #if ALONG
   let total = held(0u) + sequence;
-  const caches = 0u;
 #else
   let total = held(sequence);
-  let caches = sequence;
 #endif
+  let caches = caches_of(sequence);
   let before = hidden(total);
   let length = total - before;
   let rows = (caches * KV_HEADS + kv_head) * CAPACITY + before;
@@ -82,7 +81,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let position = length - 1u;
   var wanted = request(rows, chunk, split * BLOCK + first, position);
 #if !PREPARED
-  let turn = rotation(chunk, turned(sequence, total - 1u));
+  let turn = rotation(chunk, turned(caches, total - 1u));
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);
@@ -105,7 +104,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let new_key = packed(rotated_key);
   let new_value = packed(normed_value);
 #endif
-#if !ALONG
+#if !APPENDED
   if (split == 0u && tile == 0u && thread < CHUNKS) {
     put_rows(rows + position, chunk, new_key, new_value);
   }

@@ -29,11 +29,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   // Position 0 is the first one in sight.
 #if ALONG
   let total = held(0u) + sequence;
-  const caches = 0u;
 #else
   let total = held(sequence);
-  let caches = sequence;
 #endif
+  let caches = caches_of(sequence);
   let before = hidden(total);
   let length = total - before;
   let splits = count_splits(length);
@@ -55,24 +54,24 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #if q_gamma
     strength *= inverse_size(at);
 #endif
-    let turn = q_rotation(chunk, rotation(chunk, turned(sequence, total - 1u)));
+    let turn = q_rotation(chunk, rotation(chunk, turned(caches, total - 1u)));
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
 #endif
   }
 #if !PREPARED
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
     let values_at = keys_at + KV_HEADS * CHUNKS;
-    let key = key_of(keys_at, chunk, turned(sequence, total - 1u));
+    let key = key_of(keys_at, chunk, turned(caches, total - 1u));
     let value = value_of(values_at, chunk);
 #if QUANTIZED
-    let scales = scales_of(keys_at, values_at, turned(sequence, total - 1u));
+    let scales = scales_of(keys_at, values_at, turned(caches, total - 1u));
     new_key[chunk] = quantized(key, scales.x);
     new_value[chunk] = quantized(value, scales.y);
 #else
     new_key[chunk] = packed(key);
     new_value[chunk] = packed(value);
 #endif
-#if !ALONG
+#if !APPENDED
     if (split == 0u && tile == 0u) {
       put_rows(rows + position, chunk, new_key[chunk], new_value[chunk]);
     }

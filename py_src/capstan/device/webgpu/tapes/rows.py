@@ -97,11 +97,11 @@ async def make_row_tape(
     return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
 
 
-def row_spans(engine: GpuEngine, buffers: SequenceBuffers, bound: Mapping[str, Span]) -> RowSpans:
+def row_spans(engine: GpuEngine, buffers: SequenceBuffers, bound: Mapping[str, Span], packed: bool = False) -> RowSpans:
     """The places of a widened step, by the names of the buffers of one sequence whose step was recorded."""
     known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name not in ("state", "table")}
     spans = {recorded: bound[name] for name, recorded in known.items()}
-    return RowSpans(bound["state"], spans, known["input ids"], bound.get("table"))
+    return RowSpans(bound["state"], spans, known["input ids"], bound.get("table"), packed)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ async def widened_tape(
         tape = await make_tape(
             engine, recording, step.played, sorted(lasting), fused=spec, tables=tables, check=retired
         )
-        kind = "positions" if along else "rows" if where.table is None else "beams"
+        kind = "tokens of any" if where.packed else "positions" if along else "rows" if where.table is None else "beams"
         said = f"{len(ops)} operations became {len(step.played)} for {rows} {kind}"
         return RowTape(engine, tape, session, binding, said)
 
