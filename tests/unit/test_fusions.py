@@ -227,7 +227,9 @@ class TestWhateverTheBuffers:
         small = SMALL_DECODERS[name]()
         for seed in range(12):
             rng = random.Random(seed)
-            passes = PASSES if seed % 3 == 0 else rng.sample(PASSES, rng.randrange(2, len(PASSES)))
+            # Without the pass that changes no step.
+            names = [each for each in PASSES if each != "prompts"]
+            passes = names if seed % 3 == 0 else rng.sample(names, rng.randrange(2, len(names)))
             check(small, small.sketch.record(seed, clears=seed % 2 == 0), passes)
         if name != "granite" and not name.startswith("dense"):
             assert misplaced, "no buffer came back where a fold would have read and written it"
