@@ -110,7 +110,9 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
             yield MatMul(6, 7, 40, 256, 256, group, element, gate, bits, zeros), 2, 1
         for tables, scales in (((6,), (7,)), ((6, 8), (7, 9))):
             yield Lookup(tables, 256, element, 4, size=32), 1, 1
-            yield Lookup(tables, 256, element, 4, scales, group, 32), 1, 1
+            yield Lookup(tables, 256, element, 4, scales, group, 32, Factor(5), element == "f16"), 1, 1
+            yield Lookup(tables, 256, element, 4, size=32, factor=Factor(5, divides=True)), 1, 1
+            yield Lookup(tables, 256, element, 1, size=32, wide=element == "f16"), 1, 1
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:
