@@ -98,6 +98,10 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"rows": 4},
         {"rows": 4, "tabled": True},
         {"rows": 4, "along": True, "sinks": 9},
+        {"cache_bits": 4, "sinks": 9},
+        {"cache_bits": 4, "rows": 4, "tabled": True, "rotary": 32, "interleaved": True},
+        {"cache_bits": 4, "rows": 4, "along": True, "slides": True},
+        {"cache_bits": 4, "rows": 4, "slides": True},
         {"rows": 4, "along": True, "interleaved": True, "softcap": 30.0},
     ]
     for element, by, form in combinations(("f32", "f16"), norms, forms):
