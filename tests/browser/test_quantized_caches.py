@@ -79,12 +79,19 @@ def test_other_types_and_models_are_refused(scripts: PageScripts) -> None:
         ("nano-llama", {"kv_cache_dtype": "q8"}),
         ("nano-llama", {"overlay": {"model": {"decoder": {"session_options": five}}}}),
         ("nano-gemma2", {"kv_cache_dtype": "int8"}),
+        ("nano-gemma3", {"kv_cache_dtype": "int8"}),
     ]
-    dtype, bits, caps = scripts.run("quantized_caches", "refusals", "nano-llama", "nano-gemma2", asked=asked)
+    models = ("nano-llama", "nano-gemma2", "nano-gemma3")
+    dtype, bits, caps, window = scripts.run("quantized_caches", "refusals", *models, asked=asked)
     assert dtype == "OptionError: kv_cache_dtype is 'q8'; it must be one of 'float', 'int8', 'int4', or None"
     assert bits.startswith("ConfigError")
     assert 'expected "0", "4" or "8", got "5"' in bits
     assert caps.startswith("UnsupportedModelError: a key/value cache in int8 cannot be with soft caps of attention")
+    assert window == (
+        "UnsupportedModelError: a key/value cache in int8 cannot be with attention that looks back 24 positions and a "
+        "context_length of 512 (one of 24 in genai_config.json would do); load the model without kv_cache_dtype, or "
+        "kvCacheQuantizationBits"
+    )
 
 
 def test_the_cpu_keeps_floats_and_says_so(scripts: PageScripts) -> None:

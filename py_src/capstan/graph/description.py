@@ -25,13 +25,13 @@ from .long_rope import LongRope
 from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
-from .quantized_caches import fewer_bits, with_bits
+from .quantized_caches import with_bits
 from .sliding_caches import SlidingCaches
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
 
-__all__ = ["GraphDescription", "describe", "tell_growing", "tell_unslid"]
+__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -222,7 +222,6 @@ def describe(
         growing=growing and (unrecognised or growing),
         states=states,
         cache_bits=decoder.kv_cache_bits,
-        fewer_bits=fewer_bits(model, pairs, decoder.kv_cache_bits, 8 * ELEMENT_BYTES[cache_dtype]),
         rope=rope,
         sliding=sliding,
     )
