@@ -69,8 +69,11 @@ def test_rows_and_beams_of_other_families_advance_in_one_step(
 
 
 @pytest.mark.extended
-def test_embeddings_in_4_bits_are_looked_up_for_all_rows(variants: Variants, scripts: PageScripts) -> None:
-    name = variants.graph("nano-rows-tied", quantized_embedding, FIXTURES / "nano-qwen3")
+@pytest.mark.parametrize("fixture", ["nano-qwen3", "nano-gemma3"])
+def test_embeddings_in_4_bits_are_looked_up_for_all_rows(
+    fixture: str, variants: Variants, scripts: PageScripts
+) -> None:
+    name = variants.graph(f"{fixture}-tied", quantized_embedding, FIXTURES / fixture)
     arguments: dict[str, Any] = {"model": name, "prompts": PROMPTS, "cases": [{"max_length": 20}]}
     [found] = scripts.run("rows", "generated", name, **arguments)
     assert found["sequences"] == oracle.rows(variants.place / name, PROMPTS, max_length=20).sequences
