@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from capstan import graph
-from capstan.graph.onnx_pb2 import ModelProto
 
-__all__ = ["CONTEXT", "FIXTURES", "PROMPT", "WINDOW", "longer", "looking_back"]
+__all__ = ["CONTEXT", "FIXTURES", "PROMPT", "WINDOW", "longer"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CONTEXT = 1536
@@ -21,8 +19,8 @@ WINDOW = 24
 PROMPT = [(29 * i + i * i % 17 + 3) % 509 for i in range(CONTEXT)]
 
 
-def longer(source: Path, folder: Path, change: Callable[[ModelProto], None] | None = None) -> Path:
-    """A copy with rotary tables for CONTEXT positions, changed by `change`."""
+def longer(source: Path, folder: Path) -> Path:
+    """A copy with rotary tables for CONTEXT positions."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     model = graph.parse((source / "model.onnx").read_bytes())
     data = bytearray((source / "model.onnx.data").read_bytes())
@@ -44,18 +42,9 @@ def longer(source: Path, folder: Path, change: Callable[[ModelProto], None] | No
     for value in model.graph.value_info:
         if value.name in tensors and value.name.startswith(("cos_cache", "sin_cache")):
             value.type.tensor_type.shape.dim[0].dim_value = CONTEXT
-    if change is not None:
-        change(model)
     (folder / "model.onnx").write_bytes(graph.serialize(model))
     (folder / "model.onnx.data").write_bytes(bytes(data))
     config = json.loads((source / "genai_config.json").read_text())
     config["model"]["context_length"] = config["search"]["max_length"] = CONTEXT
     (folder / "genai_config.json").write_text(json.dumps(config))
     return folder
-
-
-def looking_back(model: ModelProto) -> None:
-    """The first layer looks back WINDOW positions, the others at all."""
-    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    for place, node in enumerate(nodes):
-        next(item for item in node.attribute if item.name == "local_window_size").i = -1 if place else WINDOW

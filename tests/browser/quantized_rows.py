@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["packed_rows", "unpacked_rows"]
+__all__ = ["LEVELS", "packed_rows", "unpacked_rows"]
 
 HALF = (0.0113, 0.0342, 0.0578, 0.0829, 0.1104, 0.1419, 0.1809, 0.2377)
 LEVELS = np.array([-level for level in reversed(HALF)] + list(HALF), np.float32)

@@ -16,9 +16,19 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
-from capstan.tape.kernel_plan import KernelPlan
-from capstan.tape.ops.attention import by_length, fits_attention, join_rows, plan_append, plan_attention, team_constants
-from tests.browser.quantized_rows import packed_rows, unpacked_rows
+from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
+from capstan.tape.operation import Kernel, Shared
+from capstan.tape.ops.attention import (
+    Attention,
+    HeadNorms,
+    by_length,
+    fits_attention,
+    join_rows,
+    plan_append,
+    plan_attention,
+    team_constants,
+)
+from tests.browser.quantized_rows import LEVELS, packed_rows, unpacked_rows
 from tests.extended import pairwise
 from tests.harness import watch
 
@@ -734,3 +744,109 @@ def test_tokens_of_several_sequences_in_one_dispatch(
             outside = np.r_[0 : firsts.get(row, 1) - 1, ahead.get(row, 1) - 1 : shape.capacity]
             for cache, was in zip((found.keys, found.values), before[row], strict=True):
                 assert cache[row][:, outside].tobytes() == was[:, outside].tobytes(), f"row {row}"
+
+
+def hadamard(size: int) -> Array:
+    """Sylvester's matrix, of length 1 in each row."""
+    made = np.ones((1, 1))
+    while len(made) < size:
+        made = np.block([[made, made], [made, -made]])
+    return made / math.sqrt(size)
+
+
+TURNED = {
+    "plain": (Shape(4, 2, 16, 303, cache_bits=4), (0, 32), 8),
+    "norms": (Shape(6, 2, 32, 303, epsilon=0.5, normed_values=True, rotary=16, cache_bits=4), (0,), 10),
+    "neighbours, sinks": (Shape(4, 1, 128, 303, rotary=64, interleaved=True, sinks=0, cache_bits=4), (32,), 8),
+    "few buffers, window": (Shape(4, 2, 64, 303, epsilon=0.5, window=70, cache_bits=4), (0, 32), 8),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("way", ["several", "one", "along"])
+def test_heads_are_turned_before_and_behind_caches_of_4_bits(kernels: KernelPage, name: str, way: str) -> None:
+    """Results are those over the turned caches turned back, and the new rows are the nearest that 4 bits allow."""
+    shape, subgroups, buffers = TURNED[name]
+    lengths = {"one": (130,), "several": (5, 130, 300), "along": (298, 299, 300)}[way]
+    count, along, turn = len(lengths), way == "along", hadamard(shape.head)
+    sinks = None if shape.sinks is None else 5
+    norms = None if shape.epsilon is None else HeadNorms(6, 7, shape.epsilon, 8 if shape.normed_values else None)
+    what = Attention(
+        *(shape.heads, shape.kv_heads, shape.head, shape.capacity, shape.scale, 1, 2, 3, 4, shape.element),
+        *(norms, shape.rotary, shape.interleaved, sinks, shape.window),
+        cache_bits=4,
+        rows=count,
+        along=along,
+    )
+    first = Step.random(shape)
+    steps = [
+        replace(each, qkv=np.roll(first.qkv, 3 * i), cos=first.cos, sin=first.sin, gammas=first.gammas)
+        for i in range(count)
+        for each in [first if along else Step.random(shape, seed=1 + i)]
+    ]
+    caches = [step.caches(length) for step, length in zip(steps, lengths, strict=True)][: 1 if along else count]
+    state = np.zeros((count, 8), np.uint32)
+    state[:, 0] = lengths
+    keys, values = (np.stack([pair[i] for pair in caches]) for i in (0, 1))
+    for lanes in subgroups:
+        made = what.kernels([1], [2], WorkgroupLimits(lanes, buffers=buffers))
+        given = replace(first, qkv=np.stack([step.qkv for step in steps])).buffers(state, keys, values, [], [])
+        queries = np.full((count, shape.heads, shape.head), np.nan, shape.dtype)
+        before = {**given, "queries": queries}
+        wanted = ("queries", "key_cache", "value_cache")
+        run = [each for each in made if each.plan.shader == "attention_turn"]
+        assert len(run) == (2 if name.startswith("few") else 1)
+        turned = played(kernels, before, run, shape, lanes, lengths[-1], wanted)
+        partials = next(binding.bytes for binding in made[-1].bindings.values() if isinstance(binding, Shared))
+        result = np.full_like(queries, np.nan)
+        behind = {**before, "qkv": turned[0], "key_cache": turned[1], "value_cache": turned[2], "y": result}
+        behind |= {"partials": np.full(partials // 4, np.nan, np.float32)}
+        last = made[len(run) :]
+        [y] = played(kernels, behind, last, shape, lanes, lengths[-1], ("y",))
+        for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
+            own = [cache[0 if along else i] for cache in turned[1:]]
+            read = [unpacked_rows(np.ascontiguousarray(cache), 4) @ turn for cache in own]
+            rows = [cache[:, length - 1] for cache in read]
+            plain = replace(step, keys=read[0], values=read[1])
+            expected, *new = plain.expected(length, rows)
+            assert np.abs(y[i] - expected).max() < 1e-5, f"{length} of {name}, lanes {lanes}"
+            for cache, row in zip(own, new, strict=True):
+                near_levels(np.ascontiguousarray(cache[:, length - 1]), row @ turn)
+        for cache, was in zip(turned[1:], (keys, values), strict=True):
+            touched = cache.copy()
+            for i, length in enumerate(lengths):
+                at = 0 if along else i
+                touched[at, :, length - 1] = was[at, :, length - 1]
+            assert touched.tobytes() == was.tobytes(), "rows of other positions changed"
+
+
+def near_levels(words: npt.NDArray[Any], row: Array) -> None:
+    """Each element has the level next to it, or one of two that are as near, and the row its length."""
+    length = np.linalg.norm(row, axis=-1, keepdims=True)
+    assert np.allclose(words[:, :1].view(np.float32), length, rtol=1e-5)
+    found = unpacked_rows(words, 4) / length
+    nearest = np.abs(row[..., None] / length[..., None] - LEVELS).min(axis=-1)
+    assert (np.abs(found - row / length) <= nearest + 2e-4).all()
+
+
+def played(
+    kernels: KernelPage,
+    buffers: Mapping[str, Any],
+    made: Sequence[Kernel],
+    shape: Shape,
+    lanes: int,
+    length: int,
+    wanted: Sequence[str],
+) -> list[npt.NDArray[Any]]:
+    """The wanted buffers after these kernels, which call what they bind by the names of `buffers`."""
+    names = {name for kernel in made for name in kernel.bindings}
+    dispatches = []
+    for kernel in made:
+        groups = kernel.plan.counts if isinstance(kernel.plan.counts, tuple) else workgroups(kernel.plan, length)
+        dispatches.append(dispatch(kernel.plan, shape, lanes, kernel.bindings, groups))
+    got = kernels.run({name: buffers[name] for name in names}, dispatches, wanted, lanes not in (0, kernels.lanes))
+    return [
+        np.frombuffer(data, buffers[name].dtype).reshape(buffers[name].shape)
+        for data, name in zip(got, wanted, strict=True)
+    ]

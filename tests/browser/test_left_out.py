@@ -16,8 +16,8 @@ GEMMA2, GEMMA3 = LLAMA.parent / "nano-gemma2", LLAMA.parent / "nano-gemma3"
 SHORT, LONG = [5, 6, 7, 8, 9], [(31 * i + 7) % 509 for i in range(150)]
 COUNT = 100
 FUSED = {
-    "nano-gemma2": "2 of them as recorded",
-    "nano-gemma3": "2 of them as recorded",
+    "nano-gemma2": "0 of them as recorded",
+    "nano-gemma3": "0 of them as recorded",
     "nano-sinks-16": "1 of them as recorded",
     "nano-window-16": "1 of them as recorded",
     "nano-cached-16": "1 of them as recorded",

@@ -12,7 +12,7 @@ from capstan.tape import PASSES
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.long_windows import PROMPT, longer, looking_back
+from tests.long_windows import PROMPT, longer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -87,8 +87,8 @@ def test_sequences_that_are_admitted_at_once_beside_others(scripts: PageScripts)
 
 
 def test_rows_whose_caches_slide_keep_bases_of_their_own(variants: Variants, scripts: PageScripts) -> None:
-    source = FIXTURES / "nano-llama"
-    name = longer(source, variants.folder("nano-llama-packed", source), looking_back).name
+    source = FIXTURES / "nano-gemma3"
+    name = longer(source, variants.folder("nano-gemma3-packed", source)).name
     begun = [PROMPT[:620], PROMPT[40:360]]
     more = [[(0, prompt(7, 9)), (1, prompt(8, 30))]] * 2
     given = {"model": name, "begun": begun, "turns": more, "count": 3, "passes": TOGETHER}

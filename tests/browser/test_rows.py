@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from buildtools.server import SiteServer
 from capstan import Generator, GeneratorParams, Model
 from tests import oracle
 from tests.browser.model_variants import Variants, quantized_embedding
@@ -38,9 +39,41 @@ def test_rows_advance_in_one_step(scripts: PageScripts) -> None:
         assert result["counted"] <= result["tokens"] + 4, "a step is of all rows"
 
 
+OTHERS = [
+    "nano-gemma3",
+    "nano-qwen2",
+    "nano-granite",
+    "nano-gemma2",
+    "families/gemma",
+    "families/phi",
+    "families/chatglm",
+]
+"""Those whose embeddings are scaled, and those whose products have biases, which all rows share."""
+
+
+@pytest.mark.one_in(len(OTHERS))
+@pytest.mark.parametrize("fixture", OTHERS)
+def test_rows_and_beams_of_other_families_advance_in_one_step(
+    fixture: str, site: SiteServer, scripts: PageScripts
+) -> None:
+    name, folder = fixture.rpartition("/")[2], FIXTURES / fixture
+    site.models[name] = folder
+    prompts = [*PROMPTS, [9, 10, 11, 12, PAD, PAD]]
+    cases: list[dict[str, Any]] = [{"max_length": 20}, {"max_length": 12, "num_beams": 4}]
+    found = scripts.run("rows", "generated", name, model=name, prompts=prompts, cases=cases)
+    for case, result in zip(cases, found, strict=True):
+        assert result["sequences"] == oracle.rows(folder, prompts, **case).sequences, case
+        assert "rows" in result["said"], result["stepped down"]
+        assert not result["stepped down"]
+        assert result["counted"] <= result["tokens"] + 4, "a step is of all rows"
+
+
 @pytest.mark.extended
-def test_embeddings_in_4_bits_are_looked_up_for_all_rows(variants: Variants, scripts: PageScripts) -> None:
-    name = variants.graph("nano-rows-tied", quantized_embedding, FIXTURES / "nano-qwen3")
+@pytest.mark.parametrize("fixture", ["nano-qwen3", "nano-gemma3"])
+def test_embeddings_in_4_bits_are_looked_up_for_all_rows(
+    fixture: str, variants: Variants, scripts: PageScripts
+) -> None:
+    name = variants.graph(f"{fixture}-tied", quantized_embedding, FIXTURES / fixture)
     arguments: dict[str, Any] = {"model": name, "prompts": PROMPTS, "cases": [{"max_length": 20}]}
     [found] = scripts.run("rows", "generated", name, **arguments)
     assert found["sequences"] == oracle.rows(variants.place / name, PROMPTS, max_length=20).sequences

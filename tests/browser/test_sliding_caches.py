@@ -11,7 +11,7 @@ from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
 from tests.extended import pairwise
-from tests.long_windows import CONTEXT, FIXTURES, PROMPT, WINDOW, longer, looking_back
+from tests.long_windows import CONTEXT, FIXTURES, PROMPT, WINDOW, longer
 
 TAPE: dict[str, Any] = {"device": "webgpu", "capture": "tape"}
 TOGETHER = [name for name in PASSES if name not in ("direct", "prefill")]
@@ -29,13 +29,6 @@ TOLD = "a sequence that goes on behind fewer positions than were run: its caches
 def gemma3(variants: Variants) -> str:
     source = FIXTURES / "nano-gemma3"
     return longer(source, variants.folder("nano-gemma3-sliding", source)).name
-
-
-@pytest.fixture(scope="module")
-def llama(variants: Variants) -> str:
-    """A model whose step has a form for several rows and positions, with one layer that looks back."""
-    source = FIXTURES / "nano-llama"
-    return longer(source, variants.folder("nano-llama-sliding", source), looking_back).name
 
 
 def driven(scripts: PageScripts, model: str, way: dict[str, Any], *actions: Any, **search: Any) -> dict[str, Any]:
@@ -109,11 +102,11 @@ def test_appended_tokens_are_run_behind_the_base(gemma3: str, variants: Variants
     assert found["recomputed"] == 0
 
 
-def test_drafts_slide(llama: str, variants: Variants, scripts: PageScripts) -> None:
+def test_drafts_slide(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     prompt = [467] * (ROOM - 30)
     way = {**TAPE, "passes": TOGETHER}
-    found = driven(scripts, llama, way, ("append", prompt), ("generate", 120), drafted=True)
-    assert found["ids"] == [oracle.greedy(variants.place / llama, prompt, 120)]
+    found = driven(scripts, gemma3, way, ("append", prompt), ("generate", 120), drafted=True)
+    assert found["ids"] == [oracle.greedy(variants.place / gemma3, prompt, 120)]
     assert found["accepted"] > 0
     assert "drafts" in found["passes"], found["counted"]
 
@@ -126,31 +119,33 @@ ROWS: list[Any] = [
 
 @pytest.mark.parametrize("way", ROWS)
 def test_rows_have_bases_of_their_own(
-    way: dict[str, Any], llama: str, variants: Variants, scripts: PageScripts
+    way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
 ) -> None:
     long, short = PROMPT[:620], PROMPT[40:360] + [2] * 300  # padded
-    found = scripts.run("sliding", "rows", llama, model=llama, prompts=[long, short], count=30, load=way)
-    wanted = [oracle.greedy(variants.place / llama, prompt, 30) for prompt in (long, PROMPT[40:360])]
+    found = scripts.run("sliding", "rows", gemma3, model=gemma3, prompts=[long, short], count=30, load=way)
+    wanted = [oracle.greedy(variants.place / gemma3, prompt, 30) for prompt in (long, PROMPT[40:360])]
     assert [sequence[620:] for sequence in found["sequences"]] == wanted
     assert ("rows" in found["passes"]) == ("passes" in way), found["passes"]
 
 
 @pytest.mark.parametrize("way", ROWS)
-def test_beams_slide(way: dict[str, Any], llama: str, scripts: PageScripts) -> None:
-    given = {"model": llama, "prompts": [PROMPT[: ROOM - 10]], "count": 24, "num_beams": 3, "batch_size": 1}
-    found = scripts.run("sliding", "rows", llama, load=way, **given)
-    whole = scripts.run("sliding", "rows", llama, load={"device": "wasm"}, **given)
+def test_beams_slide(way: dict[str, Any], gemma3: str, scripts: PageScripts) -> None:
+    given = {"model": gemma3, "prompts": [PROMPT[: ROOM - 10]], "count": 24, "num_beams": 3, "batch_size": 1}
+    found = scripts.run("sliding", "rows", gemma3, load=way, **given)
+    whole = scripts.run("sliding", "rows", gemma3, load={"device": "wasm"}, **given)
     assert found["sequences"] == whole["sequences"]
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ROWS)
-def test_a_sequence_of_a_pool_slides(way: dict[str, Any], llama: str, variants: Variants, scripts: PageScripts) -> None:
+def test_a_sequence_of_a_pool_slides(
+    way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
+) -> None:
     """It takes a decoder that was given back with another base."""
     prompt = PROMPT[: ROOM - 10]
     given = {"before": PROMPT[:LONG], "prompt": prompt, "count": 20, "load": way}
-    found = scripts.run("long_rope", "pooled", llama, model=llama, **given)
-    assert found == oracle.greedy(variants.place / llama, prompt, 20)
+    found = scripts.run("long_rope", "pooled", gemma3, model=gemma3, **given)
+    assert found == oracle.greedy(variants.place / gemma3, prompt, 20)
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["open", "closed"])

@@ -19,7 +19,7 @@ LENGTH = 60
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("model", ["nano-llama", "nano-qwen3"])
+@pytest.mark.parametrize("model", ["nano-llama", "nano-qwen3", "nano-gemma2", "nano-qwen2"])
 def test_drafts_verified_on_the_gpu_change_no_token(model: str, scripts: PageScripts) -> None:
     """To max_length, and to an end of sequence where drafts were accepted; after a rewind, too."""
     searches = [{"max_length": LENGTH, "logit_bias": FEW, **case} for case in CASES.values()]

@@ -161,9 +161,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tape.ops": (
         "elementwise gemv_dense gemv_int4 matrix_tiling packed",
-        "attention few_rows lookup norm prefill_attention",
+        "attention few_rows norm prefill_attention",
         "attention_signatures gemv",
-        "attention_recorded gemv_joins",
+        "attention_recorded gemv_joins lookup",
         "beside gemv_recorded matmul_matrices",
         "matmul",
         "gated_products minima",

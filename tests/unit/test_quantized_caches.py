@@ -15,6 +15,9 @@ from capstan.graph.quantized_caches import fewer_bits, quantized_caches, with_bi
 from capstan.model_files.config import GenaiConfig, parse_genai_config, with_kv_cache_dtype
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+CONTEXT = 512
+WINDOW = 24
+"""The positions that the first layer of nano-gemma3 looks back."""
 
 
 def opened(name: str) -> tuple[ModelProto, GenaiConfig]:
@@ -33,7 +36,7 @@ def test_rows_have_a_scale_and_the_packed_elements(bits: int, elements: int) -> 
     model, config = opened("nano-llama")
     before = pairs_of(model, config)
     assert {pair.head_size for pair in before} == {16}
-    after = pairs_of(quantized_caches(model, before, bits), config)
+    after = pairs_of(quantized_caches(model, before, bits, CONTEXT), config)
     assert {pair.head_size for pair in after} == {elements}
     assert [replace(pair, head_size=16) for pair in after] == list(before)
     assert pairs_of(model, config) == before, "the model itself is unchanged"
@@ -47,7 +50,7 @@ def test_heads_of_other_sizes_are_refused(head_size: int, bits: int, message: st
     model, config = opened("nano-llama")
     pairs = [replace(pair, head_size=head_size) for pair in pairs_of(model, config)]
     with pytest.raises(UnsupportedModelError, match=f"int{bits} cannot be: .* has {message}; load the model without"):
-        quantized_caches(model, pairs, bits)
+        quantized_caches(model, pairs, bits, CONTEXT)
 
 
 def test_caches_that_attention_does_not_write_are_refused() -> None:
@@ -56,13 +59,24 @@ def test_caches_that_attention_does_not_write_are_refused() -> None:
         if node.op_type == "GroupQueryAttention":
             node.op_type = "Attention"
     with pytest.raises(UnsupportedModelError, match="needs GroupQueryAttention, which does not write present.0.key"):
-        quantized_caches(model, pairs_of(model, config), 8)
+        quantized_caches(model, pairs_of(model, config), 8, CONTEXT)
 
 
 def test_soft_caps_are_refused() -> None:
     model, config = opened("nano-gemma2")
     with pytest.raises(UnsupportedModelError, match="int8 cannot be with soft caps"):
-        quantized_caches(model, pairs_of(model, config), 8)
+        quantized_caches(model, pairs_of(model, config), 8, CONTEXT)
+
+
+def test_windows_shorter_than_sequences_are_refused() -> None:
+    model, config = opened("nano-gemma3")
+    pairs = pairs_of(model, config)
+    told = f"int4 cannot be with attention that looks back {WINDOW} positions and a context_length of {CONTEXT} "
+    with pytest.raises(UnsupportedModelError, match=told):
+        quantized_caches(model, pairs, 4, CONTEXT)
+    assert fewer_bits(model, pairs, 0, 32, WINDOW + 1) == ()
+    assert fewer_bits(model, pairs, 0, 32, WINDOW) == (8, 4)
+    assert len(pairs_of(quantized_caches(model, pairs, 4, WINDOW), config)) == len(pairs)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +86,15 @@ def test_soft_caps_are_refused() -> None:
 def test_the_bits_that_caches_could_have_are_told(name: str, head_size: int, expected: tuple[int, ...]) -> None:
     model, config = opened(name)
     pairs = [replace(pair, head_size=head_size or pair.head_size) for pair in pairs_of(model, config)]
-    assert fewer_bits(model, pairs, 0, 32) == expected
+    assert fewer_bits(model, pairs, 0, 32, CONTEXT) == expected
 
 
 def test_caches_of_8_bits_could_have_4() -> None:
     model, config = opened("nano-llama")
     floats = pairs_of(model, config)
-    eight, four = (pairs_of(quantized_caches(model, floats, bits), config) for bits in (8, 4))
-    assert fewer_bits(model, eight, 8, 32) == (4,)
-    assert fewer_bits(model, four, 4, 32) == ()
+    eight, four = (pairs_of(quantized_caches(model, floats, bits, CONTEXT), config) for bits in (8, 4))
+    assert fewer_bits(model, eight, 8, 32, CONTEXT) == (4,)
+    assert fewer_bits(model, four, 4, 32, CONTEXT) == ()
     assert with_bits(eight, 8, 4, 32) == four
     assert with_bits(floats, 0, 8, 32) == eight
     assert with_bits(four, 4, 0, 32) == floats

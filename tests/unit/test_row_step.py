@@ -29,6 +29,7 @@ struct Uniforms {
   data_indices_shape: vec2<u32>
 };
 """
+AS_WORDS = dict.fromkeys(("NUMBERS", "WIDE", "DIVIDED", "PARTED"), False)
 ATTENTION = Attention(4, 2, 16, CAPACITY, 0.25, COS, SIN, KEY, VALUE, "f32")
 LAST = MatVec(WEIGHTS, SCALES, VOCAB, WIDTH, 32, "f32", norm=RmsNorm(GAMMA, 0.5))
 
@@ -96,7 +97,7 @@ def test_embeddings_of_vectors_are_as_wide() -> None:
         "output: array<f32>", "output: array<vec4<f32>>"
     )
     step = made(placement(), recording(code=code))
-    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH, "PARTED": False}
+    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH, **AS_WORDS}
 
 
 IN_4_BITS = """
@@ -132,7 +133,8 @@ def quantized(code: str = IN_4_BITS, axes: tuple[int, int] = (1, 0)) -> Recordin
 def test_embeddings_in_4_bits_are_taken_apart() -> None:
     step = made(placement(), quantized())
     kernel = step.kernels[0]
-    assert kernel["constants"] == {"WORDS": WIDTH, "BYTES": False, "BLOCK": 32, "SCALES": WIDTH // 32, "PARTED": False}
+    numbers = {"WORDS": WIDTH, **AS_WORDS, "NUMBERS": True}
+    assert kernel["constants"] == {**numbers, "BYTES": False, "BLOCK": 32, "SCALES": WIDTH // 32}
     assert kernel["bindings"]["scales"] == ["recorded", SCALES]
     assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
     assert step.played[0] == ["kernel", 0, 1, ROWS, 1]
@@ -166,6 +168,49 @@ def test_what_is_read_of_other_buffers_is_of_one_row_only() -> None:
     placed = replace(placed, nodes=(*placed.nodes[:-1], last))
     with pytest.raises(TapeError, match="reads 1 buffers that are not the rows'"):
         made(placed, recording())
+
+
+BIAS = 31
+
+
+def with_product(reads: tuple[int, ...], homes: dict[int, int], **about: Any) -> Placement:
+    """The step with another product behind attention, which adds something to its result."""
+    what = MatVec(WEIGHTS, SCALES, WIDTH, WIDTH, 32, "f32", **about)
+    placed = placement(Node(what, reads, (12,), 3, frozenset({3})))
+    *others, last = placed.nodes
+    everything = {**placed.homes, **homes}
+    places = {value: Place("recorded", home) for value, home in everything.items()}
+    return replace(placed, nodes=(*others, replace(last, reads=(12,))), homes=everything, places=places)
+
+
+def product_of(step: Any) -> dict[str, Any]:
+    """The kernel of that product."""
+    return next(kernel for kernel in step.kernels if kernel["constants"].get("N") == WIDTH)
+
+
+def test_all_rows_share_a_bias() -> None:
+    """A residual of the step of one row that the step does not change is one."""
+    bindings = product_of(made(with_product((7, 11), {11: BIAS}, residual=True), recording()))["bindings"]
+    assert bindings["bias"] == ["recorded", BIAS]
+    assert "residual" not in bindings
+    both = made(with_product((7, 11, 2), {11: BIAS}, bias=True, residual=True), recording())
+    bindings = product_of(both)["bindings"]
+    assert (bindings["bias"], bindings["residual"][0]) == (["recorded", BIAS], "scratch")
+
+
+@pytest.mark.parametrize(
+    ("reads", "homes", "about", "told"),
+    [
+        ((7, 11), {11: BIAS}, {"residual": True, "activated": True}, "reads 1 buffers that are not the rows'"),
+        ((7, 2), {}, {"bias": True, "activated": True}, "adds a vector that differs from row to row"),
+    ],
+    ids=["behind an activation", "made by the step"],
+)
+def test_what_is_added_and_is_no_bias_is_of_one_row_only(
+    reads: tuple[int, ...], homes: dict[int, int], about: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(TapeError, match=told):
+        made(with_product(reads, homes, **about), recording())
 
 
 def test_attention_reads_caches_by_the_table_of_the_rows() -> None:

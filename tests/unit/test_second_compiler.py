@@ -98,6 +98,10 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"rows": 4},
         {"rows": 4, "tabled": True},
         {"rows": 4, "along": True, "sinks": 9},
+        {"cache_bits": 4, "sinks": 9},
+        {"cache_bits": 4, "rows": 4, "tabled": True, "rotary": 32, "interleaved": True},
+        {"cache_bits": 4, "rows": 4, "along": True, "slides": True},
+        {"cache_bits": 4, "rows": 4, "slides": True},
         {"rows": 4, "along": True, "interleaved": True, "softcap": 30.0},
         {"rows": 4, "packed": True, "sinks": 9},
         {"rows": 4, "packed": True, "slides": True, "window": 64},
@@ -112,7 +116,9 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
             yield MatMul(6, 7, 40, 256, 256, group, element, gate, bits, zeros), 2, 1
         for tables, scales in (((6,), (7,)), ((6, 8), (7, 9))):
             yield Lookup(tables, 256, element, 4, size=32), 1, 1
-            yield Lookup(tables, 256, element, 4, scales, group, 32), 1, 1
+            yield Lookup(tables, 256, element, 4, scales, group, 32, Factor(5), element == "f16"), 1, 1
+            yield Lookup(tables, 256, element, 4, size=32, factor=Factor(5, divides=True)), 1, 1
+            yield Lookup(tables, 256, element, 1, size=32, wide=element == "f16"), 1, 1
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:

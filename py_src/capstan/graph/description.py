@@ -26,14 +26,14 @@ from .long_rope import LongRope
 from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
-from .quantized_caches import fewer_bits, with_bits
+from .quantized_caches import with_bits
 from .sliding_caches import SlidingCaches
 from .split_caches import whole_because
 
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
 
-__all__ = ["GraphDescription", "describe", "tell_growing", "tell_unslid"]
+__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -237,7 +237,6 @@ def describe(
         growing=growing and (unrecognised or growing),
         states=states,
         cache_bits=decoder.kv_cache_bits,
-        fewer_bits=fewer_bits(model, pairs, decoder.kv_cache_bits, 8 * ELEMENT_BYTES[cache_dtype]),
         rope=rope,
         sliding=sliding,
         whole=whole_because(model, pairs),

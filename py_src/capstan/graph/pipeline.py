@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
-from .description import GraphDescription, describe
+from .description import ELEMENT_BYTES, GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .joined_products import joined_products, packed_apart
@@ -28,7 +28,7 @@ from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
-from .quantized_caches import quantized_caches, with_bits
+from .quantized_caches import fewer_bits, quantized_caches, with_bits
 from .quantized_products import quantized_products
 from .session_weights import prepared
 from .sliding_caches import SLACK, SlidingCaches, sliding_caches
@@ -241,7 +241,8 @@ def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
     bits = facts.decoder.kv_cache_bits
-    return quantized_caches(model, cache_pairs(facts.decoder, model.graph), bits) if bits else model
+    longest = facts.whole.context_length
+    return quantized_caches(model, cache_pairs(facts.decoder, model.graph), bits, longest) if bits else model
 
 
 def windows_slide(model: ModelProto, facts: Rewriting) -> ModelProto:
@@ -294,7 +295,9 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     fed = [*(each.name for each in facts.weights), *(each.name for each in facts.lora)]
     given = (facts.whole.vocab_size, fed, facts.rope, facts.unrecognised, facts.sliding)
     found = describe(model, facts.decoder, *given)
-    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid)
+    width = 8 * ELEMENT_BYTES[found.cache_dtype]
+    fewer = fewer_bits(model, found.cache, found.cache_bits, width, facts.whole.context_length)
+    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid, fewer_bits=fewer)
     return model
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import UnsupportedModelError
+from .capture import attention_window
 from .carried import HEAD_SIZE, CachePair, caches_in_place
 from .onnx_pb2 import ModelProto
 from .soft_caps import has_soft_caps
@@ -32,14 +33,15 @@ def stored_elements(head_size: int, cache_bits: int, element_bits: int) -> int:
     return (SCALE_BITS + head_size * cache_bits) // element_bits
 
 
-def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int) -> ModelProto:
-    """The model with such caches in place of `pairs`; `cache_bits` is 4 or 8.
+def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, longest: int) -> ModelProto:
+    """The model with such caches in place of `pairs`; `cache_bits` is 4 or 8, `longest` the positions of a sequence.
 
-    Raises UnsupportedModelError for caches that not GroupQueryAttention writes, soft caps, and heads of other sizes.
+    Raises UnsupportedModelError for caches that not GroupQueryAttention writes, soft caps, windows that are shorter
+    than sequences, and heads of other sizes.
     """
     result = copy_of(model)
     graph = result.graph
-    why = why_not(model, pairs, cache_bits)
+    why = why_not(model, pairs, cache_bits, longest)
     if why:
         raise UnsupportedModelError(
             f"a key/value cache in int{cache_bits} {why}; load the model without kv_cache_dtype, or "
@@ -55,9 +57,9 @@ def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: 
     return result
 
 
-def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int) -> str:
+def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, longest: int) -> str:
     """The reason against so many bits for `pairs` of floats, which follows the name of such a cache; empty if there is
-    none."""
+    none. onnxruntime-web has one kernel for attention over quantized caches, which knows neither caps nor windows."""
     written = caches_in_place(model)
     for pair in pairs:
         if (pair.past, pair.present) not in written:
@@ -65,7 +67,15 @@ def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int) -> s
         why = unfit(pair.head_size, cache_bits)
         if why:
             return f"cannot be: {pair.past} has heads of {pair.head_size} elements, {why}"
-    return "cannot be with soft caps of attention, which this model has" if has_soft_caps(model) else ""
+    if has_soft_caps(model):
+        return "cannot be with soft caps of attention, which this model has"
+    window = attention_window(model)
+    if 0 < window < longest:
+        return (
+            f"cannot be with attention that looks back {window} positions and a context_length of {longest} (one of "
+            f"{window} in genai_config.json would do)"
+        )
+    return ""
 
 
 def with_bits(pairs: Sequence[CachePair], before: int, after: int, element_bits: int) -> tuple[CachePair, ...]:
@@ -78,11 +88,14 @@ def with_bits(pairs: Sequence[CachePair], before: int, after: int, element_bits:
     return tuple(map(sized, pairs))
 
 
-def fewer_bits(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, element_bits: int) -> tuple[int, ...]:
-    """The numbers of bits that the caches could have besides, fewer than now."""
+def fewer_bits(
+    model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, element_bits: int, longest: int
+) -> tuple[int, ...]:
+    """The numbers of bits that the caches could have besides, fewer than now, for sequences of up to `longest`
+    positions."""
     floats = with_bits(pairs, cache_bits, 0, element_bits)
     possible = QUANTIZED if not cache_bits else [bits for bits in QUANTIZED if bits < cache_bits]
-    return tuple(bits for bits in possible if pairs and not why_not(model, floats, bits))
+    return tuple(bits for bits in possible if pairs and not why_not(model, floats, bits, longest))
 
 
 def unfit(head_size: int, cache_bits: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import TapeError
 from .ops import RULES
 from .ops.attention import Attention
-from .ops.lookup import TableParts, lookups_joined
+from .ops.lookup import TableParts, lookups_followed, lookups_joined
 from .ops.matmul import NBitsWeights
 from .ops.minima import minima_joined
 from .ops.prefill_attention import PrefillAttention
@@ -36,7 +36,8 @@ matvec     matrix-vector products, of int4 or dense weights, by kernels of ours
 gated      the gated half of a feed-forward layer (norm, two products, SiLU) by the same kernel (needs residual; where
            it was recorded as separate operations, matvec); activations without a gate by the product before them
 norm       norms computed by the product that reads them (needs matvec; those of a sum need residual)
-residual   residuals, biases, factors and caps by the product before them (needs matvec; residuals need norm or gated)
+residual   residuals, biases, factors and caps by the product before them (needs matvec; residuals need norm or gated),
+           and factors of embeddings by their lookup; casts of these with norm
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads
 prefill    replay prefill runs of a few lengths, with int4 matrix products by a kernel of ours
@@ -67,6 +68,7 @@ def fuse_step(
         if "matvec" in passes:
             graph = minima_joined(graph, recording, ops, weights)
             graph = lookups_joined(graph, recording, ops, tables, {*kept, *left})
+            graph = lookups_followed(graph, recording, ops, {*kept, *left})
         for rules in RULES:
             for name, fold in rules.folds.items():
                 if name in passes:

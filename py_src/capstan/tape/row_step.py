@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,13 +68,19 @@ def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
 def several_rows(
     placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int, along: bool = False
 ) -> StepGraph:
-    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans`.
-    Logits that have no place there are not computed."""
-    homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
+    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans` and
+    the biases, which all rows share. Logits that have no place there are not computed."""
+    changed = {buffer for op in ops for buffer in recording.writes(op)}
+    shared = {value for value, home in placement.homes.items() if home not in changed and home not in spans.buffers}
+    rows_homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
     made = [value for node in placement.nodes for value in node.writes]
-    last = {homes[value]: value for value in made if value in homes and homes[value] != spans.ids}
-    live = without_dead(StepGraph(placement.nodes, homes, {}, last)).nodes
-    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows, along) for node in live)
+    last = {rows_homes[value]: value for value in made if value in rows_homes and rows_homes[value] != spans.ids}
+    live = without_dead(StepGraph(placement.nodes, rows_homes, {}, last)).nodes
+    nodes = tuple(_several(node, recording, ops, placement.homes, shared, spans, rows, along) for node in live)
+    biases = {value for node in nodes for value in _biases(node)}
+    if not biases <= shared:
+        raise TapeError("a product of the step adds a vector that differs from row to row to what it activates")
+    homes = {**rows_homes, **{value: placement.homes[value] for value in biases}}
     first = {homes[value]: value for node in nodes for value in node.reads if value not in made and value in homes}
     unknown = {value for node in nodes for value in node.reads} - set(made) - set(first.values())
     if unknown:
@@ -87,6 +93,7 @@ def _several(
     recording: Recording,
     ops: Sequence[Command],
     homes: Mapping[int, int],
+    shared: Collection[int],
     spans: RowSpans,
     rows: int,
     along: bool,
@@ -94,12 +101,15 @@ def _several(
     """The node over several rows."""
     what = node.what
     if isinstance(what, MatVec):
-        return replace(node, what=_widened(what, rows))
+        return replace(node, what=_widened(what, node.reads, shared, rows))
     if isinstance(what, Beside):
-        return replace(node, what=replace(what, products=tuple(_widened(each, rows) for each in what.products)))
+        apart = what.apart(node.reads, node.writes)
+        return replace(
+            node, what=replace(what, products=tuple(_widened(each, reads, shared, rows) for each, reads, _ in apart))
+        )
     if isinstance(what, Attention):
-        if spans.packed and what.prepared:
-            raise TapeError("a kernel of the model's writes the caches, which is known for rows of their own only")
+        if spans.packed and (what.prepared or what.turned):
+            raise TapeError("another kernel writes the caches, which is known for rows of their own only")
         made = replace(what, rows=rows, along=along, tabled=spans.table is not None, packed=spans.packed)
         return replace(node, what=made)
     if isinstance(what, Lookup):
@@ -111,8 +121,22 @@ def _several(
     return replace(node, what=replace(found[1], rows=rows), reads=reads)
 
 
-def _widened(what: MatVec, rows: int) -> MatVec:
+def _widened(what: MatVec, reads: Sequence[int], shared: Collection[int], rows: int) -> MatVec:
+    """The product of several rows. In place of a residual that they share it adds a bias, which it reads once."""
     made = replace(what, rows=rows)
     if what.scales is not None and (reason := unfit_matvec(made)):
         raise TapeError(f"{what.title} is known for one row only: {reason}")
+    alone = what.residual and not (what.bias or what.up or what.activated or what.factor)
+    if alone and reads[what.inputs.index("residual")] in shared:
+        return replace(made, residual=False, bias=True)
     return made
+
+
+def _biases(node: Node) -> Iterator[int]:
+    """The values that a node's products add to each row alike."""
+    what = node.what
+    apart = [(what, node.reads)] if isinstance(what, MatVec) else []
+    if isinstance(what, Beside):
+        apart = [(each, tuple(reads)) for each, reads, _ in what.apart(node.reads, node.writes)]
+    for each, reads in apart:
+        yield from (value for name, value in zip(each.inputs, reads, strict=True) if name.startswith("bias"))

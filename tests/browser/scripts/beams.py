@@ -25,9 +25,11 @@ async def searched(
     cases: Sequence[Mapping[str, Any]],
     by_host: bool = False,
     joint: bool = True,
+    **about: Any,
 ) -> list[dict[str, Any]]:
-    """For each case of search options what `search` tells; with `by_host` the device is not asked to choose."""
-    opened = await load(models, model, passes=JOINT if joint else APART)
+    """For each case of search options what `search` tells; with `by_host` the device is not asked to choose. `about`
+    are options of the load."""
+    opened = await load(models, model, passes=JOINT if joint else APART, **about)
     with choosing_by_host() if by_host else noted() as choices:
         return [await search(opened, prompts, choices, **case) for case in cases]
 

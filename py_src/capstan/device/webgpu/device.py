@@ -117,10 +117,12 @@ class WebGpuDevice(DeviceInterface):
 
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
         check_copies(pairs, self.type)
-        handles = [self._handle(span) for pair in pairs for span in pair]
+        for pair in pairs:
+            for span in pair:
+                self._handle(span)
         with self.batch():
             for step in plan_copies(pairs):
-                self._queue(["copy", *step], *handles)
+                self._queue(["copy", *step], step.source, step.destination)
 
     def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
         check_strided(copies, self.type)

@@ -116,13 +116,13 @@ class SlidingWindow:
             self.device.copy_cpu_to_device(self.span(table_span(table.name)).sub(0, len(padded)), padded)
 
     def _move(self, shift: int, kept: int) -> None:
-        """Move `kept` rows of each head `shift` rows to the front."""
+        """Move `kept` rows of each head `shift` rows to the front, by one copy for all heads of a cache: the first rows
+        of a head go behind the kept ones of the head before, where no position is yet."""
         pairs = []
         for pair in self.about.cache:
             if pair.past not in self.sliding.pasts:
                 continue
             row, whole = row_bytes(self.about, pair.head_size), self.span(f"kv {pair.past}")
-            for head in range(pair.heads):
-                start = head * self.room * row
-                pairs.append((whole.sub(start + shift * row, kept * row), whole.sub(start, kept * row)))
+            length = ((pair.heads - 1) * self.room + kept) * row
+            pairs.append((whole.sub(shift * row, length), whole.sub(0, length)))
         self.device.copy_tensors(pairs)

@@ -1,8 +1,9 @@
-"""Attention of one new token, for attention.wgsl and attention_join.wgsl, which joins its splits."""
+"""Attention of one new token, for attention.wgsl and attention_join.wgsl, which joins its splits; over caches of 4 bits
+attention_turn.wgsl runs before these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from ..operation import ELEMENT_BYTES, STATE, TABLE, Binding, Buffer, Kernel, Op
 from ..witness import Witness
 
 __all__ = [
+    "IN_4_BITS",
     "Attention",
     "AttentionShape",
     "HeadNorms",
@@ -34,6 +36,8 @@ WORKGROUP_BYTES = 16_384
 """Bytes of workgroup memory of every WebGPU device."""
 UNSHUFFLED = 64
 """Threads of a workgroup without subgroups, and positions of a block there; one for each chunk of longer heads."""
+TURNING = 64
+"""Threads that turn a head by a Hadamard matrix."""
 JOINING = 256
 """Threads that a workgroup has on every WebGPU device."""
 LARGE_HEAD = 128
@@ -167,6 +171,11 @@ class Attention(Operation):
     def as_recorded(self) -> Attention:
         return self.with_left_out(0, 0.0)
 
+    @property
+    def turned(self) -> bool:
+        """Whether queries, new rows and results are turned by a Hadamard matrix."""
+        return is_turned(self)
+
     def with_left_out(self, window: int, softcap: float) -> Attention:
         """The same with what the recorded kernels leave out."""
         return replace(self, window=window, softcap=softcap)
@@ -189,7 +198,8 @@ class Attention(Operation):
         return self.rows * self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
+        own = self.norms if not self.turned else None
+        epsilon, normed = (own.epsilon, own.v_gamma is not None) if own else (None, False)
         split, join, partial_bytes = plan_attention(
             self, limits.lanes, epsilon, limits.buffers - self.tabled, normed, self.rows, self.along, self.packed
         )
@@ -203,14 +213,44 @@ class Attention(Operation):
             gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
-        written = {} if self.prepared else rotary
         table: dict[str, Binding] = {"table": TABLE} if self.tabled else {}
-        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **written, **caches, **table, **passed, **gammas, **first}
-        attends = [Kernel(plan, half, bound) for plan in by_length(split)]
-        kernels = [*attends, Kernel(join, half, {**passed, **results, **second})]
+        qkv: dict[str, Binding] = {"qkv": Value(reads[0])}
+        last = Kernel(join, half, {**passed, **results, **second})
+        if self.turned:
+            queries = Shared(self.written_bytes(0))
+            before = self._turn(split, {**qkv, "state": STATE, **rotary}, caches, gammas, queries, limits)
+            read = {"qkv": queries, **caches, **table, **passed}
+            return [*before, *(Kernel(plan, half, read) for plan in by_length(split)), last]
+        written = {} if self.prepared else rotary
+        bound: dict[str, Binding] = {**qkv, **written, **caches, **table, **passed, **gammas, **first}
+        kernels = [*(Kernel(plan, half, bound) for plan in by_length(split)), last]
         if not split.constants["APPENDED"]:
             return kernels
         return [Kernel(plan_append(split), half, bound), *kernels]
+
+    def _turn(
+        self,
+        split: KernelPlan,
+        given: Mapping[str, Binding],
+        caches: Mapping[str, Binding],
+        gammas: Mapping[str, Binding],
+        queries: Shared,
+        limits: WorkgroupLimits,
+    ) -> list[Kernel]:
+        """The kernel before attention over caches of 4 bits; one for queries and one for new rows where the adapter
+        lets a kernel bind fewer buffers."""
+        constants = turn_constants(split, self)
+
+        def made(first: int, heads: int, names: Collection[str], by: Mapping[str, Binding]) -> Kernel:
+            own = {name: gamma for name, gamma in gammas.items() if name[0] in names}
+            plan = KernelPlan("attention_turn", {**constants, "FIRST": first}, (heads, self.rows, 1))
+            return Kernel(plan, self.element == "f16", {**given, **own, **by})
+
+        whole = made(0, self.heads + 2 * self.kv_heads, "qkv", {**caches, "queries": queries})
+        if len(whole.bindings) <= limits.buffers:
+            return [whole]
+        asked = made(0, self.heads, "q", {"queries": queries})
+        return [asked, made(self.heads, 2 * self.kv_heads, "kv", caches)]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         """A step of several sequences has no truth: it is compared with steps of one."""
@@ -228,7 +268,7 @@ class Attention(Operation):
             "LONGEST": witness.longest,
             "VALUES_AT": values_at,
         }
-        constants["NORMED"] = self.norms is not None
+        constants |= {"NORMED": self.norms is not None, "TURNED": self.turned}
         gammas: dict[str, list[Any]] = {}
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
@@ -251,7 +291,8 @@ class Attention(Operation):
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
-        if self.prepared:
+        if self.prepared or self.turned:
+            # A part of a turned row may be past the last level: no bound of its error is known.
             return
         rows = witness.truths(values_at + kv_width)
         run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
@@ -259,6 +300,11 @@ class Attention(Operation):
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
             row = [kind, number, offset + start, 8 * kv_width]
             witness.judge(part, self.element, cache, row, (self.capacity, self.head), self.cache_bits, self.slides)
+
+
+def is_turned(what: AttentionShape) -> bool:
+    """Whether attention_turn.wgsl runs before the kernel, which finds all in the caches, and the join turns results."""
+    return what.cache_bits == IN_4_BITS and not what.prepared
 
 
 def levels_bytes(cache_bits: int) -> int:
@@ -319,12 +365,15 @@ def plan_attention(
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
     # If the attention kernel would bind too many buffers, the join writes every result and adds the sinks.
-    alone_writes = 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
+    # So it does where it turns them.
+    turned = is_turned(what)
+    alone_writes = not turned and 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
         "HEAD": what.head,
         **form_constants(what),
+        "PREPARED": what.prepared or turned,
         "TILE": tile,
         "SHUFFLED": shuffled,
         "SEVERAL": rows > 1,
@@ -359,6 +408,7 @@ def plan_attention(
         "ALONE_WRITES": alone_writes,
         "ALONG": along,
         "SEQUENCES": rows,
+        "TURNED": turned,
         **join_rows(what.head, most),
     }
     attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes, rows)
@@ -389,6 +439,14 @@ def plan_append(attention: KernelPlan) -> KernelPlan:
     """The kernel that writes the caches before attention of several positions of a sequence, of the plan for that."""
     workgroups = (int(attention.constants["KV_HEADS"]), int(attention.constants["SEQUENCES"]), 1)
     return KernelPlan("attention_append", attention.constants, workgroups)
+
+
+def turn_constants(attention: KernelPlan, what: Attention) -> dict[str, int | float | bool]:
+    """The constants of attention_turn.wgsl before attention by this plan."""
+    names = ("HEADS", "KV_HEADS", "HEAD", "ROTARY", "INTERLEAVED", "CAPACITY", "SLIDING", "ALONG", "TABLES_APART")
+    normed: dict[str, int | float | bool] = {} if what.norms is None else {"EPSILON": what.norms.epsilon}
+    kept = {name: attention.constants[name] for name in names}
+    return {**kept, **normed, "NORMED": what.norms is not None, "WORKGROUP": min(TURNING, what.head // 2)}
 
 
 def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:

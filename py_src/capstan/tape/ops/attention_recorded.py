@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 
 from ..ort_kernels import Met, Rules
 from ..step_graph import Node, Recorded, StepGraph
-from .attention import Attention, HeadNorms, fits_attention
+from .attention import IN_4_BITS, Attention, HeadNorms, fits_attention
 from .attention_signatures import HEAD_NORMS, JOINS, SIGNATURES, vector
 from .norm import Norm
 
 __all__ = ["RULES"]
+
+
+WRITES = ("cache_write", "cache_write_int8", "cache_write_int4")
+BITS = {"rotary_int8": 8, "rotary_int4": 4, "cache_write_int8": 8, "cache_write_int4": 4}
+"""The bits of an element of the caches, by the kind of the kernel that writes them."""
+SPLITS = {0: "attention_split", 8: "attention_split_int8", 4: "attention_split_int4"}
+"""By the bits of the caches."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Finder:
                 rotary=2 * unit * kernel.number("half_rotary_dim"),
                 interleaved=interleaved,
             )
-        if found.kernel.kind == "rotary_int8":
+        if found.kernel.kind in ("rotary_int8", "rotary_int4"):
             kernel, at = found.kernel, found.kernel.at
             heads = kernel.number("num_heads")
             return Origin(
@@ -96,9 +103,9 @@ class Finder:
                 sin=at["sin_cache"],
                 query=found.written("query"),
                 rotary=2 * vector(kernel.uniforms["cos_cache_shape"])[1],
-                cache_bits=8,
+                cache_bits=BITS[kernel.kind],
             )
-        return self.taken_apart(index) if found.kernel.kind in ("cache_write", "cache_write_int8") else None
+        return self.taken_apart(index) if found.kernel.kind in WRITES else None
 
     def taken_apart(self, index: int) -> Origin | None:
         """The origin of a cache whose keys were split off the packed ones, rotated and maybe normalised by an earlier
@@ -111,9 +118,9 @@ class Finder:
         turned = self.met[rotary]
         sizes, uniforms = turned.kernel.at, turned.kernel.uniforms
         heads, kv_heads = vector(uniforms["q_global_shape"])[2], vector(uniforms["k_global_shape"])[2]
-        quantized = write.kernel.kind == "cache_write_int8"
+        bits = BITS.get(write.kernel.kind, 0)
         head = turned.kernel.number("head_size")
-        if quantized:
+        if bits:
             capacity, written_heads = write.kernel.number("present_seq_length"), write.kernel.number("kv_num_heads")
         else:
             capacity = vector(write.kernel.uniforms["present_key_shape"])[2]
@@ -170,7 +177,7 @@ class Finder:
             query=turned.written("q_output"),
             rotary=head,
             norms=norms,
-            cache_bits=8 if quantized else 0,
+            cache_bits=bits,
         )
 
 
@@ -192,8 +199,15 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         if origin is None:
             continue
         at, written = found.kernel.at, found.writes
-        kind = "attention_split_int8" if origin.cache_bits else "attention_split"
-        split = finder.only_reader(origin.query, kind)
+        kind = SPLITS[origin.cache_bits]
+        turns: set[int] = set()
+        query = origin.query
+        if origin.cache_bits == IN_4_BITS:
+            turn = finder.only_reader(query, "hadamard")
+            if turn is None:
+                continue
+            turns, query = {turn}, met[turn].written("output")
+        split = finder.only_reader(query, kind)
         if split is None or finder.only_reader(written[at["indirect_buffer"]], kind) != split:
             continue
         partial = met[split].kernel
@@ -206,6 +220,14 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         join = finder.only_reader(met[split].writes[partial.at["out_split_vx"]], *JOINS)
         if join is None or finder.only_reader(met[split].writes[partial.at["metadata"]], *JOINS) != join:
             continue
+        result = met[join].writes[met[join].kernel.at["output"]]
+        end = join
+        if origin.cache_bits == IN_4_BITS:
+            back = finder.only_reader(result, "hadamard")
+            if back is None:
+                continue
+            turns |= {join}
+            end, result = back, met[back].written("output")
         what = Attention(
             heads=origin.heads,
             kv_heads=origin.kv_heads,
@@ -225,14 +247,14 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         )
         if not fits_attention(what):
             continue
-        gone = origin.indices | {split}
+        gone = origin.indices | turns | {split}
         replaced |= dict.fromkeys(gone)
-        replaced[join] = Node(
+        replaced[end] = Node(
             what,
             (origin.packed, *(reads[cache] for cache in caches)),
-            (met[join].writes[met[join].kernel.at["output"]], *(written[cache] for cache in caches)),
-            join,
-            gone | {join},
+            (result, *(written[cache] for cache in caches)),
+            end,
+            gone | {end},
         )
     kept: list[Node] = []
     for node in graph.nodes:
@@ -246,8 +268,8 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
 
 
 def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Split attention over caches of 4 bits and its join as one. The kernels that turn queries and results by a
-    Hadamard matrix, and that rotate, quantize and write, stay as recorded."""
+    """Split attention over caches of 4 bits and its join as one, where the kernels around these are others than are
+    known: those that turn queries and results by a Hadamard matrix, and that rotate, quantize and write, stay then."""
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}
     gone: set[int] = set()

@@ -27,6 +27,20 @@ IN_8_BITS = (
     "let dest_seq = past_seq_length + seq;",
 )
 """Lines of the kernels that write caches of 8 bits."""
+IN_4_BITS = (
+    "hadamard_buffer[i] = a + b;",
+    "hadamard_buffer[j] = a - b;",
+    "let wht_norm = 1.0f / sqrt(f32(HEAD_SIZE));",
+    "-0.2093, -0.1614, -0.1261, -0.0966, -0.0704, -0.0460, -0.0227,",
+    "u32(x > TQ_BOUNDARIES[14]);",
+    "let quant_scale = sqrt(scale_reduction_buffer[0]);",
+    "index_buffer[i] = snap_to_centroid_index(unit_val);",
+    "((index_buffer[base_elem + 1u] & 0xFu) << 4u)",
+    "present_key[present_base + 1u + w]=packed;",
+    "present_value[present_base + 1u + w]=packed;",
+    "let dest_seq = past_seq_length + seq;",
+)
+"""Lines of the kernels that write caches of 4 bits."""
 JOINS = ("attention_join", "attention_join_sinks")
 ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
 HEAD_NORMS = ("head_norm", "norm")
@@ -145,19 +159,20 @@ def quantized_split(kind: str, bits: int, *lines: str) -> Signature:
     )
 
 
-def one_token_in_8_bits(kernel: OrtKernel) -> bool:
+def one_token_quantized(kernel: OrtKernel) -> bool:
     return kernel.uniforms["kv_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
 
 
-def why_not_in_8_bits(kernel: OrtKernel) -> str:
+def why_not_quantized(kernel: OrtKernel) -> str:
     heads, kv_heads = kernel.number("num_heads"), kernel.number("kv_num_heads")
     half = vector(kernel.uniforms["cos_cache_shape"])[1]
     return unfit_heads(heads, kv_heads, kernel.number("hidden_size") // heads, 2 * half, kernel.element)
 
 
-SIGNATURES = (
-    Signature(
-        "rotary_int8",
+def quantized_rotary(bits: int, *lines: str) -> Signature:
+    """The kernel that rotates packed q and k, and writes caches of so many bits an element."""
+    return Signature(
+        f"rotary_int{bits}",
         "attention",
         (
             "packed_qkv",
@@ -170,25 +185,56 @@ SIGNATURES = (
             "present_value",
             "indirect_buffer",
         ),
-        has=(
-            *IN_8_BITS,
-            "let base_position = 0u;",
-            "query[q_dst_base + i]=q_i * cos_value - q_j * sin_value;",
-            "block_values[i + HALF_ROTARY_DIM] = k_i * sin_value + k_j * cos_value;",
-            "block_values[i] = f32(packed_qkv[src_base + i]);",
-        ),
+        has=(*lines, "let base_position = 0u;"),
         asked=("num_heads", "kv_num_heads", "hidden_size", "cos_cache_shape", "present_seq_length"),
         weights=("cos_cache", "sin_cache"),
-        holds=one_token_in_8_bits,
-        why=why_not_in_8_bits,
-    ),
-    Signature(
-        "cache_write_int8",
+        holds=one_token_quantized,
+        why=why_not_quantized,
+    )
+
+
+def quantized_write(bits: int, *lines: str) -> Signature:
+    """The kernel that writes caches of so many bits an element from keys and values apart."""
+    return Signature(
+        f"cache_write_int{bits}",
         "attention",
         CACHE_WRITE,
-        has=(*IN_8_BITS, "value_to_quantize = key[src_base + i];", "value_to_quantize = value[src_base + i];"),
+        has=lines,
         asked=("kv_num_heads", "present_seq_length"),
-        holds=one_token_in_8_bits,
+        holds=one_token_quantized,
+    )
+
+
+SIGNATURES = (
+    quantized_rotary(
+        8,
+        *IN_8_BITS,
+        "query[q_dst_base + i]=q_i * cos_value - q_j * sin_value;",
+        "block_values[i + HALF_ROTARY_DIM] = k_i * sin_value + k_j * cos_value;",
+        "block_values[i] = f32(packed_qkv[src_base + i]);",
+    ),
+    quantized_rotary(
+        4,
+        *IN_4_BITS,
+        "let q_re = q_i * cos_v - q_j * sin_v;",
+        "query[q_dst_base + i]=q_re;",
+        "hadamard_buffer[i + HALF_ROTARY_DIM] = k_i * sin_v + k_j * cos_v;",
+        "hadamard_buffer[i] = f32(packed_qkv[src_base + i]);",
+    ),
+    quantized_write(
+        8, *IN_8_BITS, "value_to_quantize = key[src_base + i];", "value_to_quantize = value[src_base + i];"
+    ),
+    quantized_write(4, *IN_4_BITS, "val = key[src_base + i];", "val = value[src_base + i];"),
+    Signature(
+        "hadamard",
+        "attention",
+        ("input", "output"),
+        has=(
+            *("hadamard_buffer[i] = a + b;", "hadamard_buffer[j] = a - b;"),
+            "let norm = input_element_t(1) / input_element_t(sqrt(f32(HADAMARD_SIZE)));",
+            "output[base_offset + i]=output_value_t(v0, v1, v2, v3);",
+        ),
+        asked=("num_slices",),
     ),
     quantized_split("attention_split_int8", 8, "vec4<i32>(bytes) - vec4<i32>(128)"),
     quantized_split(

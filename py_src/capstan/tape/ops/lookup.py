@@ -1,8 +1,9 @@
 """Rows of tables by their ids: the embeddings of tokens.
 
-A recorded lookup in one table stays as it is in a step of one sequence. A table that is larger than a binding has
-several parts (graph/split_weights.py); what looks an id up in all of them and chooses is one lookup of ours. The graph
-tells which buffers are parts of which table, and in what order.
+A recorded lookup in one table stays as it is in a step of one sequence, unless a factor or a cast follows it, which it
+then computes as it goes (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
+binding has several parts (graph/split_weights.py); what looks an id up in all of them and chooses is one lookup of
+ours. The graph tells which buffers are parts of which table, and in what order.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import bound, element_of
 from ..recording import Command, Dispatch, Recording
 from ..step_graph import Node, Recorded, StepGraph
+from .elementwise import Cast, Scale
+from .gemv import Factor
 
-__all__ = ["Lookup", "TableParts", "lookup_in", "lookups_joined"]
+__all__ = ["Lookup", "TableParts", "lookup_in", "lookups_followed", "lookups_joined"]
 
 VECTORS = re.compile(r"var<storage, read> data ?: array<vec4<")
+BY_INT64 = re.compile(r"var<storage, read> (?:input_)?indices ?: array<vec2<u32>>")
 IN_4_BITS = ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_element_t(8);")
 """Lines of a lookup in a table in 4 bits (GatherBlockQuantized)."""
 
@@ -46,24 +50,36 @@ class Lookup(Operation):
     block: int = 0
     size: int = 0
     """Rows of a part, if there are several."""
+    factor: Factor | None = None
+    """The number that multiplies the rows, or divides them."""
+    wide: bool = False
+    """Whether float16 numbers become float32 then."""
 
     def written_bytes(self, index: int) -> int:
-        return self.rows * self.k * ELEMENT_BYTES[self.element]
+        return self.rows * self.k * ELEMENT_BYTES["f32" if self.wide else self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """A kernel for each part, which writes the rows of its own ids."""
         found = []
+        numbers = bool(self.scales) or self.factor is not None or self.wide
+        words = self.k if numbers else self.k * ELEMENT_BYTES[self.element] // 4
         for index, table in enumerate(self.tables):
             bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(table)}
-            constants: dict[str, int | float | bool] = {"PARTED": len(self.tables) > 1}
+            constants: dict[str, int | float | bool] = {
+                "WORDS": words,
+                "NUMBERS": numbers,
+                "WIDE": self.wide,
+                "DIVIDED": self.factor is not None and self.factor.divides,
+                "PARTED": len(self.tables) > 1,
+            }
             if constants["PARTED"]:
                 constants |= {"FIRST": index * self.size, "SIZE": self.size}
             if self.scales:
-                constants |= {"WORDS": self.k, "BYTES": False, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
+                constants |= {"BYTES": False, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
                 bindings["scales"] = Buffer(self.scales[index])
-            else:
-                constants["WORDS"] = self.k * ELEMENT_BYTES[self.element] // 4
-            plan = KernelPlan("gather_rows", constants, (-(-int(constants["WORDS"]) // 64), self.rows, 1))
+            if self.factor is not None:
+                bindings["factor"] = Buffer(self.factor.buffer)
+            plan = KernelPlan("gather_rows", constants, (-(-words // 64), self.rows, 1))
             found.append(Kernel(plan, self.element == "f16", {**bindings, "y": Value(writes[0])}))
         return found
 
@@ -95,6 +111,56 @@ def lookup_in(recording: Recording, op: Command) -> tuple[int, Lookup] | None:
             return None
         return at["indices"], Lookup((at["input"],), int(shape[1]), element, 1, (at["scales"],), block)
     return None
+
+
+def lookups_followed(
+    graph: StepGraph, recording: Recording, ops: Sequence[Command], kept: Collection[int]
+) -> StepGraph:
+    """Let lookups compute the factors and the casts that alone read what they make, unless they are in `kept`."""
+    readers, makers, lasting = graph.readers(), graph.makers(), set(graph.last.values())
+    changed = dict(makers)
+    gone: set[int] = set()
+    for node in graph.nodes:
+        if not isinstance(node.what, Scale | Cast) or node.reads[0] in lasting:
+            continue
+        maker = changed[node.reads[0]] if node.reads[0] in makers else None
+        looked = looked_up(maker, recording, ops, graph) if maker is not None else None
+        if looked is None or len(readers[node.reads[0]]) != 1 or not looked.origins.isdisjoint(kept):
+            continue
+        what = followed(looked.what, node.what) if isinstance(looked.what, Lookup) else None
+        if what is not None:
+            changed[node.writes[0]] = replace(
+                node, what=what, reads=looked.reads, origins=node.origins | looked.origins
+            )
+            gone.add(node.reads[0])
+    nodes = (changed[node.writes[0]] if node.writes else node for node in graph.nodes)
+    return replace(graph, nodes=tuple(node for node in nodes if gone.isdisjoint(node.writes)))
+
+
+def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Node | None:
+    """The node as a lookup of ours by ids of int64, in tables that the step does not change; None if it is another."""
+    if isinstance(node.what, Lookup):
+        return node
+    op = ops[node.what.index] if isinstance(node.what, Recorded) else None
+    found = lookup_in(recording, op) if op is not None else None
+    if found is None or not isinstance(op, Dispatch) or not BY_INT64.search(recording.pipelines[op.pipeline].code):
+        return None
+    first = set(graph.first.values())
+    if any(
+        graph.homes.get(value) in (*found[1].tables, *found[1].scales) and value not in first for value in node.reads
+    ):
+        return None
+    ids = tuple(value for value in node.reads if graph.homes.get(value) == found[0])
+    return replace(node, what=found[1], reads=ids) if len(ids) == 1 else None
+
+
+def followed(what: Lookup, by: Scale | Cast) -> Lookup | None:
+    """The lookup that does what follows it; None if it has no room."""
+    if what.wide or by.size != what.k:
+        return None
+    if isinstance(by, Cast):
+        return replace(what, wide=True) if (what.element, by.element) == ("f16", "f32") else None
+    return replace(what, factor=Factor(by.factor, by.divides)) if what.factor is None else None
 
 
 def lookups_joined(

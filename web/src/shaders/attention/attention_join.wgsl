@@ -3,6 +3,7 @@
 // Workgroups: (HEADS, 1, SEQUENCES); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
 // has written y. With head_sink, each head's softmax has one more score. A thread takes one quad (four
 // elements) of every ROWS-th split. Its loads wait for nothing; what lies past the last split is not used.
+// TURNED: results are turned by a Hadamard matrix, for the values are (attention_turn.wgsl).
 // y is [HEADS * HEAD], head_sink [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
 
 #reads partials: array<vec4<f32>>
@@ -14,6 +15,10 @@ const QUADS = HEAD / 4u;
 const VALUES = SEQUENCES * HEADS * MAX_SPLITS;
 const STATE_STRIDE = 8u;
 const LEAST = -1e38;
+
+#if TURNED
+#include hadamard
+#endif
 
 var<workgroup> largest: array<f32, MAX_SPLITS>;
 var<workgroup> sums: array<f32, MAX_SPLITS>;
@@ -87,6 +92,21 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     sum += row_sums[r];
     value += row_values[r * QUADS + quad];
 #end
+#if TURNED
+    let turned = value * (TURN / sum);
+#repeat i 4
+    turning[4u * quad + i] = turned[i];
+#end
+#else
     y[head * QUADS + quad] = vec4<element>(value / sum);
+#endif
   }
+#if TURNED
+  workgroupBarrier();
+  turn_head(thread);
+  if (row == 0u) {
+    let at = 4u * quad;
+    y[head * QUADS + quad] = vec4<element>(vec4<f32>(turning[at], turning[at + 1u], turning[at + 2u], turning[at + 3u]));
+  }
+#endif
 }

@@ -11,6 +11,7 @@
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
 // QUANTIZED, FOUR_BITS, PREPARED: as in attention_shared.wgsl. The new rows are read from such caches like the others, since a
 // truth that is rounded to a step would be as far from a sound row as a whole step.
+// TURNED: the rows of the caches are turned by a Hadamard matrix, and so is a query before its scores; a result is turned back.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values for the cache begin.
 // Dispatch, of these: (length / 64, HEADS), (HEADS * HEAD / 64), (KV_HEADS * HEAD / 64).
@@ -62,10 +63,18 @@ fn cached_key(row: u32, i: u32) -> f32 {
 #if value_cache
 // Element i of a row of the values.
 fn cached_value(row: u32, i: u32) -> f32 {
+#if TURNED
+  var sum = 0.0;
+  for (var j = 0u; j < HEAD; j++) {
+    sum += element_of_row(value_cache[row * ROW + 1u + j / IN_WORD], j % IN_WORD) * turn(i, j);
+  }
+  return sum * bitcast<f32>(value_cache[row * ROW]);
+#else
 #if QUANTIZED
   return element_of_row(value_cache[row * ROW + 1u + i / IN_WORD], i % IN_WORD) * bitcast<f32>(value_cache[row * ROW]);
 #else
   return f32(value_cache[row * HEAD + i]);
+#endif
 #endif
 }
 #endif
@@ -130,6 +139,13 @@ fn rotated(at: u32, i: u32, position: u32, inverse: f32) -> vec2<f32> {
 }
 #endif
 
+#if TURNED
+// An element of the Hadamard matrix.
+fn turn(i: u32, j: u32) -> f32 {
+  return select(1.0, -1.0, countOneBits(i & j) % 2u == 1u) / sqrt(f32(HEAD));
+}
+#endif
+
 #if key_cache
 // A score (value, spread) with its soft cap, whose slope is at most 1.
 fn capped(score: vec2<f32>) -> vec2<f32> {
@@ -167,11 +183,30 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
   var sum = 0.0;
   var squares = 0.0;
+#if TURNED
+  var plain = array<f32, HEAD>();
+  var query = array<f32, HEAD>();
+  var size = 0.0; // of the terms that are turned
+  for (var i = 0u; i < HEAD; i++) {
+    let terms = rotated(head * HEAD, i, position, q_inverse);
+    plain[i] = terms.x + terms.y;
+    size += (abs(terms.x) + abs(terms.y)) * (abs(terms.x) + abs(terms.y)) / f32(HEAD);
+  }
+  for (var i = 0u; i < HEAD; i++) {
+    for (var j = 0u; j < HEAD; j++) {
+      query[i] += plain[j] * turn(i, j);
+    }
+  }
+#endif
   for (var i = 0u; i < HEAD; i++) {
 #if PREPARED
     let q = vec2<f32>(f32(qkv[head * HEAD + i]), 0.0);
 #else
+#if TURNED
+    let q = vec2<f32>(query[i], 0.0);
+#else
     let q = rotated(head * HEAD, i, position, q_inverse);
+#endif
 #endif
     var key = cached_key(kv_head * CAPACITY + min(at, CAPACITY - 1u), i);
 #if !QUANTIZED
@@ -182,7 +217,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
     let term = (q.x + q.y) * key;
     // Both terms of a rotated element may exceed the element.
+#if TURNED
+    let most = (abs(q.x) + sqrt(size)) * abs(key);
+#else
     let most = (abs(q.x) + abs(q.y)) * abs(key);
+#endif
     sum += term;
     squares += most * most;
   }
