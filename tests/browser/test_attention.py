@@ -18,9 +18,8 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
 from capstan.tape.operation import Kernel, Shared
-from capstan.tape.ops.attention import (
-    Attention,
-    HeadNorms,
+from capstan.tape.ops.attention import Attention, HeadNorms
+from capstan.tape.ops.attention_plan import (
     by_length,
     fits_attention,
     join_rows,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
-from capstan.tape.ops.attention import Attention, HeadNorms, by_length, fits_attention, plan_attention
+from capstan.tape.ops.attention import Attention, HeadNorms
+from capstan.tape.ops.attention_plan import by_length, fits_attention, plan_attention
 from tests.looped import looped
 from tests.unit.shader_declarations import declared_bindings
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_step
-from capstan.tape.ops.attention import Attention, plan_attention
+from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.attention_plan import plan_attention
 from capstan.tape.ops.gemv import Factor
 from capstan.tape.ops.gemv_dense import column_width
 from capstan.tape.ops.matmul import MatMul, Quantize

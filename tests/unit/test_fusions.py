@@ -23,7 +23,7 @@ from capstan.tape import (
     why_as_recorded,
     without_clears,
 )
-from capstan.tape.ops import attention, gemv
+from capstan.tape.ops import attention_plan, gemv
 from capstan.tape.ops.attention import Attention
 from capstan.tape.ops.beside import Beside
 from capstan.tape.placement import MisplacedError, Placement, place_values
@@ -133,12 +133,12 @@ def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
     [
         (gemv, "OCTET", 2 * WIDTH, f"matmul_nbits: rows of {WIDTH} elements are no multiple of {2 * WIDTH}"),
         (
-            attention,
+            attention_plan,
             "LONGEST_HEAD",
             HEAD - 4,
             f"rotary: heads of {HEAD} elements are longer than {HEAD - 4}",
         ),
-        (attention, "LONGEST_HEAD", HEAD - 4, "attention_split: its attention has a part that no kernel"),
+        (attention_plan, "LONGEST_HEAD", HEAD - 4, "attention_split: its attention has a part that no kernel"),
     ],
     ids=["rows", "heads", "parts"],
 )

@@ -160,9 +160,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "prefill_graph",
     ),
     "tape.ops": (
-        "elementwise gemv_dense gemv_int4 matrix_tiling packed",
-        "attention few_rows norm prefill_attention",
-        "attention_signatures gemv",
+        "attention_plan elementwise gemv_dense gemv_int4 matrix_tiling packed",
+        "attention attention_signatures few_rows norm prefill_attention",
+        "gemv",
         "attention_recorded gemv_joins lookup",
         "beside gemv_recorded matmul_matrices",
         "matmul",

@@ -14,7 +14,7 @@ from capstan.errors import TapeError
 from capstan.graph import LeftOut
 from capstan.tape import PrefillAttention, Recorded, Recording, WorkgroupLimits, attends_prompts, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
-from capstan.tape.ops.attention import levels_bytes
+from capstan.tape.ops.attention_plan import levels_bytes
 from capstan.tape.ops.prefill_attention import (
     TILINGS,
     AttentionTiling,

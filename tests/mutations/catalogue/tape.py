@@ -81,7 +81,7 @@ TAPE = (
     ),
     Mutation(
         "attention_plan.partials",
-        "py_src/capstan/tape/ops/attention.py",
+        "py_src/capstan/tape/ops/attention_plan.py",
         "partial_bytes = rows * what.heads * most * (4 + what.head) * 4",
         "partial_bytes = rows * what.heads * most * what.head * 4",
         "the partials of attention have no room for their sums",
@@ -89,7 +89,7 @@ TAPE = (
     ),
     Mutation(
         "attention_plan.no_join",
-        "py_src/capstan/tape/ops/attention.py",
+        "py_src/capstan/tape/ops/attention_plan.py",
         "return heads if splits(length) > 1 or not alone_writes else 0, 1, rows",
         "return heads if splits(length) > 1 else 0, 1, rows",
         "nothing writes the result where a split is alone and the join has to",
@@ -97,7 +97,7 @@ TAPE = (
     ),
     Mutation(
         "attention_plan.memory",
-        "py_src/capstan/tape/ops/attention.py",
+        "py_src/capstan/tape/ops/attention_plan.py",
         """    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > room:
         tile = evenly(group, tile - 1)
 """,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..ort_kernels import Met, Rules
 from ..step_graph import Node, Recorded, StepGraph
-from .attention import IN_4_BITS, Attention, HeadNorms, fits_attention
+from .attention import Attention, HeadNorms
+from .attention_plan import IN_4_BITS, fits_attention
 from .attention_signatures import HEAD_NORMS, JOINS, SIGNATURES, vector
 from .norm import Norm
 

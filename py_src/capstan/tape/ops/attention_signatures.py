@@ -6,7 +6,7 @@ from functools import partial
 
 from ..ort_kernels import OrtKernel, Signature
 from ..uniforms import Number
-from .attention import unfit_heads
+from .attention_plan import unfit_heads
 from .norm import NORM_LACKS
 
 __all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]

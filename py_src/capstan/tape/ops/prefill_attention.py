@@ -11,7 +11,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
-from .attention import IN_4_BITS, levels_bytes
+from .attention_plan import IN_4_BITS, levels_bytes
 
 __all__ = [
     "AttentionTiling",

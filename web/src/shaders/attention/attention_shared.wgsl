@@ -25,7 +25,7 @@
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
-// through workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention chooses all of them. The code that both
+// through workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention_plan chooses all of them. The code that both
 // ways share is here; attention_subgroups.wgsl or attention_workgroup.wgsl follows.
 
 #reads qkv: array<vec4<u32>>
