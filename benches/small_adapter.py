@@ -1,11 +1,12 @@
 """Weights in parts, as on phones: ids and times on an adapter as it is, and with limits. It runs in the page:
 
-usage: python3 build.py exec benches/small_adapter.py --model FOLDER -- MODE [LARGEST]
+usage: python3 build.py exec benches/small_adapter.py --model FOLDER -- MODE [LARGEST] [MAX_LENGTH]
 
 MODE is whole, least (every limit of the device is WebGPU's default, 128 MiB a binding among them), or parts (the
-adapter's own limits, and no weight above LARGEST bytes, 128 MiB unless given). A line of JSON: the weights in parts,
-how steps are made, and for each run the prompt's tokens, milliseconds to the first token and a token after it, and a
-digest of the ids, which is the same in every mode.
+adapter's own limits, and no weight or cache above LARGEST bytes, 128 MiB unless given). With MAX_LENGTH the model is
+loaded for sequences of so many tokens, so that caches of that length are in parts, too. A line of JSON: the weights in
+parts, what was told of parts and steps down, how steps are made, and for each run the prompt's tokens, milliseconds to
+the first token and a token after it, and a digest of the ids, which is the same in every mode.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from importlib import import_module
 from pyodide.code import run_js
 
 import capstan
+from capstan.fallback import fallbacks
 
 LEAST = {
     "maxBufferSize": 1 << 28,
@@ -76,12 +78,13 @@ async def timed(model, place, length, count):
         return run, generator.capture, dict(generator.tape_passes or {})
 
 
-async def main(folder, mode, largest=1 << 27):
+async def main(folder, mode, largest=1 << 27, max_length=0):
     if mode == "least":
         run_js(WITH_LIMITS)(json.dumps(LEAST))
     if mode == "parts":
         with_largest(int(largest))
-    async with await capstan.Model.load(folder, device="webgpu") as model:
+    lengths = {"max_length": int(max_length)} if int(max_length) else {}
+    async with await capstan.Model.load(folder, device="webgpu", **lengths) as model:
         split = [[each.name, each.bytes, each.parts] for each in model.query_memory_requirements().split]
         runs = [await timed(model, place, *run) for place, run in enumerate(RUNS)]
         _, capture, passes = runs[-1]
@@ -89,6 +92,7 @@ async def main(folder, mode, largest=1 << 27):
             "mode": mode,
             "adapter": model.adapter,
             "split": split,
+            "told": list(fallbacks()),
             "capture": capture,
             "fused": passes.get("fused"),
         }

@@ -2,10 +2,10 @@
 
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py [CONTEXT]     needs torch, transformers, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with
-int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or with
--k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is
-onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
+SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or
+gemma3-1b, with int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or
+with -k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py
+is onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
 model, whose ids it does not match: time it with token ids. CONTEXT is 4096 tokens unless given. Everything else is the
 builder's default, accuracy_level 4 too.
 
@@ -69,6 +69,19 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
         {
             "hidden_size": 1024,
             "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "use_sliding_window": False,
+        },
+    ),
+    "qwen3-1.7b": (
+        QWEN3,
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
             "num_hidden_layers": 28,
             "num_attention_heads": 16,
             "num_key_value_heads": 8,

@@ -135,7 +135,6 @@ def test_a_run_that_writes_elsewhere_is_found_out(scripts: PageScripts) -> None:
     assert found["said"].startswith(f"run one after another: {reason}")
     [stepped_down] = found["stepped down"]
     assert stepped_down.startswith(f"prompts of several rows in the same runs: {reason}")
-    assert found["left"] == 0
 
 
 @pytest.mark.extended

@@ -12,7 +12,6 @@ from capstan.device.webgpu.row_buffers import RowBuffers
 from capstan.device.webgpu.tapes.packs import PackBuffers, Placed
 from capstan.fallback import fallbacks
 from capstan.generation.row_pool import RowPool
-from capstan.memory import ledger
 
 from .rows import JOINT
 from .running import close_all, load, parameters, take
@@ -90,11 +89,6 @@ async def shared(
     return found
 
 
-def held() -> int:
-    """Bytes of the device but for staging, which is kept for the next reads: as much as were under way at once."""
-    return ledger().bytes() - ledger().bytes(category="staging")
-
-
 async def mixed_up(
     models: Mapping[str, str], *, model: str, prompts: Sequence[Sequence[int]], count: int
 ) -> dict[str, Any]:
@@ -107,7 +101,6 @@ async def mixed_up(
 
     PackBuffers.write = wrong  # type: ignore[method-assign]
     sequences = []
-    start = held()
     try:
         async with await Model.load(models[model], device="webgpu", passes=JOINT) as opened:
             for _ in range(2):
@@ -119,7 +112,7 @@ async def mixed_up(
     finally:
         PackBuffers.write = plain  # type: ignore[method-assign]
     told = [each for each in fallbacks() if each not in before]
-    return {"sequences": sequences, "said": said, "stepped down": told, "left": held() - start}
+    return {"sequences": sequences, "said": said, "stepped down": told}
 
 
 async def cancelled(
