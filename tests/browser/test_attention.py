@@ -625,8 +625,7 @@ def attend_together(
         check(step, Run(found[0][i], *own), length)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
+FORMS = pytest.mark.parametrize(
     ("shape", "subgroups"),
     [
         (Shape(4, 2, 16, capacity=303), (0, 4, 64)),
@@ -635,6 +634,10 @@ def attend_together(
     ],
     ids=["plain", "norms", "window"],
 )
+
+
+@pytest.mark.one_in(3)
+@FORMS
 def test_positions_of_one_sequence_in_one_dispatch(
     kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
 ) -> None:
@@ -697,15 +700,7 @@ def attend_behind(
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("shape", "subgroups"),
-    [
-        (Shape(4, 2, 16, capacity=303), (0, 4, 64)),
-        (Shape(6, 2, 16, capacity=303, epsilon=0.5, normed_values=True, rotary=8, interleaved=True), (0, 8)),
-        (Shape(4, 2, 32, capacity=303, window=70, softcap=5.0, sinks=0), (0, 16, 32)),
-    ],
-    ids=["plain", "norms", "window"],
-)
+@FORMS
 def test_tokens_of_several_sequences_in_one_dispatch(
     kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
 ) -> None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
-
 CAPACITY_STEP = 256
 """KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
+from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import Loan
@@ -27,6 +27,9 @@ from .tapes.rows import Fuse, RowTape, make_row_tape
 from .tapes.stored import Span, StoredTapes
 
 __all__ = ["RowSource"]
+
+REFUSALS = (TapeError, UnsupportedModelError, OutOfMemoryError)
+"""The errors by which a step of several tokens has no tape."""
 
 Make = Callable[[int, int, Fuse], Awaitable[RowTape]]
 """Makes a tape with a captured session and its binding, and owns the session then."""
@@ -112,17 +115,21 @@ class RowSource:
         capacity = one.capacity
         try:
             found = await self._rows_of(one, rows, given)
-        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
+        except REFUSALS as error:
             await one.close()
-            if not self.engine.healthy():
-                raise
-            self.refused[rows, capacity] = str(error)
+            self.refused[rows, capacity] = self._reason(error)
             return None
         except BaseException:
             await one.close()
             raise
         self.made.append(found)
         return found
+
+    def _reason(self, error: CapstanError) -> str:
+        """Why there is no tape; the error itself is raised again where the device is lost."""
+        if not self.engine.healthy():
+            raise error
+        return str(error)
 
     async def drafts(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
@@ -136,10 +143,8 @@ class RowSource:
                 buffers.close()
                 raise
             return DraftTape(tape, buffers)
-        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
-            if not self.engine.healthy():
-                raise
-            return str(error)
+        except REFUSALS as error:
+            return self._reason(error)
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> BeamTape | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
@@ -154,10 +159,8 @@ class RowSource:
                 buffers.close()
                 raise
             return BeamTape(tape, buffers)
-        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
-            if not self.engine.healthy():
-                raise
-            return str(error)
+        except REFUSALS as error:
+            return self._reason(error)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
@@ -182,11 +185,9 @@ class RowSource:
                 if tape is None:
                     buffers.close()
             return PackTape(tape, buffers) if tape is not None else None
-        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
-            if not self.engine.healthy():
-                raise
-            self.prompted[what] = str(error)
-            return str(error)
+        except REFUSALS as error:
+            self.prompted[what] = reason = self._reason(error)
+            return reason
 
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
