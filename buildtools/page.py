@@ -66,7 +66,7 @@ async def open_harness(
             if on_input is not None:
                 await page.expose_binding("capstanInput", lambda _source: on_input())
             try:
-                await page.goto(url + "harness.html" + ("?trace" if trace else ""))
+                await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
                 await page.evaluate("() => window.capstan.ready")
             except Error as error:
                 raise page_error(error, path) from error

@@ -34,13 +34,14 @@ VENDORED = {
 }
 """The source folders of the packages whose files the page has under these names."""
 PAGE_FOLDERS = {
-    "web/demo": ("demo.ts", "drawer.ts", "incomplete.ts", "transformers_worker.ts"),
-    "web/harness": ("harness.ts",),
+    "web/demo": ("", ("demo.ts", "drawer.ts", "incomplete.ts", "transformers_worker.ts")),
+    "web/harness": ("capstan", ("harness.ts",)),
+    "web/blank": ("", ()),
 }
-"""The pages, and which of their modules a page names; those import the others."""
+"""The pages, their folders in the site, and which of their modules a page names; those import the others."""
 LATER = ("./drawer.js", COLOURS)
 """Modules that the demo page imports on demand."""
-PAGE_IMPORT = "./capstan/capstan.js"
+CLIENT = "capstan/capstan.js"
 """The target of `import ... from "capstan-webgpu"` in a page: the built client, so that tests run the code that users
 get.
 """
@@ -127,12 +128,13 @@ def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
     made.append(bundle_colours(SITE))
-    for folder, entries in PAGE_FOLDERS.items():
+    for folder, (place, entries) in PAGE_FOLDERS.items():
+        client = f"./{Path(CLIENT).relative_to(place).as_posix()}"
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
-            target = SITE / source.relative_to(ROOT / folder)
+            target = SITE / place / source.relative_to(ROOT / folder)
             if source.name in entries:
-                outside = [f"--external:{name}" for name in (PAGE_IMPORT, *LATER)]
-                page = [f"--alias:capstan-webgpu={PAGE_IMPORT}", *outside, "--legal-comments=inline"]
+                outside = [f"--external:{name}" for name in (client, *LATER)]
+                page = [f"--alias:capstan-webgpu={client}", *outside, "--legal-comments=inline"]
                 made.append(bundle(source, target.with_suffix(".js"), page))
             elif source.suffix != ".ts":
                 target.parent.mkdir(parents=True, exist_ok=True)

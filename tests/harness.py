@@ -79,7 +79,7 @@ class Harness:
         start. `query` "?python=plain" starts Python without its memory snapshot."""
         harness = cls(page, watch(page, []))
         page.expose_function("capstanEvent", lambda event: harness.events.append(event))
-        page.goto(f"{url}harness.html{query}")
+        page.goto(f"{url}capstan/harness.html{query}")
         harness.readiness = harness.evaluate("() => window.capstan.ready")
         return harness
 

@@ -28,8 +28,8 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 GROUP = "dev"
 TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
-HARNESS = ("harness.html", "harness.js", "blank.html")
-"""Pages for tests and the command line, which a published site leaves out."""
+HARNESS = ("harness.html", "harness.js")
+"""The page for headless browsers: the npm package has it, a published site and a bundler's output do not."""
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 PACKAGE = "capstan-webgpu"
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def static_folder(target: Path, url: str | None = None) -> Path:
     """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
-    shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
+    shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS, "blank.html"))
     shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
     for written in complete_digests(target / "models" / BUNDLED.name):
         say(f"{written} was written: {BUNDLED} lacks it, or has one of other weights")
@@ -210,7 +210,7 @@ def named_assets(package: Path) -> Path:
     entries = [
         f"  {json.dumps(name.removeprefix('capstan/'))}: at(new URL({json.dumps('./' + name)}, import.meta.url)),"
         for name in names
-        if name != f"capstan/{CLIENT_AND_WORKER['capstan']}" and not name.endswith(".map")
+        if Path(name).name not in (CLIENT_AND_WORKER["capstan"], *HARNESS) and not name.endswith(".map")
     ]
     made = BUILD / "cache/named_assets.ts"
     made.parent.mkdir(parents=True, exist_ok=True)

@@ -323,5 +323,5 @@ def test_a_server_that_is_no_hub_is_refused(hub: HubServer, harness: Harness, sc
     scripts.expect("CORS")
     nowhere = refusal(harness, named(hub, "nano/llama", hub="http://127.0.0.1:1"))
     assert "the hub http://127.0.0.1:1 cannot be asked for nano/llama at main (" in nowhere
-    page = refusal(harness, named(hub, "nano/llama", hub=harness.page.url.rpartition("/")[0]))
+    page = refusal(harness, named(hub, "nano/llama", hub=harness.page.url.partition("/capstan/")[0]))
     assert "there is no nano/llama at main (HTTP 404); check the id and the revision" in page
