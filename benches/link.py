@@ -25,9 +25,11 @@ sys.path[:0] = [str(ROOT)]
 
 from playwright.sync_api import BrowserContext, sync_playwright  # noqa: E402  # on the path just above
 
-from buildtools.browser import find_browser, flags  # noqa: E402
-from buildtools.server import SiteHandler, SiteServer, running  # noqa: E402
+from buildtools.browser import find_browser  # noqa: E402
+from buildtools.server import SiteServer  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
+from capstan.headless.browser import flags  # noqa: E402
+from capstan.headless.server import StaticHandler, running  # noqa: E402
 
 __all__ = ["SlowLink", "Visit", "first_visit"]
 
@@ -69,7 +71,7 @@ class SlowLink:
         time.sleep(max(0.0, until - time.monotonic()))
 
 
-class SlowHandler(SiteHandler):
+class SlowHandler(StaticHandler):
     server: SlowServer
 
     def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
@@ -87,7 +89,7 @@ class SlowServer(SiteServer):
         super().__init__(root, models)
 
     @property
-    def handler(self) -> type[SiteHandler]:
+    def handler(self) -> type[StaticHandler]:
         return SlowHandler
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import CACHE
+from . import CACHE, find_package
 from .bundles import CLIENT_AND_WORKER
 from .environment import run_tool
-from .server import ENCODINGS
 from .site import ORT_FILES, PYODIDE_FILES
 from .terminal import say
 
@@ -62,6 +61,9 @@ def is_worth_it(path: Path) -> bool:
 
 def forms(path: Path) -> list[Path]:
     """The paths of a file's compressed forms."""
+    find_package()
+    from capstan.headless.server import ENCODINGS
+
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
 
 

@@ -1,47 +1,22 @@
-"""One headless Chromium with the harness page open, for `run` and `exec`."""
+"""The harness page in this checkout's browser, for `run` and `exec`."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
-from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
-
-from .browser import adapters_to_try, find_browser, flags
+from . import find_package
+from .browser import find_browser
 from .errors import CommandError
 from .terminal import Event, say
 
-__all__ = ["HarnessPage", "Reply", "open_harness"]
+find_package()
 
-Reply = dict[str, Any]
+from capstan.errors import OptionError  # noqa: E402  (found by the line above)
+from capstan.headless import page  # noqa: E402
+from capstan.headless.browser import BrowserError  # noqa: E402
 
-PROBE = """async () => {
-  const adapter = await navigator.gpu?.requestAdapter();
-  if (!adapter) return null;
-  const { vendor, architecture, description } = adapter.info;
-  const software = adapter.info.isFallbackAdapter === true || /swiftshader/i.test(architecture + description);
-  return { name: [vendor, architecture].filter(Boolean).join(' ') || description, software };
-}"""
-LOST = ("has been closed", "Target closed", "crash", "Connection closed", "Browser closed")
-
-
-@dataclass
-class HarnessPage:
-    """The page, once its worker has booted."""
-
-    page: Page
-    browser_name: str
-
-    async def request(self, request: dict[str, Any]) -> Reply:
-        """Pass a request to the worker and wait for its reply; an error of the page itself is a CommandError."""
-        try:
-            reply: Reply = await self.page.evaluate("request => window.capstan.request(request)", request)
-        except Error as error:
-            raise page_error(error, self.browser_name) from error
-        return reply
+__all__ = ["open_harness"]
 
 
 @contextlib.asynccontextmanager
@@ -51,78 +26,13 @@ async def open_harness(
     debug: bool = False,
     on_input: Callable[[], Awaitable[str | None]] | None = None,
     trace: bool = False,
-) -> AsyncIterator[HarnessPage]:
-    """Start the browser, open harness.html of the site at `url`, boot it; all is closed at the end of the block.
-    `on_input` gives a script the next line of its input, None at the end; `trace` begins a trace with the worker."""
-    path = str(find_browser())
-    async with async_playwright() as playwright:
-        browser = await launch(playwright, path, url)
-        try:
-            page = await browser.new_page()
-            if debug:
-                page.on("console", lambda message: say(f"console: {message.text}"))
-                page.on("pageerror", lambda error: say(f"page error: {error}"))
-            await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
-            if on_input is not None:
-                await page.expose_binding("capstanInput", lambda _source: on_input())
-            try:
-                await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
-                await page.evaluate("() => window.capstan.ready")
-            except Error as error:
-                raise page_error(error, path) from error
-            yield HarnessPage(page, path)
-        finally:
-            with contextlib.suppress(Error):
-                await browser.close()
-
-
-async def launch(playwright: Playwright, path: str, url: str) -> Browser:
-    """The browser with the best adapter that CAPSTAN_ADAPTER allows; stepping down to software is said."""
-    wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
-    adapters = adapters_to_try(wish)
-    for adapter in adapters:
-        try:
-            browser = await playwright.chromium.launch(
-                executable_path=path,
-                args=["--headless=new", *flags(adapter)],
-                handle_sigint=False,
-                handle_sigterm=False,
-                handle_sighup=False,
-            )
-        except Error as error:
-            raise CommandError(
-                f"the browser {path} does not start: install another one or name it in CAPSTAN_BROWSER",
-                detail=str(error),
-            ) from error
-        if adapter == "software" or await has_hardware_adapter(browser, url):
-            if adapter == "software" and wish == "auto":
-                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
-                say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
-            return browser
-        await browser.close()
-    raise CommandError("CAPSTAN_ADAPTER=hardware, but Chromium finds no GPU adapter here: set it to auto or software")
-
-
-async def has_hardware_adapter(browser: Browser, url: str) -> bool:
-    """Whether a page of the site is given a WebGPU adapter that is not software."""
-    page = await browser.new_page()
+) -> AsyncIterator[page.HarnessPage]:
+    """See capstan.headless.page; a browser's or a page's failure is a CommandError."""
+    opened = page.open_harness(
+        url, on_event, program=find_browser(), say=say, debug=debug, on_input=on_input, trace=trace
+    )
     try:
-        await page.goto(url + "blank.html")
-        adapter = await page.evaluate(PROBE)
-    except Error:
-        return False
-    finally:
-        await page.close()
-    return adapter is not None and not adapter["software"]
-
-
-def page_error(error: Error, browser: str) -> CommandError:
-    """Playwright's error as one line for the user."""
-    text = error.message.strip()
-    if any(word in text for word in LOST):
-        return CommandError(
-            f"the browser {browser} crashed or was closed: run it again, or name another in CAPSTAN_BROWSER",
-            detail=text,
-        )
-    first = text.removeprefix("Page.evaluate: ").removeprefix("Error: ").splitlines()[0]
-    return CommandError(f"the page failed: {first}", detail=text)
+        async with opened as harness:
+            yield harness
+    except (BrowserError, OptionError) as error:
+        raise CommandError(str(error), detail=getattr(error, "detail", "")) from error

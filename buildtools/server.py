@@ -1,98 +1,34 @@
-"""The local web server: static files with the cross-origin isolation headers, byte ranges and model folders."""
+"""The site's server: what any folder's server does, a list of the models, and digests that their folders lack."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import json
-import mimetypes
-import re
-import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import formatdate
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
-from urllib.parse import unquote, urlsplit
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from . import find_package
 from .errors import CommandError
-from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, shards, transformers_js_dtypes
+from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
+
+find_package()
+
+from capstan.headless.server import FilePart, StaticServer, running  # noqa: E402  (found by the line above)
 
 if TYPE_CHECKING:
     from .digests import Digests
 
-__all__ = ["ENCODINGS", "FilePart", "LARGE_BYTES", "TRANSFORMERS_JS", "SiteHandler", "SiteServer", "running", "serving"]
+__all__ = ["TRANSFORMERS_JS", "SiteServer", "serving"]
 
-Server = TypeVar("Server", bound=ThreadingHTTPServer)
-
-CHUNK = 1 << 20
-LARGE_BYTES = 16 << 20
-"""Model files of this size are served as `no-store`: Capstan stores weights itself, and without it Chromium takes up to
-50 MB of such a response into the page's memory when it comes in faster than it is read."""
-MIME = {
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".wasm": "application/wasm",
-    ".whl": "application/zip",
-}
-ENCODINGS = {"br": ".br", "gzip": ".gz"}
-"""The endings of a file's compressed forms, by their names in Accept-Encoding, the best one first."""
-MOST_PATH = 4096
-"""Characters of a request's path; more is 414."""
 TRANSFORMERS_JS = "/transformers.js/transformers.min.js"
 """The folder of Transformers.js for the demo's race, if it is among the files."""
-LOCAL_NAMES = ("localhost", "localhost.localdomain")
-FRAMES = "frame-ancestors 'none'"
-"""The part of the pages' content security policy that a page cannot have in itself."""
-SANDBOX = "sandbox; default-src 'none'"
-"""The policy of what a model's folder holds: a page in it has no origin, runs no script and loads nothing."""
-IDLE_SECONDS = 30.0
-"""A connection whose next request is not there in that time is closed."""
-MOST_CONNECTIONS = 128
-"""Connections at a time, each with a thread of its own; what comes beyond is answered with 503."""
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-ISOLATION = {
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Embedder-Policy": "require-corp",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
-@dataclass(frozen=True)
-class FilePart:
-    """Bytes of a file that are served as one of their own, whole."""
-
-    path: Path
-    start: int
-    length: int
-
-
-class SiteServer(ThreadingHTTPServer):
-    """Serves `root`, each folder of `models` as /models/NAME/ and each GGUF file as /models/NAME, which
-    /models/index.json lists, and `files` by path;
-    with `digests` also those of the models' files that their folders lack.
-
-    Only who addresses it by an IP address, as localhost or by this machine's name is answered, and no page of another
-    origin: a name that somebody else's DNS makes point here would else let that page read what is served.
-    """
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = MOST_CONNECTIONS
-
-    @property
-    def handler(self) -> type[SiteHandler]:
-        """The class that answers requests."""
-        return SiteHandler
+class SiteServer(StaticServer):
+    """A StaticServer with /models/index.json, which lists the models; with `digests` also those of the models' files
+    that their folders lack. CommandError for an address or a port that is taken."""
 
     def __init__(
         self,
@@ -103,54 +39,13 @@ class SiteServer(ThreadingHTTPServer):
         files: Mapping[str, Path] | None = None,
         digests: Digests | None = None,
     ) -> None:
-        self.root = root
         self.digests = digests
-        self.models = dict(models)
-        self.files = dict(files or {})
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        own = socket.gethostname()
-        self.names = {name.lower() for name in (*LOCAL_NAMES, own, f"{own}.local", host)}
         try:
-            super().__init__((host, port), self.handler)
+            super().__init__(root, models, host, port, files)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise CommandError(f"port {port} on {host} is taken: give another one with --port N") from error
             raise CommandError(f"cannot listen on {host}:{port} ({error.strerror}): give --host and --port") from error
-
-    @property
-    def url(self) -> str:
-        """The address to open; 127.0.0.1 is a secure context, which WebGPU needs."""
-        host, port = self.server_address[:2]
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else str(host)}:{port}/"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread, if there is a place for it."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
-        with contextlib.suppress(OSError):
-            request.sendall(BUSY)
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """A connection, from its first request until it is closed."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def is_ours(self, authority: str) -> bool:
-        """Whether a Host header, or an Origin's host, is one by which this server may be addressed."""
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/]+))(?::\d{1,5})?", authority)
-        if match is None:
-            return False
-        if match[2] and match[2].lower().rstrip(".") in self.names:
-            return True
-        try:
-            ipaddress.ip_address(match[1] or match[2])
-        except ValueError:
-            return False
-        return True
 
     def about(self, name: str, model: Path) -> dict[str, object]:
         """A model's entry in /models/index.json."""
@@ -159,225 +54,14 @@ class SiteServer(ThreadingHTTPServer):
             entry["transformers_js"] = dtypes
         return entry
 
-    def is_of_a_model(self, path: str) -> bool:
-        """Whether a URL path leads into a model's folder."""
-        return [part for part in path.split("/") if part][:1] == ["models"]
-
     def find(self, path: str) -> Path | bytes | FilePart | None:
-        """The target of a URL path: a file or a part of one, bytes made here, or nothing. No hidden file, and no link
-        that leads out of the served folder.
-        """
-        parts = [part for part in path.split("/") if part]
-        if not path.startswith("/") or any(is_refused(part) for part in parts):
-            return None
-        if parts == ["models", "index.json"]:
+        """See StaticServer."""
+        if [part for part in path.split("/") if part] == ["models", "index.json"]:
             return json.dumps([self.about(*model) for model in self.models.items()], indent=1).encode()
-        if path in self.files:
-            return self.files[path]
-        name = parts[1] if len(parts) == 2 and parts[0] == "models" and not path.endswith("/") else ""
-        if file := self.gguf_file(name.removesuffix(DIGESTS_SUFFIX)):
-            return self.of_a_file(file, name)
-        base = self.root
-        if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
-            base, parts = self.models[parts[1]], parts[2:]
-        if any(part.startswith(".") for part in parts):
-            return None
-        if self.digests and base != self.root and path.endswith(DIGESTS_SUFFIX):
-            data = file_below(base, [*parts[:-1], parts[-1].removesuffix(DIGESTS_SUFFIX)])
-            return data and self.digests.text(data)
-        return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
-
-    def gguf_file(self, name: str) -> Path | None:
-        """The GGUF file of that name: a model's, or another shard of one."""
-        if not name.lower().endswith(GGUF):
-            return None
-        if name in self.models:
-            return self.models[name] if self.models[name].is_file() else None
-        files = [shard for file in self.models.values() if file.is_file() for shard in shards(file)]
-        return next((file for file in files if file.name == name), None)
-
-    def of_a_file(self, file: Path, name: str) -> Path | bytes | None:
-        """A GGUF file, or its digests."""
-        if not name.endswith(DIGESTS_SUFFIX):
-            return file
-        return self.digests.text(file) if self.digests else None
-
-
-def file_below(base: Path, parts: Sequence[str]) -> Path | None:
-    """The file of that path below a folder, if there is one and no link leads elsewhere."""
-    file = base.joinpath(*parts)
-    try:
-        return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None
-    except (OSError, ValueError):
-        return None  # No file system has such a name.
-
-
-def is_refused(part: str) -> bool:
-    """Whether a part of a path could mean another place than a file below: up, or what Windows reads as a drive, a
-    host or several parts."""
-    windows = PureWindowsPath(part)
-    return part == ".." or bool(windows.drive or windows.root) or windows.parts != (part,)
-
-
-class SiteHandler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD."""
-
-    protocol_version = "HTTP/1.1"
-    page_policy = FRAMES
-    server: SiteServer
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def handle_one_request(self) -> None:
-        """Answer the next request of the connection, if its client is still there and sends one in time."""
-        self.connection.settimeout(IDLE_SECONDS)
-        try:
-            super().handle_one_request()
-        except ConnectionError:
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal belongs to the model's text."""
-
-    def refusal(self) -> tuple[HTTPStatus, bytes] | None:
-        """The reason why no path of this request would be answered."""
-        if len(self.path) > MOST_PATH:
-            return HTTPStatus.REQUEST_URI_TOO_LONG, b"the address is too long\n"
-        hosts = self.headers.get_all("Host") or []
-        if len(hosts) != 1 or not self.server.is_ours(hosts[0].strip()):
-            return HTTPStatus.MISDIRECTED_REQUEST, b"use the address that build.py printed\n"
-        origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin)[:2] != ("http", hosts[0].strip().lower()):
-            return HTTPStatus.FORBIDDEN, b"pages of another origin are not answered\n"
-        return None
-
-    def _answer(self, with_body: bool) -> None:
-        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # The body that follows is not read.
-        self.connection.settimeout(None)  # A page may take its time to read a file.
-        path = ""
-        try:
-            refused = self.refusal()
-            path = unquote(urlsplit(self.path).path)
-        except ValueError:
-            refused = HTTPStatus.BAD_REQUEST, b"not a request\n"
-        if refused is not None:
-            self._send_bytes(*refused, "text/plain; charset=utf-8", with_body)
-            return
-        found = self.server.find(path)
-        if found is None:
-            self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
-        elif isinstance(found, bytes):
-            self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
-        elif isinstance(found, FilePart):
-            self._start(HTTPStatus.OK, "application/octet-stream", found.length, {})
-            if with_body:
-                with found.path.open("rb") as file:
-                    self._send_body(file, found.start, found.length)
-        else:
-            self._send_file(found, SANDBOX if self.server.is_of_a_model(path) else "", with_body)
-
-    def _send_bytes(self, status: HTTPStatus, body: bytes, mime: str, with_body: bool) -> None:
-        self._start(status, mime, len(body), {})
-        if with_body:
-            self.wfile.write(body)
-
-    def _send_file(self, path: Path, policy: str, with_body: bool) -> None:
-        mime = MIME.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        found, encoding = self._form_of(path)
-        with found.open("rb") as file:
-            stat = found.stat()
-            etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
-            extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
-            if policy:
-                extra["Content-Security-Policy"] = policy
-            if encoding is not None:
-                extra["Vary"] = "Accept-Encoding"
-                extra |= {"Content-Encoding": encoding} if encoding else {}
-            if policy and stat.st_size >= LARGE_BYTES:
-                extra["Cache-Control"] = "no-store"
-            if self.headers.get("If-None-Match") == etag:
-                self._start(HTTPStatus.NOT_MODIFIED, mime, None, extra)
-                return
-            wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None
-            span = byte_range(wanted, stat.st_size)
-            if span is None:
-                start, length = 0, stat.st_size
-                self._start(HTTPStatus.OK, mime, length, extra)
-            elif span == (0, 0):
-                extra["Content-Range"] = f"bytes */{stat.st_size}"
-                self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, mime, 0, extra)
-                return
-            else:
-                start, length = span
-                extra["Content-Range"] = f"bytes {start}-{start + length - 1}/{stat.st_size}"
-                self._start(HTTPStatus.PARTIAL_CONTENT, mime, length, extra)
-            if with_body:
-                self._send_body(file, start, length)
-
-    def _form_of(self, path: Path) -> tuple[Path, str | None]:
-        """A compressed form of the file that the client takes, and its encoding, empty for the file itself; None where
-        there are no others (buildtools/compressed.py). A range is one of the file itself."""
-        there = {name: form for name, ending in ENCODINGS.items() if (form := Path(f"{path}{ending}")).is_file()}
-        if not there:
-            return path, None
-        taken = accepted(self.headers.get("Accept-Encoding", ""))
-        if "Range" not in self.headers:
-            for name, form in there.items():
-                if name in taken:
-                    return form, name
-        return path, ""
-
-    def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
-        file.seek(start)
-        while length > 0:
-            chunk = file.read(min(CHUNK, length))
-            if not chunk:
-                self.close_connection = True
-                return
-            self.wfile.write(chunk)
-            length -= len(chunk)
-
-    def _start(self, status: HTTPStatus, mime: str, length: int | None, extra: Mapping[str, str]) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", mime)
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        policy = {}
-        if self.page_policy and mime.startswith("text/html"):
-            policy = {"Content-Security-Policy": self.page_policy}
-        about = {**ISOLATION, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **policy, **extra}
-        for name, value in about.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-
-def accepted(header: str) -> set[str]:
-    """The encodings of an `Accept-Encoding` header; those with a weight of 0 are refused."""
-    found = set()
-    for entry in header.lower().split(","):
-        name, _, weight = entry.partition(";")
-        if not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight):
-            found.add(name.strip())
-    return found
-
-
-def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """(start, length) of a `Range` header over `size` bytes; None: send it all; (0, 0): not satisfiable."""
-    match = re.fullmatch(r"bytes=([0-9]{0,18})-([0-9]{0,18})", header.strip()) if header else None
-    if match is None or match[0] == "bytes=-":
-        return None
-    if not match[1]:
-        length = min(int(match[2]), size)
-        return (size - length, length) if length else (0, 0)
-    start, end = int(match[1]), min(int(match[2] or size - 1), size - 1)
-    if match[2] and int(match[2]) < start:
-        return None
-    return (start, end - start + 1) if start < size else (0, 0)
+        if self.digests and self.is_of_a_model(path) and path.endswith(DIGESTS_SUFFIX):
+            data = super().find(path.removesuffix(DIGESTS_SUFFIX))
+            return self.digests.text(data) if isinstance(data, Path) else None
+        return super().find(path)
 
 
 @contextlib.contextmanager
@@ -392,16 +76,3 @@ def serving(
     """Serve in a thread of this process for as long as the block runs."""
     with running(SiteServer(root, models, host, port, files, digests)) as server:
         yield server
-
-
-@contextlib.contextmanager
-def running(server: Server) -> Iterator[Server]:
-    """`serving` for a server that was made already."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

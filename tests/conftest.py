@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
+from capstan.headless.browser import flags
 from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
 from tests.harness import Harness, watch

@@ -12,7 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from buildtools.server import FilePart, SiteHandler, SiteServer
+from buildtools.server import SiteServer
+from capstan.headless.server import FilePart, StaticHandler
 
 from .external_data import split_data
 from .plan import Step
@@ -36,7 +37,7 @@ LARGEST_DATA = 2_000_000_000
 DECODER_KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
 
 
-class BenchHandler(SiteHandler):
+class BenchHandler(StaticHandler):
     """Answers GET and HEAD as the site's server does; takes what the page posts."""
 
     page_policy = ""
@@ -70,7 +71,7 @@ class BenchServer(SiteServer):
         super().__init__(site, models)
 
     @property
-    def handler(self) -> type[SiteHandler]:
+    def handler(self) -> type[StaticHandler]:
         return BenchHandler
 
     def find(self, path: str) -> Path | bytes | FilePart | None:

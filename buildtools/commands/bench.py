@@ -93,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
     args.models = {**real, **args.models}
     from benches.runner.main import Bench
 
-    from ..browser import adapters_to_try, find_browser, flags
+    find_package()
+    from capstan.headless.browser import adapters_to_try, flags
+
+    from ..browser import find_browser
     from ..contenders import install
     from ..site import assemble
 
@@ -205,7 +208,9 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     cases."""
     from benches.correctness import cases
 
-    from ..browser import HARDWARE_LINUX
+    find_package()
+    from capstan.headless.browser import HARDWARE_LINUX
+
     from ..contenders import CONTENDERS, install
     from ..site import assemble
 
@@ -219,6 +224,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
     for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py"):
         shutil.copy(ROOT / "benches" / name, folder)
+    shutil.copytree(ROOT / "py_src/capstan", folder / "py_src/capstan", ignore=quiet)
     (folder / "buildtools").mkdir()
     for name in PACKED_TOOLS:
         shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")

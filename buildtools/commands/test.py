@@ -8,7 +8,6 @@ import os
 import subprocess
 
 from .. import ROOT
-from ..browser import find_browser
 from ..environment import venv_python
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -38,6 +37,7 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Assemble the site once, then run pytest in the checkout."""
+    from ..browser import find_browser
     from ..site import assemble
 
     for option, module in OTHERS.items():

@@ -21,10 +21,11 @@ ROOT = HERE.parents[1]
 ICONS = ROOT / "web/demo/icons"
 sys.path.insert(0, str(ROOT))
 
-from buildtools.browser import find_browser, flags  # noqa: E402  # on the path just above
+from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.models import BUNDLED, mounts  # noqa: E402
 from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
+from capstan.headless.browser import flags  # noqa: E402  # on the path just above
 
 SETTINGS = {"software": "#device=wasm&random_seed=7", "hardware": "#random_seed=7"}
 WAIT_MS = 600_000

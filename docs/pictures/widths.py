@@ -24,11 +24,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from buildtools.browser import find_browser, flags  # noqa: E402  # on the path just above
+from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.commands.docs import TARGET  # noqa: E402
 from buildtools.models import BUNDLED, mounts  # noqa: E402
 from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
+from capstan.headless.browser import flags  # noqa: E402  # on the path just above
 
 WIDTHS = (1240, 800, 360)
 PAGES = ("index.html", "tape.html", "errors.html")

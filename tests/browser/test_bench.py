@@ -13,10 +13,11 @@ from benches.runner.plan import SOFTWARE, plan
 from benches.runner.results import over_budget, summarize
 from benches.runner.run import play
 from benches.runner.server import BenchServer
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.commands.bench import PAGE
 from buildtools.contenders import install
 from buildtools.site import assemble
+from capstan.headless.browser import flags
 from tests import oracle
 from tests.harness import exec_request
 

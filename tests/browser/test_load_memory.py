@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.server import SiteServer
+from capstan.headless.browser import flags
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
 from tests.harness import Harness, exec_request

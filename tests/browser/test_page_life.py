@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.server import running
 from buildtools.site import assemble
+from capstan.headless.server import running
 from tests import oracle
 from tests.browser.weight_server import Faults, WeightServer
 from tests.harness import Harness, exec_request, generate_request

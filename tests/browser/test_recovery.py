@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.server import SiteServer
+from capstan.headless.browser import flags
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness

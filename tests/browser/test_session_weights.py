@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.server import running
 from buildtools.site import assemble
+from capstan.headless.server import running
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import WeightServer

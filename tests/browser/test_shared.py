@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from buildtools.server import running
 from buildtools.site import assemble
+from capstan.headless.server import running
 from tests import oracle
 from tests.browser.weight_server import WeightServer
 from tests.plain_server import serving_plainly

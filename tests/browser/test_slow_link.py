@@ -12,10 +12,11 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 
 from benches.link import SlowLink, SlowServer, Visit, first_visit
-from buildtools.browser import find_browser, flags
-from buildtools.server import running
+from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan import graph
+from capstan.headless.browser import flags
+from capstan.headless.server import running
 from tests.browser.model_variants import LLAMA
 
 MBIT = 100.0

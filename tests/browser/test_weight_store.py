@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.digests import Digests
-from buildtools.server import running
 from buildtools.site import assemble
 from capstan import graph
 from capstan.device.reference import unpacked as definition
+from capstan.headless.browser import flags
+from capstan.headless.server import running
 from capstan.model_files.gguf.header import GgmlType
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from tests import oracle

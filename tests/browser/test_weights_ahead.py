@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
 
-from buildtools.server import SiteServer, byte_range
+from buildtools.server import SiteServer
+from capstan.headless.server import byte_range
 from capstan.model_files.gguf.header import GgmlType
 from tests import oracle
 from tests.browser.hub_server import LARGE, Repository, running_hub

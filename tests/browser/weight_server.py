@@ -11,7 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
-from buildtools.server import SiteHandler, SiteServer
+from buildtools.server import SiteServer
+from capstan.headless.server import StaticHandler
 
 __all__ = ["Faults", "WeightServer"]
 
@@ -68,7 +69,7 @@ class WeightServer(SiteServer):
         super().__init__(root, models)
 
     @property
-    def handler(self) -> type[SiteHandler]:
+    def handler(self) -> type[StaticHandler]:
         return WeightHandler
 
     def mount(self, source: Path, place: Path) -> str:
@@ -86,7 +87,7 @@ class WeightServer(SiteServer):
         return [request for request in self.requests if request.path == path and request.method == "GET"]
 
 
-class WeightHandler(SiteHandler):
+class WeightHandler(StaticHandler):
     server: WeightServer
     _faults = Faults()
     """The faults of the requested file at the time of the request."""

@@ -17,8 +17,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
-from buildtools.browser import find_browser, flags
+from buildtools.browser import find_browser
 from buildtools.models import BUNDLED
+from capstan.headless.browser import flags
 from tests import products
 from tests.plain_server import serving_plainly
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from buildtools.server import running
+from capstan.headless.server import running
 
 from .report import Outcome
 from .share import Share

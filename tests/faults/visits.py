@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from buildtools.server import SiteHandler, SiteServer, running
+from buildtools.server import SiteServer
 from buildtools.terminal import say
+from capstan.headless.server import StaticHandler, running
 from tests import oracle
 
 from .report import Outcome, fault_of
@@ -49,7 +50,7 @@ class FaultyServer(SiteServer):
         super().__init__(root, {MODEL.name: MODEL})
 
     @property
-    def handler(self) -> type[SiteHandler]:
+    def handler(self) -> type[StaticHandler]:
         return FaultyHandler
 
     def begin(self, fault: str, at: int | str) -> None:
@@ -68,7 +69,7 @@ class FaultyServer(SiteServer):
             return self.fault
 
 
-class FaultyHandler(SiteHandler):
+class FaultyHandler(StaticHandler):
     server: FaultyServer
     _fault = ""
 

@@ -28,7 +28,7 @@ from benches.runner.server import BenchServer
 from benches.runner.subjects import prompt_ids
 from benches.runner.text import table
 from buildtools.commands.bench import PACKED_TOOLS, PAGE, README, SPEED, tables_in_step
-from buildtools.server import running
+from capstan.headless.server import running
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests/fixtures/nano-llama"
@@ -327,6 +327,7 @@ def test_a_large_data_file_is_served_in_parts(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_packed_runs_with_the_standard_library_alone(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "benches/runner", tmp_path / "benches/runner")
+    shutil.copytree(ROOT / "py_src/capstan", tmp_path / "py_src/capstan")
     (tmp_path / "buildtools").mkdir()
     for name in PACKED_TOOLS:
         shutil.copy(ROOT / "buildtools" / name, tmp_path / "buildtools")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from buildtools import browser
-from buildtools.browser import adapters_to_try, browser_version, find_browser, flags, gpu_devices
+from buildtools.browser import find_browser
 from buildtools.errors import CommandError
+from capstan.errors import OptionError
+from capstan.headless.browser import adapters_to_try, browser_version, flags, gpu_devices
 
 SNAP_STUB = """#!/bin/sh
 echo "Command '$0' requires the chromium snap to be installed." >&2
@@ -33,7 +35,7 @@ def prints(version: str) -> str:
 def nothing_is_installed_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "REMEMBERED", tmp_path / "browser.txt")
     monkeypatch.setattr(browser, "CACHE", tmp_path)
-    monkeypatch.setattr(browser, "ELSEWHERE", {})
+    monkeypatch.setattr("capstan.headless.browser.ELSEWHERE", {})
     monkeypatch.setattr(browser, "_download", lambda: None)
     monkeypatch.setattr(browser, "_install_package", lambda environ: None)
 
@@ -64,7 +66,7 @@ def test_a_program_that_is_no_browser_or_hangs_has_no_version(tmp_path: Path, mo
     assert browser_version(program(tmp_path, "editor", prints("Editor 3.0"))) is None
     assert browser_version(tmp_path / "absent") is None
     assert browser_version(program(tmp_path, "chrome", prints("Chromium 1.2"))) == "Chromium 1.2"
-    monkeypatch.setattr(browser, "VERSION_SECONDS", 0.2)
+    monkeypatch.setattr("capstan.headless.browser.VERSION_SECONDS", 0.2)
     assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nsleep 60\necho Chromium 1.2\n")) is None
 
 
@@ -88,13 +90,13 @@ def test_a_downloaded_browser_is_remembered(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(browser, "gpu_devices", list)
+    monkeypatch.setattr("capstan.headless.browser.gpu_devices", list)
     assert adapters_to_try("auto") == ["software"]
-    monkeypatch.setattr(browser, "gpu_devices", lambda: [Path("/dev/nvidia0")])
+    monkeypatch.setattr("capstan.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
     assert adapters_to_try("auto") == ["hardware", "software"]
     assert adapters_to_try("software") == ["software"]
     assert adapters_to_try("hardware") == ["hardware"]
-    with pytest.raises(CommandError, match="CAPSTAN_ADAPTER is 'gpu': set it to auto, hardware or software"):
+    with pytest.raises(OptionError, match="CAPSTAN_ADAPTER is 'gpu': set it to auto, hardware or software"):
         adapters_to_try("gpu")
 
 

@@ -19,7 +19,8 @@ import pytest
 from buildtools import ROOT
 from buildtools.digests import Digests
 from buildtools.errors import CommandError
-from buildtools.server import LARGE_BYTES, MOST_CONNECTIONS, SiteServer, byte_range, serving
+from buildtools.server import SiteServer, serving
+from capstan.headless.server import LARGE_BYTES, MOST_CONNECTIONS, byte_range
 from tests.gguf_files import gguf_file
 
 BODY = bytes(range(100))
@@ -290,7 +291,7 @@ def test_connections_beyond_a_number_are_refused(server: SiteServer) -> None:
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildtools.server.IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("capstan.headless.server.IDLE_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as idle:
         assert idle.recv(1) == b""
 

@@ -201,8 +201,8 @@ PLACES = (
     ),
     Mutation(
         "places.served_beside",
-        "buildtools/server.py",
-        "return next((file for file in files if file.name == name), None)",
+        "py_src/capstan/headless/server.py",
+        "return next((file for file in shards if file.name == name and file.is_file()), None)",
         "return next((file for model in self.models.values() for file in model.parent.iterdir() if file.name == name), "
         "None)",
         "the local server serves every GGUF file beside the one that was named",

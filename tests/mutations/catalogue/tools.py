@@ -9,23 +9,23 @@ __all__ = ["TOOLS"]
 TOOLS = (
     Mutation(
         "server.rebinding",
-        "buildtools/server.py",
+        "py_src/capstan/headless/server.py",
         """        except ValueError:
             return False
         return True
 
-    def about""",
+    def is_of_a_model""",
         """        except ValueError:
             return True
         return True
 
-    def about""",
+    def is_of_a_model""",
         "any host name is answered, so that another page may read what is served",
         unit("build_server::test_only_who_addresses_this_machine_is_answered"),
     ),
     Mutation(
         "server.linked_out",
-        "buildtools/server.py",
+        "py_src/capstan/headless/server.py",
         "return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None",
         "return file if file.is_file() else None",
         "a link leads out of the served folder",
@@ -33,7 +33,7 @@ TOOLS = (
     ),
     Mutation(
         "server.range_end",
-        "buildtools/server.py",
+        "py_src/capstan/headless/server.py",
         "return (start, end - start + 1) if start < size else (0, 0)",
         "return (start, end - start) if start < size else (0, 0)",
         "a range lacks its last byte",
@@ -41,7 +41,7 @@ TOOLS = (
     ),
     Mutation(
         "server.if_range",
-        "buildtools/server.py",
+        "py_src/capstan/headless/server.py",
         'wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None',
         'wanted = self.headers.get("Range")',
         "a part of a changed file is sent",

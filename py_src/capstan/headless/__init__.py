@@ -1,0 +1,1 @@
+"""Capstan's page in a headless browser, driven from CPython: a browser, a server of files, and the page itself."""

@@ -1,0 +1,140 @@
+"""Finds a Chromium that really starts, and the flags that give it WebGPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..errors import CapstanError, OptionError
+
+__all__ = [
+    *(
+        "BrowserError",
+        "HARDWARE_LINUX",
+        "REMEDY",
+        "adapters_to_try",
+        "browser_version",
+        "find_browser",
+        "flags",
+        "gpu_devices",
+    ),
+    *("installed_browser", "named_browser"),
+]
+
+
+class BrowserError(CapstanError):
+    """No browser is there, it does not start, it crashed, or its page failed; `detail` has the browser's own words."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+NAMES = ("google-chrome", "google-chrome-stable", "chromium", "chromium-browser", "chrome")
+ELSEWHERE = {
+    "darwin": (
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+        "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    ),
+    "win32": (
+        r"C:\Program Files\Google\Chrome\Application\chrome.exe",
+        r"C:\Program Files (x86)\Google\Chrome\Application\chrome.exe",
+    ),
+}
+VERSION_SECONDS = 20
+REMEDY = (
+    "install Google Chrome or Chromium (Debian: apt-get install chromium; Ubuntu: Google's .deb package, "
+    "since Ubuntu's own is only a stub) or name one in CAPSTAN_BROWSER"
+)
+
+SOFTWARE = (
+    "--enable-features=Vulkan",
+    "--use-webgpu-adapter=swiftshader",
+    "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension",
+)
+"""The last one: Dawn's loops set workgroup memory to zero. SwiftShader's own way is one store for each element, and
+compiling these took two thirds of the time to the first token."""
+HARDWARE_LINUX = (
+    "--enable-features=Vulkan",
+    "--use-angle=vulkan",
+    "--disable-vulkan-surface",
+    "--ignore-gpu-blocklist",
+    "--enable-dawn-features=vulkan_enable_f16_on_nvidia",
+)
+
+
+def flags(adapter: str) -> list[str]:
+    """Chromium's command-line flags for a `software` or `hardware` WebGPU adapter on this machine."""
+    chosen = ["--enable-unsafe-webgpu"]
+    if adapter == "software":
+        chosen += SOFTWARE
+    elif sys.platform.startswith("linux"):
+        chosen += HARDWARE_LINUX
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        chosen.append("--no-sandbox")
+    return chosen
+
+
+def adapters_to_try(wish: str) -> list[str]:
+    """The adapters to launch with, in order, for `auto`, `hardware` or `software` (CAPSTAN_ADAPTER)."""
+    if wish in ("hardware", "software"):
+        return [wish]
+    if wish != "auto":
+        raise OptionError(f"CAPSTAN_ADAPTER is {wish!r}: set it to auto, hardware or software")
+    if sys.platform in ("darwin", "win32") or gpu_devices():
+        return ["hardware", "software"]
+    return ["software"]
+
+
+def gpu_devices(dev: Path = Path("/dev")) -> list[Path]:
+    """The GPU device nodes of a Linux machine."""
+    return [*dev.glob("dri/render*"), *dev.glob("nvidia0")]
+
+
+def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
+    """A Chromium that answers `--version`: CAPSTAN_BROWSER, or an installed one. BrowserError if there is none."""
+    found = named_browser(environ) or installed_browser(environ)
+    if found is None:
+        raise BrowserError(f"no Chrome or Chromium starts on this machine: {REMEDY}")
+    return found
+
+
+def named_browser(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """CAPSTAN_BROWSER, if it is set. BrowserError for another program."""
+    named = environ.get("CAPSTAN_BROWSER")
+    if not named:
+        return None
+    found = shutil.which(named, path=environ.get("PATH"))
+    if found is None or not browser_version(Path(found)):
+        reason = "does not answer --version as a Chrome or Chromium" if found else "is not a program"
+        raise BrowserError(f"CAPSTAN_BROWSER={named} {reason}: give the path of Chrome or Chromium, or unset it")
+    return Path(found)
+
+
+def installed_browser(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The first Chrome or Chromium on the path, or where its installer puts it, that answers `--version`."""
+    return next((path for path in _installed(environ) if browser_version(path)), None)
+
+
+def browser_version(path: Path) -> str | None:
+    """The program's version line, or None if it does not start: Ubuntu's stub only names its snap."""
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else []
+    return version[0] if version and version[0].startswith(("Google Chrome", "Chromium")) else None
+
+
+def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
+    for name in NAMES:
+        found = shutil.which(name, path=environ.get("PATH", ""))
+        if found:
+            yield Path(found)
+    yield from (Path(path) for path in ELSEWHERE.get(sys.platform, ()) if Path(path).exists())

@@ -1,0 +1,151 @@
+"""One headless Chromium with the harness page open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
+
+from .browser import BrowserError, adapters_to_try, flags
+
+__all__ = ["PROBE", "Event", "HarnessPage", "Reply", "boot", "launch", "open_harness"]
+
+Event = dict[str, Any]
+Reply = dict[str, Any]
+
+PROBE = """async () => {
+  const adapter = await navigator.gpu?.requestAdapter();
+  if (!adapter) return null;
+  const { vendor, architecture, description } = adapter.info;
+  const software = adapter.info.isFallbackAdapter === true || /swiftshader/i.test(architecture + description);
+  return { name: [vendor, architecture].filter(Boolean).join(' ') || description, software };
+}"""
+LOST = ("has been closed", "Target closed", "crash", "Connection closed", "Browser closed")
+
+
+@dataclass
+class HarnessPage:
+    """The page, once its worker has booted."""
+
+    page: Page
+    browser_name: str
+
+    async def request(self, request: dict[str, Any]) -> Reply:
+        """Pass a request to the worker and wait for its reply; an error of the page itself is a BrowserError."""
+        try:
+            reply: Reply = await self.page.evaluate("request => window.capstan.request(request)", request)
+        except Error as error:
+            raise page_error(error, self.browser_name) from error
+        return reply
+
+
+def to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.asynccontextmanager
+async def open_harness(
+    url: str,
+    on_event: Callable[[Event], None],
+    *,
+    program: Path,
+    say: Callable[[str], None] = to_stderr,
+    debug: bool = False,
+    on_input: Callable[[], Awaitable[str | None]] | None = None,
+    trace: bool = False,
+) -> AsyncIterator[HarnessPage]:
+    """Start the browser `program` and boot the page of the site at `url`; all is closed at the end of the block."""
+    async with async_playwright() as playwright:
+        browser = await launch(playwright, program, url, say)
+        try:
+            yield await boot(browser, url, on_event, program, say if debug else None, on_input, trace)
+        finally:
+            with contextlib.suppress(Error):
+                await browser.close()
+
+
+async def boot(
+    browser: Browser,
+    url: str,
+    on_event: Callable[[Event], None],
+    program: Path,
+    console: Callable[[str], None] | None = None,
+    on_input: Callable[[], Awaitable[str | None]] | None = None,
+    trace: bool = False,
+) -> HarnessPage:
+    """A new page with harness.html of the site at `url` (a folder with capstan/, as the npm package is) and Python
+    booted. `console` gets the page's messages; `on_input` gives a script the next line of its input, None at the end;
+    `trace` begins a trace with the worker. BrowserError for a page that fails."""
+    page = await browser.new_page()
+    if console is not None:
+        page.on("console", lambda message: console(f"console: {message.text}"))
+        page.on("pageerror", lambda error: console(f"page error: {error}"))
+    await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
+    if on_input is not None:
+        await page.expose_binding("capstanInput", lambda _source: on_input())
+    try:
+        await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
+        await page.evaluate("() => window.capstan.ready")
+    except Error as error:
+        raise page_error(error, str(program)) from error
+    return HarnessPage(page, str(program))
+
+
+async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:
+    """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
+    `say` is told of a step down to software. BrowserError if it does not start."""
+    path = str(program)
+    wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
+    adapters = adapters_to_try(wish)
+    for adapter in adapters:
+        try:
+            browser = await playwright.chromium.launch(
+                executable_path=path,
+                args=["--headless=new", *flags(adapter)],
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
+            )
+        except Error as error:
+            raise BrowserError(
+                f"the browser {path} does not start: install another one or name it in CAPSTAN_BROWSER",
+                detail=str(error),
+            ) from error
+        if adapter == "software" or await has_hardware_adapter(browser, url):
+            if adapter == "software" and wish == "auto":
+                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
+                say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
+            return browser
+        await browser.close()
+    raise BrowserError("CAPSTAN_ADAPTER=hardware, but Chromium finds no GPU adapter here: set it to auto or software")
+
+
+async def has_hardware_adapter(browser: Browser, url: str) -> bool:
+    """Whether a page of the site is given a WebGPU adapter that is not software."""
+    page = await browser.new_page()
+    try:
+        await page.goto(url + "capstan/python.json")
+        adapter = await page.evaluate(PROBE)
+    except Error:
+        return False
+    finally:
+        await page.close()
+    return adapter is not None and not adapter["software"]
+
+
+def page_error(error: Error, browser: str) -> BrowserError:
+    """Playwright's error as one line for the user."""
+    text = error.message.strip()
+    if any(word in text for word in LOST):
+        return BrowserError(
+            f"the browser {browser} crashed or was closed: run it again, or name another in CAPSTAN_BROWSER",
+            detail=text,
+        )
+    first = text.removeprefix("Page.evaluate: ").removeprefix("Error: ").splitlines()[0]
+    return BrowserError(f"the page failed: {first}", detail=text)
