@@ -55,8 +55,10 @@ def test_sampling_goes_on_as_if_nothing_had_been_measured(scripts: PageScripts) 
 @pytest.mark.one_in(2)
 def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
-    wall = times["wall"]["steps"]
-    assert len(wall) == 5
+    found = times["wall"]["steps"]
+    assert len(found) % 5 == 0
+    assert 10 <= len(found) <= 50
+    wall = found[-5:]
     # In no submit of four steps is the GPU at work for longer than from there to the result, so their median is not.
     assert 4 * times["step"] <= median(wall) + ROUNDED, times
     # Only a busy machine lets the host wait for long besides.

@@ -169,3 +169,22 @@ def test_a_token_that_the_search_never_picks_cannot_be_forced() -> None:
     with pytest.raises(OptionError, match="token 2 cannot be forced: the search picks 0 instead"):
         asyncio.run(rehearsal(stage).forced([1], [2], stage.logits, stage.set_logits, lambda _: None))
     assert stage.log[-6:] == ["put back"] + ["free"] * 5
+
+
+def test_the_time_of_a_step_is_read_again_while_the_gpu_raises_its_clock() -> None:
+    """The clock rises from 1.12 ms a step. No further reading is asked for after one that does not fall."""
+    readings = iter([1.12, 0.9, 0.7, 0.6, 0.6, 0.1])
+
+    class Stepping:
+        room, buffers = 1000, SimpleNamespace(end=2000, capacity=2000)
+
+        async def step_time(self, steps: int, rounds: int) -> list[float]:
+            return [next(readings)] * rounds
+
+    class Lender(Generator):
+        def __init__(self) -> None: ...
+
+        async def aside(self, action: Callable[[Any], Awaitable[Any]]) -> Any:
+            return await action(SimpleNamespace(capture="tape", rehearsal=Stepping))
+
+    assert asyncio.run(measure.gpu_step_time(Lender())) == 0.6
