@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand items and their modules stay to the end: Python's collector need not look at them again and again,
+    which took a tenth of the unit tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
