@@ -67,12 +67,14 @@ def corpus(specials: Sequence[str], count: int = COUNT) -> list[str]:
     return found
 
 
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PLAIN]
+CODES = {chr(byte): byte for byte in PLAIN} | {chr(256 + place): byte for place, byte in enumerate(OTHERS)}
+
+
 def bytes_of(token: str) -> bytes:
     """The bytes of a byte-level token."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    codes = {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
-    return bytes(codes[character] for character in token)
+    return bytes(CODES[character] for character in token)
 
 
 def sentence_piece(prefix: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import argparse
 import os
 import subprocess
 
-from .. import ROOT
+from .. import CACHE, ROOT
 from ..environment import venv_python
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -53,4 +53,7 @@ def run(args: argparse.Namespace) -> int:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
         arguments = [*arguments, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks", LONGEST]
-    return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode
+    # Compiled once, not by each process of each run; an environment that forbids files beside the sources is obeyed.
+    kept = {"PYTHONPYCACHEPREFIX": str(CACHE / "bytecode")}
+    env = {**{name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **kept}
+    return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT, env=env).returncode

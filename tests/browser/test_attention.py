@@ -491,14 +491,15 @@ def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, he
     planned(kernels, shape, (1, 129, 700), lanes)
 
 
-@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("epsilon", [0.5, None], ids=["norms", "plain"])
 def test_the_kernel_of_few_positions_gives_the_same(kernels: KernelPage, epsilon: float | None) -> None:
     """Up to the positions that one split takes alone, in blocks of its own."""
     shape = Shape(32, 8, 128, capacity=503, epsilon=epsilon)
     plan, join, partial_bytes = plan_attention(shape, 32, epsilon)
     short, _ = by_length(plan)
     step = Step.random(shape)
-    for length in (1, 64, 65, 129, 384):
+    for length in (1, 65, 384):
         check(step, attend(kernels, step, (short, join, partial_bytes), length, 32), length)
 
 

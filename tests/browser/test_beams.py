@@ -36,8 +36,9 @@ def case(prompts: int, chosen: list[int], name: str, *marks: pytest.MarkDecorato
     ("prompts", "chosen"),
     [
         # A number of rows more is a step more to record.
-        case(1, [0, 3, 4, 5, 6, 7], "one prompt"),
+        case(1, [0, 4, 6, 7], "one prompt"),
         case(2, [3, 4, 5], "two prompts"),
+        case(1, [0, 3, 4, 5, 6, 7], "one prompt, all ends", pytest.mark.extended),
         case(1, [1, 2], "one prompt, more beams", pytest.mark.extended),
         case(2, [0, 1, 2, 6, 7], "two prompts, more beams", pytest.mark.extended),
     ],

@@ -42,9 +42,10 @@ def page(browser: Browser, encoders: SiteServer) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.one_in(6)
+# Those of the first kind are compared where sentences are searched.
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind != "mpnet"))
 def test_vectors_are_those_of_the_native_onnxruntime(kind: str, device: str, page: Page) -> None:
     texts = [f"{TEXTS[place % 3]} {place}" for place in range(8)]
     found, stats, stored = page.evaluate(EMBED, [f"/models/{kind}/", texts, {"device": device}])
@@ -62,19 +63,21 @@ SEARCH = """async ([address, sentences, question]) => {
   const near = ({ embedding }) => embedding.reduce((sum, number, place) => sum + number * asked[place], 0);
   const best = data.toSorted((one, other) => near(other) - near(one)).map(({ index }) => index);
   embedder.close();
-  return best.slice(0, 3);
+  return [best.slice(0, 3), data.slice(0, 3).map(({ embedding }) => [...embedding])];
 }"""
 
 
-def test_a_search_over_a_hundred_sentences_finds_what_the_definition_finds(page: Page) -> None:
+def test_a_search_over_many_sentences_finds_what_the_definition_finds(page: Page) -> None:
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    sentences = re.findall(r"[A-Z][a-z ,]{15,90}\.", text)[:100]
-    assert len(sentences) == 100
-    question = sentences[61].removesuffix(".")
-    found = page.evaluate(SEARCH, ["/models/bert/", sentences, question])
-    near = vectors("bert", sentences, "mean") @ vectors("bert", [question], "mean")[0]
+    sentences = re.findall(r"[A-Z][a-z ,]{15,90}\.", text)[:40]
+    assert len(sentences) == 40
+    question = sentences[31].removesuffix(".")
+    found, first = page.evaluate(SEARCH, ["/models/bert/", sentences, question])
+    defined = vectors("bert", sentences, "mean")
+    assert np.array(first) == pytest.approx(defined[:3], abs=1e-4)
+    near = defined @ vectors("bert", [question], "mean")[0]
     assert found == list(np.argsort(-near, kind="stable")[:3])
-    assert found[0] == 61
+    assert found[0] == 31
 
 
 def test_what_is_no_encoder_is_told(page: Page, encoders: SiteServer, tmp_path: Path) -> None:

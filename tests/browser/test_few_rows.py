@@ -18,6 +18,7 @@ from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.matrix_tiling import FewRowsTiling
 from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, packed, results
+from tests.extended import pairwise
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
@@ -214,12 +215,11 @@ TILINGS = [
 ]
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("tiling", TILINGS, ids=str)
-def test_subgroup_matrices_multiply_weights_in_every_form(kernel_page: KernelPage, tiling: FewRowsTiling) -> None:
-    for case in FORMS:
-        if case.bits:
-            check_matrices(kernel_page, case, tiling)
+@pytest.mark.parametrize(("case", "tiling"), pairwise([(case,) for case in FORMS if case.bits], [], TILINGS), ids=str)
+def test_subgroup_matrices_multiply_weights_in_every_form(
+    kernel_page: KernelPage, case: Case, tiling: FewRowsTiling
+) -> None:
+    check_matrices(kernel_page, case, tiling)
 
 
 @pytest.mark.one_in(2)

@@ -74,8 +74,8 @@ def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
     shards = [f"{front}Q4_0/{file.name}" for file in sorted((folder / "Q4_0").iterdir())]
     try:
         alone = harness.evaluate(PICKED, [[f"{front}whole.gguf"], request()])
-        together = harness.evaluate(PICKED, [shards, request()])
-        by_address = harness.reply({**request(), "model": f"{front}whole.gguf?download=true#x"})
+        together = harness.evaluate(PICKED, [shards, request(capture="off")])
+        by_address = harness.reply({**request(capture="off"), "model": f"{front}whole.gguf?download=true#x"})
     finally:
         del site.models[folder.name]
     assert alone["ok"], alone
@@ -86,7 +86,7 @@ def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
         assert other["ok"], other
         assert other["result"]["token_ids"] == ids
     assert hub.requests == [], "nothing was asked of a hub"
-    first = harness.reply({**request(), "model": named(hub, f"nano/gguf:{SHARDS}")})
+    first = harness.reply({**request(capture="off"), "model": named(hub, f"nano/gguf:{SHARDS}")})
     assert first["ok"], first
     assert first["result"]["token_ids"] == ids
     for asked in hub.requests:
@@ -97,7 +97,7 @@ def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
     # Another model in between, so that it is loaded anew.
     assert harness.reply({**request(), "model": "/models/nano-llama/", "dtype": None, "device": "wasm"})["ok"]
     hub.requests.clear()
-    again = harness.reply({**request(), "model": named(hub, f"nano/gguf:{SHARDS}")})
+    again = harness.reply({**request(capture="off"), "model": named(hub, f"nano/gguf:{SHARDS}")})
     assert again["result"]["token_ids"] == ids
     assert hub.requests == [], "of stored files at the commit of the last load"
 

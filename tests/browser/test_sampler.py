@@ -214,7 +214,7 @@ def check_ids(
         (1, False, 32),
         (2, False, 256),
         (2, True, 256),
-        (511, False, 128),
+        (511, False, 48),
         (511, True, 96),
         (512, False, 128),
         (2048, False, 48),

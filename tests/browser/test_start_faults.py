@@ -243,7 +243,8 @@ FileSystemWritableFileStream.prototype.close = function () {{
 
 
 STAGES: dict[str, tuple[str, dict[str, str]]] = {
-    "the weights are half written": (half_write("bytes.length > 10000"), EAGER),
+    "the weights are half written": (half_write("bytes.length > 10000"), CPU),
+    "the weights are half written for a GPU": (half_write("bytes.length > 10000"), EAGER),
     "the snapshot is fetched": (hold_fetch(".snapshot"), EAGER),
     "Python starts": (hold_fetch("pyodide.asm.wasm"), EAGER),
     "the files are fetched": (hold_fetch("tokenizer.json"), EAGER),
@@ -263,7 +264,7 @@ STAGES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_page_closed_at_a_stage_leaves_nothing_that_the_next_one_trips_over(stage: str, profile: Profile) -> None:
     before, options = STAGES[stage]
@@ -295,10 +296,12 @@ def test_a_page_closed_at_any_moment_leaves_nothing_that_the_next_one_trips_over
 # Two tabs at once.
 
 
-def test_two_tabs_that_start_at_once_answer_the_same(visited: Profile) -> None:
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("tabs", [(CPU, EAGER), (EAGER, EAGER)], ids=["one with a GPU", "both with a GPU"])
+def test_two_tabs_that_start_at_once_answer_the_same(tabs: tuple[dict[str, str], ...], visited: Profile) -> None:
     """Both at their first visit, then both at their second one."""
     for _ in range(2):
-        pages = [visited.begin(**EAGER) for _ in range(2)]
+        pages = [visited.begin(**options) for options in tabs]
         visited.asked.clear()
         found = [visited.end(page) for page in pages]
         assert [one.get("ids") for one in found] == 2 * [IDS], found
@@ -355,24 +358,27 @@ REFUSALS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("options", [CPU, EAGER], ids=["wasm", "webgpu"])
 @pytest.mark.parametrize("how", REFUSALS)
-def test_storage_that_refuses_is_told_and_the_model_answers(how: str, profile: Profile, visited: Profile) -> None:
+def test_storage_that_refuses_is_told_and_the_model_answers(
+    how: str, options: dict[str, str], profile: Profile, visited: Profile
+) -> None:
     before, told = REFUSALS[how]
-    refused_start(visited if how == NOTHING else profile, before, told)
+    refused_start(visited if how == NOTHING else profile, before, told, options)
 
 
-def refused_start(profile: Profile, before: str, told: str, at: str = "") -> None:
+def refused_start(profile: Profile, before: str, told: str, options: dict[str, str]) -> None:
     """A start at which storage fails is right and tells of it, and so is the next one, which trips over nothing."""
-    page = profile.begin(before, **EAGER)
+    page = profile.begin(before, **options)
     found = profile.end(page)
-    assert found.get("ids") == IDS, f"{at}: {found}"
-    assert any(told in name for name in found["fallbacks"]), f"{at}: {found}"
+    assert found.get("ids") == IDS, found
+    assert any(told in name for name in found["fallbacks"]), found
     left = profile.stored()
     whole = any(name.endswith((".weights.json", ".journal.jsonl")) for name in left)
     empty = [name for name, text in left.items() if not text and not (whole and name.endswith(".data"))]
-    assert not empty, f"{at}: {sorted(left)}"
-    profile.whole(**EAGER)
+    assert not empty, sorted(left)
+    profile.whole(**options)
 
 
 @pytest.mark.extended

@@ -31,7 +31,7 @@ from capstan._js.gpu import JsGpuEngine
 from capstan.host import current_host
 from capstan.host.notes import FOLDER
 
-damage, width = json.loads(sys.argv[1])
+damage, width, uses = json.loads(sys.argv[1])
 backing = await current_host().backing(FOLDER)
 
 async def notes_of(what):
@@ -101,10 +101,12 @@ used("load", [])
 used("batch", await generated((PROMPTS * width)[:width]))
 used("batch again", await generated((PROMPTS * width)[:width]))
 used("beams", await generated(PROMPTS[:1], num_beams=3))
-used("engine", answered([*PROMPTS, [4, 9, 8]]))
-short = capstan.Speculation(ngram_size=2, max_draft_tokens=2, always=True)
-twins = await asyncio.gather(*(generated([prompt], short) for prompt in PROMPTS))
-used("drafts of two at once", [sequence for [sequence] in twins])
+if "engine" in uses:
+    used("engine", answered([*PROMPTS, [4, 9, 8]]))
+if "drafts of two at once" in uses:
+    short = capstan.Speculation(ngram_size=2, max_draft_tokens=2, always=True)
+    twins = await asyncio.gather(*(generated([prompt], short) for prompt in PROMPTS))
+    used("drafts of two at once", [sequence for [sequence] in twins])
 drafting = capstan.Speculation(ngram_size=2, max_draft_tokens=4, always=True)
 used("drafts", await generated([[5, 6, 7, 8, 9]], drafting, logit_bias=FEW))
 await model.aclose()
@@ -117,15 +119,17 @@ print(json.dumps(found))
 JOINT = [name for name in PASSES if name not in ("prefill", "direct")]
 SCRIPT = USES.replace("PASSES", repr(JOINT)).replace("LENGTH", str(LENGTH)).replace("PROMPTS", repr(PROMPTS))
 SCRIPT = SCRIPT.replace("FEW", repr(FEW))
-USED = ("batch", "beams", "engine", "drafts", "drafts of two at once")
+USED = ("batch", "beams", "drafts")
+MORE = ("engine", "drafts of two at once")
+"""Uses of steps over the same numbers of rows, and of two rows' positions."""
 
 
-def run(context: BrowserContext, site: SiteServer, damage: bool = False, width: int = 2) -> dict[str, Any]:
-    """The results of USES in a new page, with a batch of that many rows."""
+def run(context: BrowserContext, site: SiteServer, *more: str, damage: bool = False, width: int = 2) -> dict[str, Any]:
+    """The results of USES in a new page, with a batch of that many rows and these of MORE."""
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
     harness = Harness.open(page, site.url)
-    done = harness.exec(SCRIPT, ["nano-llama"], [json.dumps([damage, width])])
+    done = harness.exec(SCRIPT, ["nano-llama"], [json.dumps([damage, width, more])])
     assert (done.status, harness.errors) == (0, []), done.stderr
     page.close()
     return {**json.loads(done.stdout), "told": done.stderr}
@@ -136,8 +140,16 @@ def recorded(found: dict[str, Any]) -> dict[str, int]:
     return {use: asked["record"] for use, asked in found["asked"].items() if asked["record"]}
 
 
+@pytest.fixture(
+    scope="module", params=[(), pytest.param(MORE, marks=pytest.mark.extended)], ids=["some uses", "all uses"]
+)
+def more(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The uses beside USED."""
+    return tuple(request.param)
+
+
 @pytest.fixture(scope="module")
-def context(browser: Browser) -> Iterator[BrowserContext]:
+def context(more: tuple[str, ...], browser: Browser) -> Iterator[BrowserContext]:
     """A profile that stores nothing at first."""
     context = browser.new_context()
     yield context
@@ -145,24 +157,25 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture(scope="module")
-def pages(context: BrowserContext, site: SiteServer) -> list[dict[str, Any]]:
+def pages(more: tuple[str, ...], context: BrowserContext, site: SiteServer) -> list[dict[str, Any]]:
     """Its first two page loads."""
-    return [run(context, site) for _ in range(2)]
+    return [run(context, site, *more) for _ in range(2)]
 
 
-def test_the_first_page_records_and_compares(pages: list[dict[str, Any]]) -> None:
+def test_the_first_page_records_and_compares(more: tuple[str, ...], pages: list[dict[str, Any]]) -> None:
     asked = pages[0]["asked"]
-    assert recorded(pages[0]) == dict.fromkeys(USED, 1) | {"batch": 2, "batch again": 1, "beams": 2}
-    assert all(asked[use]["compare"] for use in (*USED, "batch again"))
+    assert recorded(pages[0]) == dict.fromkeys((*USED, *more), 1) | {"batch": 2, "batch again": 1, "beams": 2}
+    assert all(asked[use]["compare"] for use in (*USED, *more, "batch again"))
     assert pages[0]["ids"]["batch again"] == pages[0]["ids"]["batch"]
     assert pages[0]["ids"]["batch"] == oracle.rows(LLAMA, PROMPTS, max_length=LENGTH).sequences
     assert pages[0]["ids"]["beams"] == oracle.rows(LLAMA, PROMPTS[:1], num_beams=3, max_length=LENGTH).sequences
 
 
-def test_a_later_page_makes_them_again_with_the_same_ids(pages: list[dict[str, Any]]) -> None:
+def test_a_later_page_makes_them_again_with_the_same_ids(more: tuple[str, ...], pages: list[dict[str, Any]]) -> None:
     first, later = pages
-    assert [asked["record"] + asked["compare"] for asked in later["asked"].values()] == (2 + len(USED)) * [0]
-    assert all(later["asked"][use]["restore_tape"] for use in USED)
+    assert later["asked"].keys() == {"load", "batch again", *USED, *more}
+    assert not any(asked["record"] + asked["compare"] for asked in later["asked"].values())
+    assert all(later["asked"][use]["restore_tape"] for use in (*USED, *more))
     # The step of one, that of all rows, and the runs of their prompts, at once.
     assert [later["asked"][use]["restore_tape"] for use in ("batch", "batch again")] == [3, 0]
     assert later["ids"] == first["ids"]
@@ -171,9 +184,9 @@ def test_a_later_page_makes_them_again_with_the_same_ids(pages: list[dict[str, A
 
 @pytest.mark.extended
 def test_damaged_ones_are_told_recorded_and_stored_again(
-    pages: list[dict[str, Any]], context: BrowserContext, site: SiteServer
+    more: tuple[str, ...], pages: list[dict[str, Any]], context: BrowserContext, site: SiteServer
 ) -> None:
-    damaged, after = run(context, site, damage=True), run(context, site)
+    damaged, after = run(context, site, *more, damage=True), run(context, site, *more)
     assert recorded(damaged) == {"batch": 1, "beams": 1, "drafts": 1}
     for what in ("step of 2 rows", "step of 3 rows", "step over 5 positions"):
         told = [times for each, times in damaged["stepped down"].items() if what in each]

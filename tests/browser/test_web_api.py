@@ -402,6 +402,7 @@ STORED = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_page_looks_after_the_models_that_it_keeps(blank_page: Page) -> None:
     found = blank_page.evaluate(STORED)
     size = (FIXTURES / "nano-qwen2/model.onnx.data").stat().st_size

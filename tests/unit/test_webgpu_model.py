@@ -360,9 +360,18 @@ def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", [DeviceLostError, OutOfMemoryError, TapeError])
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [
+        (OutOfMemoryError, 1),
+        (DeviceLostError, 3),
+        (TapeError, 3),
+        pytest.param(DeviceLostError, 1, marks=pytest.mark.extended),
+        pytest.param(TapeError, 1, marks=pytest.mark.extended),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
-def test_whatever_call_fails_everything_is_freed_once(kind: type[CapstanError], graphs: Graphs) -> None:
+def test_whatever_call_fails_everything_is_freed_once(kind: type[CapstanError], every: int, graphs: Graphs) -> None:
     async def run(number: int) -> None:
         life = Life(graphs)
 
@@ -377,7 +386,7 @@ def test_whatever_call_fails_everything_is_freed_once(kind: type[CapstanError], 
         await life.settle()
         life.check(f"{kind.__name__} in call {number}")
 
-    for number in range(1, calls_of_a_life(graphs)):
+    for number in range(1, calls_of_a_life(graphs), every):
         asyncio.run(run(number))
 
 
