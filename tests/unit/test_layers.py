@@ -69,7 +69,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
-        "beam_steps drafted_steps packed_prompts session",
+        "beam_steps drafted_steps packed_prompts scored_runs session",
         "decoder device",
         "joint_rows loading",
         "row_source rows step_source",
@@ -95,6 +95,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "row_pool row_prompts",
         "row_loop",
         "beam_loop constrained_loop processed_loop speculated_loop",
+        "scoring",
         "generator",
         "conversation",
     ),
@@ -106,7 +107,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
         "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
         "turned_weights uncomputed whole_caches wide_products",
-        "gguf split_caches split_weights",
+        "every_position gguf split_caches split_weights",
         "description",
         "pipeline",
     ),
@@ -139,7 +140,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "page": (
         "requests",
         "adapters embedding inspection memory_requests read_request",
-        "text_events",
+        "scoring text_events",
         "completion",
         "page",
     ),
