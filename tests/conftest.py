@@ -34,9 +34,9 @@ LONGEST = (
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
-TIERING = "--js-flags=--wasm-tiering-budget=100000000"
-"""V8 optimises a WebAssembly function only after eight times its usual budget: pages of tests are short, and
-optimising Python and onnxruntime-web took half of the processor time of each."""
+TIERING = "--js-flags=--liftoff-only"
+"""V8 optimises no WebAssembly function: pages of tests are short, and optimising Python and onnxruntime-web took half
+of the processor time of each."""
 UNCHECKED = "--enable-dawn-features=disable_robustness"
 """Dawn clamps no index of a kernel: the software adapter compiles a fifth faster. A kernel of ours that leaves its
 buffers is a fault, which clamping would hide; users' browsers, the soak and the command line clamp."""

@@ -25,6 +25,7 @@ from .own_host import capstan_host
 __all__ = [
     "adapter",
     "adopt_files",
+    "be_interrupted_no_more",
     "be_interrupted_once",
     "begin_trace",
     "can_wait",
@@ -107,6 +108,11 @@ def be_interrupted_once() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
+
+
+def be_interrupted_no_more() -> None:
+    """Have the page's signals do nothing until the next request: one that comes late would end the answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def mount_file(folder: str, name: str, url: str) -> None:

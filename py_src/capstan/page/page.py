@@ -109,8 +109,10 @@ async def handle(text: str, number: int) -> str:
         with span(f"answer: {request['kind']}", request=number):
             reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        host.be_interrupted_no_more()
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
     except BaseException as error:  # a script's SystemExit, too
+        host.be_interrupted_no_more()
         reply = failure_of(error)
     finally:
         running = None
