@@ -15,9 +15,9 @@ from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan.headless.browser import flags
+from capstan.testing.harness import Harness, watch
 from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
-from tests.harness import Harness, watch
 from tests.other_browsers import harness_in
 
 TESTS = Path(__file__).parent

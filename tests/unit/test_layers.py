@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading",),
     ("_js", "local"),
     ("headless",),
+    ("testing",),
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
     ("genai", "page"),
@@ -170,6 +171,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "matmul",
         "gated_products minima",
     ),
+    "testing": ("genai harness",),
     "text": ("chat_template expressions stream",),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
