@@ -20,6 +20,9 @@ from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
 from tests.other_browsers import harness_in
 
+pytest_plugins = ("capstan.testing.plugin",)
+"""Who installs the wheel has it by its entry point."""
+
 TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
@@ -104,6 +107,18 @@ def browser() -> Iterator[Browser]:
         yield browser
         if browser.is_connected():
             browser.close()
+
+
+@pytest.fixture(scope="session")
+def capstan_browser(browser: Browser) -> Browser:
+    """The plugin's pages are opened in the same browser."""
+    return browser
+
+
+@pytest.fixture(scope="session")
+def capstan_site(site: SiteServer) -> Path:
+    """The plugin's pages are those of the assembled site."""
+    return site.root
 
 
 @pytest.fixture
