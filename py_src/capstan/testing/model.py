@@ -173,11 +173,12 @@ class TestedModel(ABC):
             raise MismatchError(f"{title}, which ends the answer; the page tells no margin of such a token{texts}")
         own, exact = margin(again.log_probabilities[place], page, other)
         theirs = oracle.margin(self, before, other, page)
-        if theirs is None and expected.margins is not None:
+        least = theirs is None and expected.margins is not None
+        if least and expected.margins is not None:
             theirs = expected.margins[at]
         told = f"the page prefers its token by {told_margin(own, exact)}"
         if theirs is not None:
-            told += f", the oracle its own by {theirs:.4f} or more"
+            told += f", the oracle its own by {told_margin(theirs, not least)}"
         if own < tie and exact and (theirs is None or theirs < tie):
             return NearTie(at, page, other, own)
         as_prompt = self.answer(before, 1).ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,13 +25,44 @@ from .model import TestedModel
 __all__ = ["AppModel", "PageModel", "Pages", "TestedPage", "launched"]
 
 BOOT_MS = 120_000
-TRACE_MS = 20_000
-"""Milliseconds in which a page of a failed test has to give its trace."""
+TRACE_MS = 60_000
+"""Milliseconds in which a page of a failed test has to repeat its last answer for a trace."""
 MODEL_OPTIONS = ("dtype", "device", "capture", "run_ahead", "kv_cache_dtype", "adapter")
-TAKE_TRACE = """([take, most]) => Promise.race([
-  take(),
-  new Promise((_, reject) => setTimeout(reject, most, new Error("no trace within " + most + " ms"))),
+WITHIN = """async ([run, most, ...given]) => Promise.race([
+  run(...given),
+  new Promise((_, reject) => setTimeout(reject, most, new Error(`no trace within ${most} ms`))),
 ])"""
+TRACED_REQUEST = """async (request) => {
+  const result = async (each) => {
+    const reply = await window.capstan.request(each);
+    if (!reply.ok) throw new Error(`${reply.error.type}: ${reply.error.message}`);
+    return reply.result;
+  };
+  await result({ kind: "trace", action: "start" });
+  await window.capstan.request(request);
+  return result({ kind: "trace", action: "stop" });
+}"""
+TRACED_ANSWER = """async (name, { prompt, options }) => {
+  const llm = await globalThis[name];
+  await llm.trace.start();
+  await llm.complete(prompt, options).result.catch(() => undefined);
+  return llm.trace();
+}"""
+ANSWER = "llm.complete(given.prompt, given.options).result"
+KERNELS = """
+import json
+import capstan
+
+model = await capstan.Model.load(models["model"], device="webgpu", capture="tape")
+async with capstan.Generator(model) as generator:
+    await generator.prepare_async(record=True)
+    generator.append_tokens([0])
+    await generator.generate_next_token_async()
+    times = {}
+    for each in await capstan.measure.operations(generator, 4):
+        times[each.label] = times.get(each.label, 0) + each.microseconds
+print(json.dumps(times))
+"""
 
 
 class TestedPage:
@@ -45,49 +77,45 @@ class TestedPage:
         """What went wrong in the page since the test began: exceptions, lost devices, a crash."""
         self.requests: list[dict[str, Any]] = []
         """The requests of the test, with their replies and events."""
-        self._lacking: list[str] = []
         page.context.tracing.start(screenshots=True, snapshots=True)
 
     def begin(self) -> None:
         """A test begins."""
         self.errors.clear()
         self.requests.clear()
-        self._lacking.clear()
-        for what, begin in (
-            ("trace.zip", self.page.context.tracing.start_chunk),
-            ("capstan-trace.json", self._begin_trace),
-        ):
-            try:
-                begin()
-            except (Error, RemoteError) as error:
-                self._lacking.append(f"{what}: {error}")
+        self.page.context.tracing.start_chunk()
 
     def end(self) -> None:
-        """A test ended well."""
+        """A test ended, whose trace is kept or not wanted."""
         with contextlib.suppress(Error):
             self.page.context.tracing.stop_chunk()
-        with contextlib.suppress(Error, RemoteError):
-            self._end_trace()
 
     def keep(self, folder: Path, write: Callable[[Path, Any], None]) -> None:
-        """Write what is known of the test into a folder. What a broken page cannot give is told in `lacking`."""
+        """Write what is known of the test into a folder: Capstan's trace is one of its last answer, asked for again,
+        since a trace has costs of its own. `lacking` tells what a broken page cannot give."""
+        lacking: list[str] = []
         write(folder / "requests.json", self.requests)
         for what, take in (
             ("screenshot.png", lambda: self.page.screenshot(path=folder / "screenshot.png")),
-            ("capstan-trace.json", lambda: write(folder / "capstan-trace.json", self._end_trace())),
+            ("capstan-trace.json", lambda: write(folder / "capstan-trace.json", self.traced())),
             ("trace.zip", lambda: self.page.context.tracing.stop_chunk(path=folder / "trace.zip")),
         ):
             try:
                 take()
-            except (Error, RemoteError) as error:
-                self._lacking.append(f"{what}: {error}")
-        write(folder / "errors.json", {"page": list(self.errors), "lacking": self._lacking})
+            except (Error, OptionError) as error:
+                lacking.append(f"{what}: {error}")
+        write(folder / "errors.json", {"page": list(self.errors), "lacking": lacking})
 
-    def _begin_trace(self) -> None:
+    def traced(self) -> Any:
+        """Capstan's trace of the last answer of the test, asked for again. Raises OptionError if there was none."""
         raise NotImplementedError
 
-    def _end_trace(self) -> Any:
-        raise NotImplementedError
+    def last(self, place: str, value: Any) -> dict[str, Any]:
+        """The last request of the test that has this value at a place."""
+        found: dict[str, Any] | None = next((each for each in reversed(self.requests) if each[place] == value), None)
+        if found is None:
+            raise OptionError("the test asked this page for no answer")
+        return found
 
 
 class HarnessPage(TestedPage):
@@ -101,22 +129,16 @@ class HarnessPage(TestedPage):
     def ask(self, request: Mapping[str, Any]) -> Any:
         """A request's result, which is noted with its events. Raises RemoteError."""
         reply = self.harness.reply(request)
-        self.requests.append({"request": dict(request), "reply": reply, "events": list(self.harness.events)})
+        self.requests.append(
+            {"kind": request["kind"], "request": dict(request), "reply": reply, "events": list(self.harness.events)}
+        )
         if not reply["ok"]:
             raise RemoteError(reply["error"])
         return reply["result"]
 
-    def _begin_trace(self) -> None:
-        reply = self.harness.reply({"kind": "trace", "action": "start"})
-        if not reply["ok"]:
-            raise RemoteError(reply["error"])
-
-    def _end_trace(self) -> Any:
-        take = "() => window.capstan.request({ kind: 'trace', action: 'stop' })"
-        reply = self.page.evaluate(f"({TAKE_TRACE})([{take}, {TRACE_MS}])")
-        if not reply["ok"]:
-            raise RemoteError(reply["error"])
-        return reply["result"]
+    def traced(self) -> Any:
+        request = self.last("kind", "generate")["request"]
+        return self.page.evaluate(f"(given) => ({WITHIN})([{TRACED_REQUEST}, {TRACE_MS}, given])", request)
 
 
 class AppPage(TestedPage):
@@ -160,12 +182,9 @@ class AppPage(TestedPage):
             raise RemoteError(told["error"])
         return told["result"]
 
-    def _begin_trace(self) -> None:
-        self.page.evaluate("async (name) => { await (await globalThis[name]).trace.start(); }", self.handle)
-
-    def _end_trace(self) -> Any:
-        take = f"async () => (await globalThis[{self.handle!r}]).trace()"
-        return self.page.evaluate(f"({TAKE_TRACE})([{take}, {TRACE_MS}])")
+    def traced(self) -> Any:
+        given = [self.handle, self.last("call", ANSWER)["given"]]
+        return self.page.evaluate(f"(given) => ({WITHIN})([{TRACED_ANSWER}, {TRACE_MS}, ...given])", given)
 
 
 class PageModel(TestedModel):
@@ -230,7 +249,7 @@ class AppModel(TestedModel):
         if log_probabilities is not None:
             options |= {"logprobs": True, "topLogprobs": log_probabilities}
         asked = prompt if isinstance(prompt, str) else list(prompt)
-        told = self.page.call("llm.complete(given.prompt, given.options).result", {"prompt": asked, "options": options})
+        told = self.page.call(ANSWER, {"prompt": asked, "options": options})
         first = told["timeToFirstTokenMs"]
         return Answer(
             ids=told["tokenIds"],
@@ -243,6 +262,11 @@ class AppModel(TestedModel):
                 for one in told["logprobs"] or []
             ],
         )
+
+    def kernel_times(self) -> dict[str, float]:
+        """See TestedModel; of a second instance of the model, which Python loads in the app's worker."""
+        told = self.page.call("llm.python(given)", KERNELS)
+        return dict(json.loads(told["stdout"].splitlines()[-1])) if told["status"] == 0 else {}
 
     def encode(self, text: str) -> list[int]:
         return list(self.page.call("llm.tokenizer.encode(given)", text))
@@ -330,12 +354,16 @@ def closed(page: Page) -> None:
 
 
 @contextlib.contextmanager
-def launched(playwright: Playwright, program: Path, adapter: str, site: Path | None) -> Iterator[Browser]:
+def launched(
+    playwright: Playwright, program: Path, adapter: str, site: Path | None, further: Sequence[str] = ()
+) -> Iterator[Browser]:
     """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the best there is, of which a page
-    of the site is asked. Raises BrowserError."""
+    of the site is asked; with further arguments. Raises BrowserError."""
     for kind in adapters_to_try(adapter):
         try:
-            browser = playwright.chromium.launch(executable_path=str(program), args=["--headless=new", *flags(kind)])
+            browser = playwright.chromium.launch(
+                executable_path=str(program), args=["--headless=new", *flags(kind), *further]
+            )
         except Error as error:
             raise BrowserError(
                 f"the browser {program} does not start: name another one with --capstan-browser", detail=str(error)

@@ -44,6 +44,7 @@ OPTIONS = {
     ),
     "browser": ("CAPSTAN_BROWSER", "Chrome or Chromium; by default an installed one"),
     "adapter": ("CAPSTAN_ADAPTER", "the GPU adapter: auto (the default), hardware or software"),
+    "browser-args": ("CAPSTAN_BROWSER_ARGS", "further arguments of the browser, with spaces between them"),
     "results": ("CAPSTAN_RESULTS", "the folder for what is kept of failed tests; by default test-results"),
 }
 """The options --capstan-NAME and capstan_NAME of pytest's configuration, with their environment variables."""
@@ -52,15 +53,15 @@ OPTIONS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("capstan", "Capstan: models in a page")
     for name, (variable, text) in OPTIONS.items():
-        group.addoption(f"--capstan-{name}", metavar=name.upper(), help=f"{text} ({variable})")
-        parser.addini(f"capstan_{name}", f"as --capstan-{name}", default="")
+        group.addoption(f"--capstan-{name}", metavar=name.upper().replace("-", "_"), help=f"{text} ({variable})")
+        parser.addini(f"capstan_{name.replace('-', '_')}", f"as --capstan-{name}", default="")
     group.addoption("--capstan-update-goldens", action="store_true", help="write the goldens instead of reading them")
 
 
 def option(config: pytest.Config, name: str) -> str | None:
     """An option's value: of the command line, the environment, or pytest's configuration, in this order."""
     given = config.getoption(f"--capstan-{name}")
-    return given or os.environ.get(OPTIONS[name][0]) or config.getini(f"capstan_{name}") or None
+    return given or os.environ.get(OPTIONS[name][0]) or config.getini(f"capstan_{name.replace('-', '_')}") or None
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +94,8 @@ def capstan_browser(request: pytest.FixtureRequest, capstan_playwright: Playwrig
     program = find_browser({**os.environ, **({"CAPSTAN_BROWSER": named} if named else {})})
     adapter = option(config, "adapter") or "auto"
     site = request.getfixturevalue("capstan_site") if adapter != "software" else None
-    with launched(capstan_playwright, program, adapter, site) as browser:
+    further = (option(config, "browser-args") or "").split()
+    with launched(capstan_playwright, program, adapter, site, further) as browser:
         yield browser
 
 
