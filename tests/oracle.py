@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as og
 
-from capstan.testing.genai import Action, Trace, decode, encode, logits, run
+from capstan.testing.genai import Action, Trace, decode, encode, logits, run, tokenizer
 
-__all__ = ["Action", "Rows", "Trace", "anew", "decode", "drive", "encode", "greedy", "logits", "rows"]
+__all__ = ["Action", "Rows", "Trace", "anew", "decode", "drive", "encode", "greedy", "logits", "rows", "tokenizer"]
 
 VERSION = 2
 """The version of this module's meaning; stored results of other versions are not used."""

@@ -20,6 +20,8 @@ from tests.gguf_models import make, write
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 NODE_LLAMA = ("node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1")
+LAST_PRODUCT = 217_088
+"""A place in the packed weights of nano-llama's last product."""
 Opened = Callable[..., PageModel]
 
 
@@ -42,8 +44,7 @@ def test_a_wrong_weight_is_told_from_a_near_tie(capstan_model: Opened, tmp_path:
         digests.unlink()
     (data,) = wrong.glob("*.data")
     content = bytearray(data.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 4096] = content[middle + 8192 : middle + 8192 + 4096]
+    content[LAST_PRODUCT : LAST_PRODUCT + 4096] = content[LAST_PRODUCT : LAST_PRODUCT + 4096][::-1]
     data.write_bytes(content)
     llm = capstan_model(wrong)
     with pytest.raises(MismatchError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -18,6 +19,11 @@ from tests.conftest import TIERING, UNCHECKED
 
 WEIGHT_AT = 2_097_152 + 4 * 100
 """An element of the first layer's norm in the bundled model's float32 weights: 0.27."""
+THROWS = """
+def test_thrown(llm):
+    llm.page.page.evaluate("() => { setTimeout(() => { throw new Error('out of the page'); }); }")
+    llm.page.page.wait_for_timeout(100)
+"""
 PICK = "let largest = atomicLoad(&top);"
 """A line of the sampler's last kernel, which each of its threads runs once for each token."""
 SLOW = PICK + r"\n  for (var turn = 0u; turn < 20000u; turn++) { atomicMax(&top, turn & 1u); }"
@@ -67,15 +73,22 @@ def test_a_wrong_weight_and_a_slow_kernel_are_found_and_their_failures_kept(tmp_
     assert text.count(PICK) == 1
     worker.unlink()
     worker.write_text(text.replace(PICK, SLOW), encoding="utf-8")
-    done = run_tests(app, "-k", "ids or speed")
-    assert "2 failed, 2 deselected" in done.stdout, done.stdout + done.stderr
+    (app / "tests/test_thrown.py").write_text(THROWS)
+    done = run_tests(app, "-k", "ids or speed or thrown")
+    assert "3 failed, 2 deselected" in done.stdout, done.stdout + done.stderr
     assert "token 0 after the prompt of 8 differs from the golden golden.json (by onnxruntime-genai" in done.stdout
     assert "a weight, a configuration or a kernel of both is at fault" in done.stdout
     assert "of a step's GPU time, 'sampler greedy" in done.stdout
+    assert "the pages reported ['app-0: exception: out of the page" in done.stdout
     kept = app / "test-results"
-    for name in ("test_ids", "test_speed"):
+    for name in ("test_ids", "test_speed", "test_thrown"):
         (folder,) = kept.glob(f"*{name}")
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        for file in ("trace.zip", "screenshot.png", "capstan-trace.json", "requests.json", "errors.json"):
+        for file in ("trace.zip", "screenshot.png", "requests.json", "errors.json"):
             assert f"app-0/{file}" in files, files
-    assert (next(kept.glob("*test_speed")) / "page-1/capstan-trace.json").stat().st_size > 1000
+    (thrown,) = kept.glob("*test_thrown/app-0/errors.json")
+    assert json.loads(thrown.read_text())["lacking"] == ["capstan-trace.json: the test asked this page for no answer"]
+    (speed,) = kept.glob("*test_speed")
+    for page in ("app-0", "page-1"):
+        spans = json.loads((speed / page / "capstan-trace.json").read_text())["traceEvents"]
+        assert {"submit", "wait"} <= {span["name"] for span in spans}

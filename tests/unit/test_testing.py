@@ -165,6 +165,19 @@ def test_a_golden_is_written_read_and_refused_for_another_model(tmp_path: Path) 
         model.assert_ids(PROMPT, oracle=golden, tokens=4)
 
 
+def test_a_golden_excuses_a_near_tie_where_its_own_model_was_not_sure(tmp_path: Path) -> None:
+    unsure = changed(2, {3: log(0.4), 8: log(0.399), END: log(0.2)})
+    golden = Golden(tmp_path / "golden.json")
+    golden.update = True
+    PaperModel(unsure).assert_ids(PROMPT, oracle=golden, tokens=4)
+    golden.update = False
+    other = PaperModel(changed(2, {3: log(0.399), 8: log(0.4), END: log(0.2)}))
+    with pytest.warns(NearTieWarning, match="token 0: the page picked 8"):
+        other.assert_ids(PROMPT, oracle=golden, tokens=4)
+    with pytest.raises(MismatchError, match=r"the oracle its own by 0\.6931 or more; no near tie"):
+        PaperModel(lambda ids: unsure(ids) if len(ids) == 2 else near(ids)).assert_ids(PROMPT, oracle=golden, tokens=4)
+
+
 @pytest.mark.parametrize(
     ("oracle", "error", "told"),
     [

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as og
 
-__all__ = ["Action", "Trace", "decode", "encode", "logits", "run"]
+__all__ = ["Action", "Trace", "decode", "encode", "logits", "run", "tokenizer"]
 
 Action = tuple[str, Any]
 
