@@ -31,7 +31,7 @@ LONGEST = (
     *("demo", "demo_inside", "bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows"),
     *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
     *("shared", "web_api", "start_faults", "weights_ahead", "long_rope", "small_adapters", "quantized_caches"),
-    *("sliding_caches", "beams", "few_rows"),
+    *("sliding_caches", "beams", "few_rows", "testing_example"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000

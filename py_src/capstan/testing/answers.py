@@ -1,4 +1,4 @@
-"""What a model answered, and where its ids part from an oracle's."""
+"""A model's answers, their cost, and the place at which their ids part from an oracle's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answer:
     tokens_per_second: float | None
     counters: Mapping[str, int]
     log_probabilities: list[dict[int, float]] = field(default_factory=list)
-    """For each id the most probable tokens' at its place, its own included; empty unless asked for."""
+    """The most probable tokens' at each id's place, its own included; empty if none were requested."""
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ class TestedModel(ABC):
     ) -> Agreement:
         """The page's greedy ids after a prompt are the oracle's: 'genai', 'llama.cpp', or a Golden.
 
-        Where they part by a near tie, a NearTieWarning tells it, and the rest is compared after the oracle's token: the
-        page and the oracle both have its token less than `tie` (in log probabilities) ahead of the other's. With `tie`
-        0 none is excused. Otherwise MismatchError tells the token, the texts and the margins. Raises OracleError.
+        A near tie is told by a NearTieWarning, and the rest is compared after the oracle's token: the page and the
+        oracle both prefer their own tokens by less than `tie`, in log probabilities. With `tie` 0 none is excused. Otherwise MismatchError tells the token, the texts and the margins. Raises OracleError.
         """
         if tokens < 1:
             raise OptionError(f"tokens is {tokens}; it must be at least 1")
@@ -82,7 +81,7 @@ class TestedModel(ABC):
         return Agreement(expected.ids, ties)
 
     def counters(self, prompt: str | Sequence[int], tokens: int = 32) -> Counters:
-        """What the decode steps of an answer cost."""
+        """The cost of an answer's decode steps."""
         answer = self.answer(prompt, tokens)
         return Counters(answer.counters, len(answer.ids))
 

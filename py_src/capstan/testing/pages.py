@@ -74,7 +74,7 @@ class TestedPage:
         self.name = name
         self.page = page
         self.errors = errors
-        """What went wrong in the page since the test began: exceptions, lost devices, a crash."""
+        """The page's errors since the test began: exceptions, lost devices, a crash."""
         self.requests: list[dict[str, Any]] = []
         """The requests of the test, with their replies and events."""
         page.context.tracing.start(screenshots=True, snapshots=True)
@@ -324,7 +324,7 @@ class Pages:
             page.end()
 
     def errors(self) -> list[str]:
-        """What went wrong in pages since the test began."""
+        """The pages' errors since the test began."""
         return [f"{page.name}: {error}" for page in self.open for error in page.errors]
 
     def _site(self, site: Path) -> tuple[StaticServer, HarnessPage]:

@@ -188,5 +188,5 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """What is kept of a failure, readable."""
+    """Write a part of a kept failure, readable."""
     path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
