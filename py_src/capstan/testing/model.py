@@ -55,7 +55,8 @@ class TestedModel(ABC):
         """The page's greedy ids after a prompt are the oracle's: 'genai', 'llama.cpp', or a Golden.
 
         A near tie is told by a NearTieWarning, and the rest is compared after the oracle's token: the page and the
-        oracle both prefer their own tokens by less than `tie`, in log probabilities. With `tie` 0 none is excused. Otherwise MismatchError tells the token, the texts and the margins. Raises OracleError.
+        oracle both prefer their own tokens by less than `tie`, in log probabilities. With `tie` 0 none is excused. For
+        another difference MismatchError tells the token, the texts and the margins. Raises OracleError.
         """
         if tokens < 1:
             raise OptionError(f"tokens is {tokens}; it must be at least 1")

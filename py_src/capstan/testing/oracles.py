@@ -193,7 +193,7 @@ class Golden:
 
 
 def gaps(answer: Answer) -> list[float | None]:
-    """By how much each pick was more probable than the next best; the page tells none of an end-of-sequence id: None."""
+    """By how much each pick was more probable than the next best; None for an end-of-sequence id."""
     found: list[float | None] = []
     for each in answer.log_probabilities:
         first, second = sorted(each.values(), reverse=True)[:2]
