@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from capstan.testing.harness import generate_request
 from tests import oracle
-from tests.harness import generate_request
 
 ROOT = Path(__file__).parents[1]
 

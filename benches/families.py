@@ -29,9 +29,9 @@ from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.headless.browser import flags  # noqa: E402
 from capstan.model_files.model_types import REFUSED_TYPES  # noqa: E402
+from capstan.testing.harness import Harness  # noqa: E402
 from tests.browser.page_scripts import PageScripts  # noqa: E402
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, Family, Found, measured  # noqa: E402
-from tests.harness import Harness  # noqa: E402
 
 PAGE = ROOT / "docs/models.md"
 RESULTS = ROOT / "benches/results/families.json"

@@ -29,8 +29,8 @@ from buildtools.browser import find_browser  # noqa: E402  # on the path just ab
 from buildtools.server import SiteServer, serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.headless.browser import flags  # noqa: E402  # on the path just above
+from capstan.testing.harness import Harness  # noqa: E402
 from tests import large_model  # noqa: E402
-from tests.harness import Harness  # noqa: E402
 from tests.page_memory import PageMemory, prepare  # noqa: E402
 
 HERE = Path(__file__).parent / "memory"

@@ -16,10 +16,13 @@ from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan.headless.browser import flags
+from capstan.testing.harness import Harness, watch
 from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
-from tests.harness import Harness, watch
 from tests.other_browsers import harness_in
+
+pytest_plugins = ("capstan.testing.plugin",)
+"""Who installs the wheel has it by its entry point."""
 
 TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
@@ -30,7 +33,7 @@ LONGEST = (
     *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
     *("shared", "web_api", "start_faults", "weights_ahead", "long_rope", "small_adapters", "quantized_caches"),
     *("sliding_caches", "beams", "life", "sampler", "embeddings", "stored_rows", "few_rows", "demo_looks"),
-    *("chat_element", "gguf_places", "gguf"),
+    *("chat_element", "gguf_places", "gguf", "testing_example"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
@@ -113,6 +116,18 @@ def browser() -> Iterator[Browser]:
         yield browser
         if browser.is_connected():
             browser.close()
+
+
+@pytest.fixture(scope="session")
+def capstan_browser(browser: Browser) -> Browser:
+    """The plugin's pages are opened in the same browser."""
+    return browser
+
+
+@pytest.fixture(scope="session")
+def capstan_site(site: SiteServer) -> Path:
+    """The plugin's pages are those of the assembled site."""
+    return site.root
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests.browser.demo_page import Demo
 from tests.browser.kernel_page import KernelPage
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Worker, expect
 
 from buildtools.server import SiteServer
-from tests.harness import watch
+from capstan.testing.harness import watch
 
 __all__ = ["BOOT_MS", "RUN_MS", "Demo", "choose", "png_size"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, exec_request
+from capstan.testing.harness import Harness, exec_request
 
 __all__ = ["PageScripts"]
 

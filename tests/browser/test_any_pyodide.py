@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from capstan.testing.harness import watch
 from tests import oracle
 from tests.browser.any_pyodide import PROMPT
-from tests.harness import watch
 from tests.other_pyodide import FIXTURES, installers, serving_pyodide
 
 SCRIPT = Path(__file__).with_name("any_pyodide.py")

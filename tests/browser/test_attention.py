@@ -27,9 +27,9 @@ from capstan.tape.ops.attention_plan import (
     plan_attention,
     team_constants,
 )
+from capstan.testing.harness import watch
 from tests.browser.quantized_rows import LEVELS, packed_rows, unpacked_rows
 from tests.extended import pairwise
-from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"f32": 4e-6, "f16": 2e-3}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from capstan.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, through_float16
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness, generate_request
 from tests.repository_layout import lay_out
 
 pytestmark = pytest.mark.own_page

@@ -18,8 +18,8 @@ from buildtools.commands.bench import PAGE
 from buildtools.contenders import install
 from buildtools.site import assemble
 from capstan.headless.browser import flags
+from capstan.testing.harness import exec_request
 from tests import oracle
-from tests.harness import exec_request
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 MODELS = {LLAMA.name: LLAMA}

@@ -15,10 +15,10 @@ import pytest
 
 from buildtools import ROOT
 from capstan import Model, Tokenizer
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.chat_templates import CHATS, ENDLESS, TEMPLATES, VARIABLES
 from tests.chat_templates import oracle as oracle_text
-from tests.harness import Harness
 
 FOLDER = ROOT / "tests/fixtures/nano-qwen2"
 SECONDS = 240

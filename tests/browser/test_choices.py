@@ -10,8 +10,8 @@ from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
 from capstan import Generator, GeneratorParams, Model
+from capstan.testing.harness import watch
 from tests.browser.model_variants import LLAMA
-from tests.harness import watch
 
 QWEN2 = LLAMA.parent / "nano-qwen2"
 PROMPT = [5, 6, 7, 8]

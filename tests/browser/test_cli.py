@@ -15,8 +15,8 @@ import pytest
 from buildtools import ROOT
 from buildtools.server import SiteServer
 from capstan.model_files.gguf.header import GgmlType
+from capstan.testing.harness import Harness
 from tests.gguf_models import FURTHER, make, write
-from tests.harness import Harness
 from tests.trace_format import slices_by_track
 
 NANO = ROOT / "tests/fixtures/nano-llama"

@@ -10,8 +10,8 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import before_worker
 from tests.browser.hub_server import Repository, running_hub
-from tests.harness import before_worker
 from tests.repository_layout import lay_out
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser
 
 from buildtools import ROOT
 from buildtools.server import SiteServer
+from capstan.testing.harness import watch
 from tests.encoders import ENCODERS
-from tests.harness import watch
 
 ENTRIES = {"capstan-webgpu": "capstan.ts", "capstan-webgpu/chat": "chat.ts", "capstan-webgpu/ai": "ai.ts"}
 SOURCES = ROOT / "web/src"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, through_hardmax
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"

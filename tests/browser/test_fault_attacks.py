@@ -8,10 +8,10 @@ from pathlib import Path
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests.faults.main import corpus, model_files
 from tests.faults.page import Folders, OpenedPage, page_attacks
 from tests.faults.share import Share
-from tests.harness import Harness
 from tests.plain_browser import plain_browser
 
 COUNT, SEED = 6, 5

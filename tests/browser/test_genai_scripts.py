@@ -7,8 +7,8 @@ import json
 import pytest
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
-from tests.harness import Harness
 
 CASES = [
     (name, provider)

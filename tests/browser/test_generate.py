@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))

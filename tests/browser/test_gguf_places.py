@@ -11,10 +11,10 @@ import pytest
 
 from buildtools.server import SiteServer
 from capstan.model_files.gguf.header import GgmlType
+from capstan.testing.harness import Harness, generate_request
 from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import Made, make, write, write_shards, write_spread
-from tests.harness import Harness, generate_request
 
 pytestmark = pytest.mark.own_page
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
-from tests.harness import watch
+from capstan.testing.harness import watch
 
 ROOT = Path(__file__).parents[2]
 

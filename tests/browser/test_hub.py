@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from capstan.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.hub_server import HubServer, Replaced, Repository, running_hub
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
-from tests.harness import Harness, generate_request
 from tests.repository_layout import lay_out
 
 pytestmark = pytest.mark.own_page

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import before_worker
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, through_float16
-from tests.harness import before_worker
 
 BOOT_MS = 60_000
 

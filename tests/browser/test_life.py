@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness, before_worker, exec_request, generate_request
 from tests import oracle
-from tests.harness import Harness, before_worker, exec_request, generate_request
 
 pytestmark = pytest.mark.own_page
 

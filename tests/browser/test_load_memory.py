@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from buildtools.browser import find_browser
 from buildtools.server import SiteServer
 from capstan.headless.browser import flags
+from capstan.testing.harness import Harness, exec_request
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
-from tests.harness import Harness, exec_request
 from tests.page_memory import Growth, PageMemory, prepare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")

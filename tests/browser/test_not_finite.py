@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from capstan import genai
+from capstan.testing.harness import Harness
 from tests.browser.model_variants import Variants, telling_hidden_states
-from tests.harness import Harness
 from tests.unit.test_not_finite import NAN, PROMPT, spoil
 
 FIND = f"""

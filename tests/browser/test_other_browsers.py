@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness, before_worker
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness, before_worker
 from tests.other_browsers import harness_in
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

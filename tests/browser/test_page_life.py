@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.site import assemble
 from capstan.headless.server import running
+from capstan.testing.harness import Harness, exec_request, generate_request
 from tests import oracle
 from tests.browser.weight_server import Faults, WeightServer
-from tests.harness import Harness, exec_request, generate_request
 from tests.plain_browser import plain_browser
 
 pytestmark = pytest.mark.extended

@@ -12,8 +12,8 @@ from buildtools.contenders import CONTENDERS, transformers_js_files
 from buildtools.models import mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
+from capstan.testing.harness import watch
 from tests.browser.model_variants import LLAMA
-from tests.harness import watch
 from tests.repository_layout import lay_out
 
 RUN_MS = 240_000

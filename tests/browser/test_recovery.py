@@ -18,9 +18,9 @@ from playwright.sync_api import Browser
 from buildtools.browser import find_browser
 from buildtools.server import SiteServer
 from capstan.headless.browser import flags
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 from tests.soak.memory import processes
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"

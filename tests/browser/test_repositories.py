@@ -14,11 +14,11 @@ import pytest
 from buildtools.server import SiteServer
 from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
-from tests.harness import Harness
 from tests.repository_layout import lay_out, with_positions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page
 
 from capstan import Generator, GeneratorParams, Model, Score, Tokenizer
+from capstan.testing.harness import Harness
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONTEXT = [5, 6, 7, 8, 9]

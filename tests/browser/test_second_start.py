@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests.conftest import BOOT_MS
-from tests.harness import Harness
 
 pytestmark = pytest.mark.extended
 

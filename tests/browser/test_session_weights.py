@@ -14,10 +14,10 @@ from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.site import assemble
 from capstan.headless.server import running
+from capstan.testing.harness import Harness
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import WeightServer
-from tests.harness import Harness
 from tests.weighted_nodes import KEPT, SHARED, Weighted, pairs, save, two_layers
 
 CPU, WEBGPU = "CPUExecutionProvider", "WebGpuExecutionProvider"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Harness
+from capstan.testing.harness import Harness
 
 pytestmark = pytest.mark.own_page
 

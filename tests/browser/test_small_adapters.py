@@ -20,12 +20,12 @@ from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
+from capstan.testing.harness import generate_request
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, quantized_embedding
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import make, write
-from tests.harness import generate_request
 from tests.lora_models import LORA
 from tests.lora_runs import RUNS, expected
 

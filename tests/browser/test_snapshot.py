@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Route
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.conftest import BOOT_MS
-from tests.harness import Harness
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
 PROMPT = [5, 6, 7, 8, 9]

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.device.casts import ELEMENT_BYTES
 from capstan.memory import StridedCopy
-from tests.harness import watch
+from capstan.testing.harness import watch
 from tests.unit.test_host_memory import INPUTS, PAIRS, Heap, filled
 
 ROOT = Path(__file__).parents[2]

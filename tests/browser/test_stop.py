@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from capstan.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness, generate_request
 
 pytestmark = pytest.mark.own_page
 

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.server import SiteServer
 from capstan.tape import PASSES
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.conftest import BOOT_MS
-from tests.harness import Harness
 from tests.unit.test_speculation import FEW
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"

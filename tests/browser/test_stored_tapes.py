@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.server import SiteServer
 from capstan.tape import PASSES
+from capstan.testing.harness import Harness, exec_request
 from tests.conftest import BOOT_MS
-from tests.harness import Harness, exec_request
 
 RUN = """
 import json, sys

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from capstan.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
 from tests.trace_format import Slices, slices_by_track
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

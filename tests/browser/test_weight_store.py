@@ -26,13 +26,13 @@ from capstan.device.reference import unpacked as definition
 from capstan.headless.browser import flags
 from capstan.headless.server import running
 from capstan.model_files.gguf.header import GgmlType
+from capstan.testing.harness import Harness, exec_request
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
 from tests.gguf_tensors import random_tensor, ways
-from tests.harness import Harness, exec_request
 from tests.weight_bytes import beside_one_another, part_bytes
 
 BOOT_MS = 120_000

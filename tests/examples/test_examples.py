@@ -21,6 +21,7 @@ from buildtools.browser import find_browser
 from buildtools.models import BUNDLED
 from capstan.headless.browser import flags
 from tests import products
+from tests.browser.test_testing_example import run_tests
 from tests.plain_server import serving_plainly
 
 EXAMPLES = ROOT / "examples"
@@ -298,6 +299,13 @@ def test_a_module_of_another_origin(browser: Browser, tarball: Path, tmp_path: P
         require_completes(browser, url)
 
 
+def test_an_apps_own_tests_pass_with_the_packed_tarball(tarball: Path, tmp_path: Path) -> None:
+    app = installed("testing", tmp_path, tarball)
+    shutil.copytree(BUNDLED, app / "models/bundled")
+    done = run_tests(app, baseline=app / "node_modules/capstan-webgpu")
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_every_example_is_built_and_named(tarball: Path) -> None:
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.name != "notebooks" and path.is_dir())
     assert folders == [
@@ -311,6 +319,7 @@ def test_every_example_is_built_and_named(tarball: Path) -> None:
         "react",
         "rollup",
         "service-worker",
+        "testing",
         "vite",
         "webpack",
     ]

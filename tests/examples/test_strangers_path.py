@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize
 
 from buildtools import ROOT
+from capstan.testing.harness import watch
 from tests import products
 from tests.examples.film import Film
-from tests.harness import watch
 
 FILMS = ROOT / "build/films"
 WEB_GUIDE = ROOT / "docs/five_minutes_web.md"

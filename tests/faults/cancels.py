@@ -7,8 +7,8 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from capstan.testing.harness import Harness, generate_request
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness, generate_request
 
 from .report import Outcome
 from .share import Share

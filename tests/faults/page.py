@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan import errors
-from tests.harness import Harness, generate_request
+from capstan.testing.harness import Harness, generate_request
 from tests.plain_browser import plain_browser
 
 from .cancels import attack_cancelled_requests, attack_cancelled_scripts

@@ -13,9 +13,9 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
+from capstan.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness, generate_request
 from tests.page_memory import prepare
 
 from .memory import Life, Probe, kinds

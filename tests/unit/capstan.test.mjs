@@ -137,7 +137,7 @@ test("the text comes in parts, and the result says how it ended and what was kep
     ...answer,
     choices: [answer],
     ...{ promptTokens: 5, keptTokens: 3 },
-    ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5 },
+    ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5, counters: null },
   });
   assert.equal(typeof requestId, "number");
   const stats = llm.stats();

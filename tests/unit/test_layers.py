@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading",),
     ("_js", "local"),
     ("headless",),
+    ("testing",),
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
     ("genai", "page"),
@@ -120,7 +121,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "guidance",
         "constraint",
     ),
-    "headless": ("browser server", "page"),
+    "headless": ("browser server site", "page"),
     "host": ("disk_file leaving spans storage", "load_times notes retrying tracing"),
     "loading": ("recovery repository", "folder", "opening planning"),
     "local": ("data_file grammars tokenizer", "host"),
@@ -171,6 +172,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "matmul",
         "gated_products minima",
     ),
+    "testing": (
+        "answers genai harness timing",
+        "oracles",
+        "model",
+        "pages",
+        "plugin",
+    ),
     "text": ("chat_template expressions stream",),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
@@ -188,6 +196,9 @@ INSIDE_FUNCTIONS = {
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",
     ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",
+    ("testing.oracles", "testing.genai"): "onnxruntime-genai is installed apart",
+    ("testing.plugin", "playwright.sync_api"): "in the extra `testing`; a pytest plugin is imported by each run",
+    ("testing.plugin", "testing.pages"): "Playwright is in the extra `testing`",
     ("tokenizer", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")

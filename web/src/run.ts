@@ -57,6 +57,11 @@ export interface RunResult extends RunChoice {
   /** The time in which the device computed tokens, and the time in which their ids were copied to the page's memory. */
   waitingMs: number | null;
   copyingMs: number | null;
+  /**
+   * A completion's decode steps after their recording, by capstan.Generator.counters' names: steps, submits, readback_bytes,
+   * create_buffer ...; null for a chat, whose generator goes on from one answer to the next, and for an aborted run.
+   */
+  counters: Record<string, number> | null;
   /** The request's id, which its events carry; null if it was aborted before its turn. */
   requestId: number | null;
 }
@@ -79,6 +84,7 @@ interface Answer extends AnswerChoice {
   time_to_first_token_ms: number | null;
   waiting_ms: number;
   copying_ms: number;
+  counters?: Record<string, number>;
 }
 
 /** An aborted run has its result after this many milliseconds, even if its worker is busy. */
@@ -255,6 +261,7 @@ export class Run implements AsyncIterable<string> {
       timeToFirstTokenMs: answer.time_to_first_token_ms,
       waitingMs: answer.waiting_ms,
       copyingMs: answer.copying_ms,
+      counters: answer.counters ?? null,
       requestId: this.id,
     };
   }
@@ -284,6 +291,7 @@ export class Run implements AsyncIterable<string> {
       timeToFirstTokenMs: null,
       waitingMs: null,
       copyingMs: null,
+      counters: null,
       requestId: this.id,
     };
   }

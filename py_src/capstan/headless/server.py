@@ -22,7 +22,7 @@ from ..model_files.gguf.shards import shard_names
 
 __all__ = [
     *("ENCODINGS", "FilePart", "LARGE_BYTES", "StaticHandler", "StaticServer"),
-    *("byte_range", "model_path", "running", "serving"),
+    *("byte_range", "running", "serving"),
 ]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)

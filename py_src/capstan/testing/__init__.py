@@ -1,0 +1,30 @@
+"""Checks for who embeds Capstan: ids against an oracle, speed against a baseline, counters; a pytest plugin.
+
+    def test_ids(capstan_model):
+        llm = capstan_model("models/bundled")
+        llm.assert_ids("def fibonacci(n):", oracle="genai", tokens=32)
+
+docs/testing.md is the guide; `capstan.testing.plugin` has the fixtures.
+"""
+
+from .answers import TIE, Agreement, Answer, Counters, MismatchError, NearTie, NearTieWarning
+from .model import TestedModel
+from .oracles import Golden, LlamaCpp, NativeGenai, OracleError
+from .timing import Ratio, compare
+
+__all__ = [
+    "TIE",
+    "Agreement",
+    "Answer",
+    "MismatchError",
+    "Counters",
+    "Golden",
+    "LlamaCpp",
+    "NativeGenai",
+    "NearTie",
+    "NearTieWarning",
+    "OracleError",
+    "Ratio",
+    "TestedModel",
+    "compare",
+]

@@ -1,0 +1,94 @@
+"""The example app's tests pass, and find a wrong weight in what the app serves and a slow kernel in its Capstan."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildtools import ROOT
+from buildtools.models import BUNDLED
+from buildtools.site import assemble
+from tests.conftest import TIERING, UNCHECKED
+
+WEIGHT_AT = 2_097_152 + 4 * 100
+"""An element of the first layer's norm in the bundled model's float32 weights: 0.27."""
+THROWS = """
+def test_thrown(llm):
+    llm.page.page.evaluate("() => { setTimeout(() => { throw new Error('out of the page'); }); }")
+    llm.page.page.wait_for_timeout(100)
+"""
+PICK = "let largest = atomicLoad(&top);"
+"""A line of the sampler's last kernel, which each of its threads runs once for each token."""
+SLOW = PICK + r"\n  for (var turn = 0u; turn < 20000u; turn++) { atomicMax(&top, turn & 1u); }"
+
+
+def made(folder: Path) -> Path:
+    """A copy of the example with the package and the model."""
+    app = Path(shutil.copytree(ROOT / "examples/testing", folder / "app"))
+    package = app / "node_modules/capstan-webgpu"
+    shutil.copytree(assemble() / "capstan", package / "capstan", copy_function=os.link)
+    (package / "index.js").write_text('export * from "./capstan/capstan.js";\n')
+    shutil.copytree(BUNDLED, app / "models/bundled")
+    return app
+
+
+def run_tests(app: Path, *arguments: str, baseline: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), "CAPSTAN_BASELINE": str(baseline or assemble())}
+    environment |= {"CAPSTAN_BROWSER_ARGS": f"{TIERING} {UNCHECKED}"}
+    environment |= {"CAPSTAN_ADAPTER": os.environ.get("CAPSTAN_ADAPTER", "software")}
+    return subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=400)
+
+
+def test_the_example_passes_without_a_baseline(tmp_path: Path) -> None:
+    app = made(tmp_path)
+    done = run_tests(app, baseline=app / "none")
+    assert "3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert not (app / "test-results").exists()
+
+
+@pytest.mark.extended
+def test_the_example_passes_beside_the_same_build(tmp_path: Path) -> None:
+    done = run_tests(made(tmp_path))
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wrong_weight_and_a_slow_kernel_are_found_and_their_failures_kept(tmp_path: Path) -> None:
+    app = made(tmp_path)
+    weights = app / "models/bundled/model.onnx.data"
+    data = bytearray(weights.read_bytes())
+    struct.pack_into("<f", data, WEIGHT_AT, 30.0)
+    weights.write_bytes(data)
+    # Else the load finds the damage.
+    (app / "models/bundled/model.onnx.data.shards.json").unlink()
+    worker = app / "node_modules/capstan-webgpu/capstan/worker.js"
+    text = worker.read_text(encoding="utf-8")
+    assert text.count(PICK) == 1
+    worker.unlink()
+    worker.write_text(text.replace(PICK, SLOW), encoding="utf-8")
+    (app / "tests/test_thrown.py").write_text(THROWS)
+    done = run_tests(app, "-k", "ids or speed or thrown")
+    assert "3 failed, 2 deselected" in done.stdout, done.stdout + done.stderr
+    assert "token 0 after the prompt of 8 differs from the golden golden.json (by onnxruntime-genai" in done.stdout
+    assert "a weight, a configuration or a kernel of both is at fault" in done.stdout
+    assert "of a step's GPU time, 'sampler greedy" in done.stdout
+    assert "the pages reported ['app-0: exception: out of the page" in done.stdout
+    kept = app / "test-results"
+    for name in ("test_ids", "test_speed", "test_thrown"):
+        (folder,) = kept.glob(f"*{name}")
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        for file in ("trace.zip", "screenshot.png", "requests.json", "errors.json"):
+            assert f"app-0/{file}" in files, files
+    (thrown,) = kept.glob("*test_thrown/app-0/errors.json")
+    assert json.loads(thrown.read_text())["lacking"] == ["capstan-trace.json: the test asked this page for no answer"]
+    (speed,) = kept.glob("*test_speed")
+    for page in ("app-0", "page-1"):
+        spans = json.loads((speed / page / "capstan-trace.json").read_text())["traceEvents"]
+        assert {"submit", "wait"} <= {span["name"] for span in spans}
