@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
     ("genai", "page"),
+    ("fleet",),
     ("capstan",),
 )
 """Rooms of the package, which are its folders and the modules at its root, lowest layer first."""
@@ -87,6 +88,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "adapters params refused request tokenizer",
         "engine generator",
     ),
+    "fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "generation": (
         "beam_search processors prompt replay run_ahead speculation step_counts timing",
         "generator_params named_processors row",
