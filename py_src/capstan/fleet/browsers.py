@@ -180,7 +180,7 @@ class Browsers:
         except CapstanError as error:
             fault = error
         self.replaced += 1
-        log.warning("a browser is replaced: %s", fault or "the page's device is lost")
+        log.warning("a browser is given up: %s", fault or "its page's device is lost")
         with contextlib.suppress(Exception):
             await asyncio.wait_for(slot.close(), CLOSE_SECONDS)
         return fault

@@ -32,7 +32,6 @@ class BrowserPlugin(WorkerPlugin):
     def __init__(self, name: str, serving: Serving) -> None:
         self.name = name
         self.serving = serving
-        self.slots: Any = HeadlessSlot.several
         self.browsers: Browsers | None = None
 
     def setup(self, worker: Worker) -> None:
@@ -43,7 +42,7 @@ class BrowserPlugin(WorkerPlugin):
                 f"browsers_per_worker is {self.serving.browsers}, but worker {worker.address} has {threads} threads, "
                 f"each of which waits for one browser: start it with --nthreads {self.serving.browsers}"
             )
-        self.browsers = Browsers(self.serving, self.slots)
+        self.browsers = Browsers(self.serving, HeadlessSlot.several)
 
     def teardown(self, worker: Worker) -> None:
         """End with the worker."""
