@@ -62,7 +62,7 @@ class Cluster:
         self.starts: collections.Counter[str] = collections.Counter()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._log = (folder / "cluster.log").open("wb")
-        worker = ["worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "30"]
+        worker = ["worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60"]
         self._keepers = [
             threading.Thread(target=self._keep, args=(name, command, where), daemon=True)
             for name, command, where in (
@@ -272,6 +272,9 @@ def answer_all(
             except FleetError as error:
                 ends[type(error).__name__] += 1
                 print(f"the run ends: {error}", flush=True)
+                with contextlib.suppress(Exception):
+                    if fleet is not None:
+                        fleet.close()
                 fleet = None
     return {
         "items": len(given),

@@ -330,7 +330,7 @@ class Fleet:
         if self._client.status == "closed":
             raise FleetError("the connection to the scheduler is lost: run it again with the same `out`, to go on")
         reasons = "; ".join(f"{worker}: {reason}" for worker, reason in self.unfit.items())
-        if silent > self._patience or (self.unfit and not set(self._workers()) - set(self.unfit)):
+        if silent > self._patience:
             raise FleetError(
                 f"no worker can answer ({reasons or f'there is none since {silent:.0f} s'}): mend that, or add workers"
             )
