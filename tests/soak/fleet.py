@@ -44,7 +44,7 @@ NEW_TOKENS = 8
 DISTINCT = 60
 """Prompts that differ: the others repeat them."""
 POISON = [10**6]
-LIMIT = 1 << 40
+GRACE_SECONDS = 20.0
 FAULTS = ("browser", "renderer", "gpu", "worker", "scheduler", "disk")
 WEIGHTS = (14, 8, 8, 10, 5, 5)
 
@@ -94,13 +94,24 @@ class Cluster:
             self.processes[name] = process
             process.wait()
 
+    def restart_scheduler(self) -> None:
+        """Kill the scheduler. Its workers end by themselves, or are killed after a grace, as a pod is."""
+        workers = [process for name, process in self.processes.items() if name != "scheduler"]
+        self.processes["scheduler"].kill()
+
+        def end() -> None:
+            for process in workers:
+                process.kill()
+
+        threading.Timer(GRACE_SECONDS, end).start()
+
     def close(self) -> None:
         """End all processes, browsers too."""
         self._ending.set()
         for process in self.processes.values():
-            process.terminate()
+            process.kill()
         for keeper in self._keepers:
-            keeper.join(60)
+            keeper.join()
         self._log.close()
 
 
@@ -189,7 +200,7 @@ class Trouble:
             self.disk = True
             return True
         if fault == "scheduler":
-            processes["scheduler"].kill()
+            self._cluster.restart_scheduler()
             return True
         name = self._draw.choice(["worker-1", "worker-2"])
         if fault == "worker":

@@ -102,7 +102,8 @@ class Browsers:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(slot.close() for slot in self._slots), return_exceptions=True)
+            closing = (asyncio.wait_for(slot.close(), CLOSE_SECONDS) for slot in self._slots)
+            await asyncio.gather(*closing, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(close_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -23,7 +23,8 @@ from capstan.page.scoring import score
 from capstan.text.stream import StoppingStream
 
 MARK = "\x1e"
-kept: Any = sys.modules.setdefault("_capstan_fleet", SimpleNamespace(models={}, pools={}, scripts={}))  # type: ignore[type-var]
+modules: dict[str, Any] = sys.modules
+kept: Any = modules.setdefault("_capstan_fleet", SimpleNamespace(models={}, pools={}, scripts={}))
 """The page's models, row pools and scripts, which outlive a batch."""
 
 
@@ -130,7 +131,8 @@ async def embed(encoder: Embedder, text: str) -> dict[str, Any]:
 
 
 async def loglikelihood(model: Any, job: dict[str, Any], pair: dict[str, Any]) -> dict[str, Any]:
-    found = await score(model, {"sequences": [pair], "max_length": job["max_length"]}, job["max_length"])  # type: ignore[typeddict-item]
+    request: Any = {"sequences": [pair], "max_length": job["max_length"]}
+    found = await score(model, request, job["max_length"])
     [scored] = found["sequences"]
     about = {"log_probability": sum(scored["log_probabilities"]), "greedy": all(scored["greedy"])}
     return {"token_ids": scored["token_ids"], "value": {**about, "log_probabilities": scored["log_probabilities"]}}
