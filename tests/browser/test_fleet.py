@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from tests import oracle
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
 PROMPTS = [[(31 * row + 7 * place) % 500 + 1 for place in range(2 + row % 5)] for row in range(12)]
-GREEDY = {"max_new_tokens": 6, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 SCRIPT = """
 import capstan
 model = await capstan.Model.load(models["model"], device="webgpu")
@@ -78,7 +79,7 @@ def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(site: SiteServer, 
 def test_sampled_ids_with_a_seed_are_those_of_an_item_alone_and_texts_are_embedded(
     site: SiteServer, client: Client
 ) -> None:
-    options = {"max_new_tokens": 6, "do_sample": True, "random_seed": 3, "temperature": 1.5}
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "random_seed": 3, "temperature": 1.5}
     with Fleet(client, LLAMA, site=site.root, max_length=32, capture="off") as fleet:
         together = list(fleet.generate(PROMPTS[:4], **options))
         alone = [next(iter(fleet.generate([each], **options))) for each in PROMPTS[:4]]

@@ -181,6 +181,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
+    ("fleet", "fleet.fleet"): "distributed is in the extra `fleet`; a worker's half does without",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",

@@ -223,7 +223,7 @@ class Fleet:
         self, job: dict[str, Any], numbered: Iterator[Entry], out: str | Path | None, ordered: bool, size: int
     ) -> Iterator[Item]:
         again: deque[list[Entry]] = deque()
-        flying: dict[Future, list[Entry]] = {}
+        flying: dict[Future[Any], list[Entry]] = {}
         order: deque[str] = deque()
         held: dict[str, Item] = {}
         heard = time.monotonic()
@@ -260,7 +260,7 @@ class Fleet:
                 heard = max(heard, time.monotonic() if browsers else heard)
                 self._require_workers(time.monotonic() - heard)
 
-    def _submit(self, job: dict[str, Any], batch: list[Entry]) -> Future:
+    def _submit(self, job: dict[str, Any], batch: list[Entry]) -> Future[Any]:
         fit = [each for each in self._workers() if each not in self.unfit] if self.unfit else None
         options = {"workers": fit} if fit else {}
         return self._client.submit(
@@ -274,7 +274,7 @@ class Fleet:
             **options,
         )
 
-    def _done(self, flying: Mapping[Future, Any]) -> list[Future]:
+    def _done(self, flying: Mapping[Future[Any], Any]) -> list[Future[Any]]:
         """Batches that are over, one way or another; waits a little for one."""
         if flying:
             with suppress(TimeoutError, CancelledError, OSError):
@@ -283,7 +283,7 @@ class Fleet:
             time.sleep(POLL_SECONDS)
         return [future for future in flying if future.status in ("finished", "error", *LOST)]
 
-    def _taken(self, future: Future, batch: list[Entry]) -> tuple[list[Item], list[list[Entry]]]:
+    def _taken(self, future: Future[Any], batch: list[Entry]) -> tuple[list[Item], list[list[Entry]]]:
         """The results of a batch, and what has to be answered again."""
         try:
             found = None if future.status in LOST else future.result()
