@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from . import ROOT
-from .commands import bench, check, dist, docs, exec, models, run, serve, test, wheel
+from .commands import bench, check, dist, docs, exec, fleet, models, run, serve, test, wheel
 from .environment import ensure, in_venv, venv_python
 from .errors import CommandError
 
@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "test": (test, "run all tests"),
     "check": (check, "check formatting, lint and types"),
     "exec": (exec, "run a Python script in the page"),
+    "fleet": (fleet, "answer many prompts with browsers on Dask workers"),
     "models": (models, "prepare a model folder: the digests that downloads are verified with"),
     "bench": (bench, "measure Capstan beside Transformers.js and onnxruntime-web"),
     "wheel": (wheel, "build the Python wheel"),

@@ -39,8 +39,14 @@ class Progress:
 
     def update(self, what: str, done: int, total: int) -> None:
         """`done` of `total` bytes of `what` are there."""
+        self._part(what, done, total, f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    def count(self, what: str, done: int, total: int, rest: str = "") -> None:
+        """`done` of `total` of `what` are there; `rest` follows on the line."""
+        self._part(what, done, total, f"{what}: {done} of {total}{rest}")
+
+    def _part(self, what: str, done: int, total: int, text: str) -> None:
         share = done / total if total > 0 else 1.0
-        text = f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
         if self._rewrites:
             now = time.monotonic()
             if done >= total or now - self._drawn_at >= REDRAW_SECONDS:

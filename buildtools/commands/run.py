@@ -24,7 +24,7 @@ from ..models import (
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, write_trace
 
-__all__ = ["GROUP", "add_arguments", "check", "run"]
+__all__ = ["GROUP", "add_arguments", "add_search_arguments", "check", "read_search", "run"]
 
 GROUP = "run"
 NEW_TOKENS = 256
@@ -85,12 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep no weights in the browser's storage, and take none from there",
     )
-    add("--greedy", action="store_true", help="take the likeliest token at each step")
-    for option in search_options():
-        kind = option.type if option.type in (int, float) else str
-        action = "append" if option.repeated else "store"
-        help_text = option.help + ("" if option.drawing else "; with --greedy too")
-        add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
+    add_search_arguments(parser)
     for option in speculation_options():
         add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
     for kind, metavar in GRAMMARS.items():
@@ -98,6 +93,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
     add("--json", action="store_true", help="end stdout with one line of JSON")
     add_trace_argument(parser)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a search."""
+    add = parser.add_argument
+    add("--greedy", action="store_true", help="take the likeliest token at each step")
+    for option in search_options():
+        kind = option.type if option.type in (int, float) else str
+        action = "append" if option.repeated else "store"
+        help_text = option.help + ("" if option.drawing else "; with --greedy too")
+        add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from buildtools import cli
 from buildtools.commands import exec as exec_command
+from buildtools.commands import fleet as fleet_command
 from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
 from buildtools.commands import serve as serve_command
@@ -504,3 +505,35 @@ class TestModels:
 def test_the_weight_store_can_be_left_out(model: Path) -> None:
     assert "disable_file_mapped_weights" not in request(model, "x")
     assert request(model, "x", "--disable-file-mapped-weights")["disable_file_mapped_weights"] is True
+
+
+def test_a_fleet_refuses_wrong_numbers_files_and_lines_by_their_number(model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+
+    def checked(*argv: str) -> argparse.Namespace:
+        args = cli.parse(["fleet", str(prompts), "--model", str(model), *argv])
+        fleet_command.check(args)
+        return args
+
+    with pytest.raises(CommandError, match=r"prompts\.jsonl is no file: give a file of JSON lines"):
+        checked()
+    prompts.write_text('{"prompt": "a"}\n{"id": 7, "messages": [{"role": "user", "content": "b"}]}\n')
+    assert checked("--greedy", "--workers", "2").search == {"do_sample": False}
+    assert fleet_command.checked(str(prompts)) == 2
+    with pytest.raises(CommandError, match="--browsers-per-worker is 0, but must be at least 1"):
+        checked("--browsers-per-worker", "0")
+    with pytest.raises(CommandError, match="--scheduler and --workers were both given"):
+        checked("--scheduler", "tcp://127.0.0.1:1", "--workers", "2")
+    with pytest.raises(CommandError, match="model folder .*/none does not exist"):
+        checked("--model", str(tmp_path / "none"))
+    for line, words in {
+        '{"prompt": ': "line 2 is not JSON",
+        '{"prompts": "a"}': "line 2: item 1 has prompts; give one of prompt, prompt_ids, messages",
+        '{"id": "0", "prompt": "b"}': "line 2: item 1: id '0' is that of item 0",
+    }.items():
+        prompts.write_text('{"prompt": "a"}\n' + line + "\n")
+        with pytest.raises(CommandError, match=words):
+            fleet_command.checked(str(prompts))
+    prompts.write_text("")
+    with pytest.raises(CommandError, match="is empty: give a line for each prompt"):
+        fleet_command.checked(str(prompts))

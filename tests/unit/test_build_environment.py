@@ -158,7 +158,13 @@ def test_the_notices_are_those_of_what_is_installed() -> None:
     assert NOTICES.read_text(encoding="utf-8") == notices(), "write them anew: python3 build.py dist --notices"
 
 
-@pytest.mark.parametrize("group", ["run", "dev", "wheel", "docs"])
+def test_a_group_is_set_up_anew_when_a_file_of_pins_changes_that_its_own_includes() -> None:
+    names = [path.name for path in environment._pinned("dev")]
+    assert names[0] == "requirements-dev.txt"
+    assert {"requirements-run.txt", "requirements-fleet.txt"} <= set(names)
+
+
+@pytest.mark.parametrize("group", ["run", "dev", "wheel", "docs", "fleet"])
 def test_every_package_for_python_has_a_version_and_hashes(group: str) -> None:
     lines = (ROOT / f"requirements-{group}.txt").read_text().replace("\\\n", "").splitlines()
     packages = [line for line in lines if line and not line.startswith(("#", "-r "))]

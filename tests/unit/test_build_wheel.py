@@ -28,7 +28,11 @@ def test_the_wheel_holds_every_module_the_generated_ones_and_the_licences(tmp_pa
 def test_the_wheel_of_our_own_page_leaves_out_what_its_worker_brings() -> None:
     ours = next(path for path in page_wheels() if path.name.startswith("capstan_webgpu-"))
     with zipfile.ZipFile(ours) as archive:
-        assert "capstan/_js/host.js" not in archive.namelist()
+        names = archive.namelist()
+        [record] = [archive.read(name).decode() for name in names if name.endswith(".dist-info/RECORD")]
+    assert "capstan/_js/host.js" not in names
+    assert not [name for name in names if name.startswith(("capstan/headless/", "capstan/fleet/"))]
+    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
 
 
 def test_pyodide_build_is_left_out_with_a_reason_where_it_cannot_run() -> None:

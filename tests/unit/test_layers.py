@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
     ("genai", "page"),
+    ("fleet",),
     ("capstan",),
 )
 """Rooms of the package, which are its folders and the modules at its root, lowest layer first."""
@@ -88,6 +89,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "adapters params refused request tokenizer",
         "engine generator",
     ),
+    "fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "generation": (
         "beam_search processors prompt replay run_ahead speculation step_counts timing",
         "generator_params named_processors row",
@@ -187,6 +189,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
+    ("fleet", "fleet.fleet"): "distributed is in the extra `fleet`; a worker's half does without",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",

@@ -70,9 +70,10 @@ class RowPool(DecodeLoop):
         self._turn = asyncio.Lock()
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
 
-    def join(self) -> PooledSequence:
-        """A sequence without tokens. It takes a row when its first token is requested."""
-        member = Member(self.max_length)
+    def join(self, limit: int | None = None) -> PooledSequence:
+        """A sequence without tokens, of `limit` at most if that is given. It takes a row when its first token is
+        requested."""
+        member = Member(self.max_length if limit is None else min(limit, self.max_length))
         self._members.append(member)
         return PooledSequence(self, self._model, member)
 
@@ -99,7 +100,7 @@ class RowPool(DecodeLoop):
                 await self._end()
 
     def finish_reason(self, member: Member) -> str | None:
-        return self.reason([member.row])
+        return self.reason([member.row]) or ("length" if len(member.row) >= member.limit else None)
 
     def _require_more(self, member: Member) -> None:
         row = member.row
@@ -283,11 +284,19 @@ class PooledSequence:
 
     def generate_next_token(self) -> None:
         """Generate a token; read it with get_next_tokens. Raises AsyncRequiredError where it would have to wait."""
-        member = self._member
-        if not member.row.ready:
-            bringing = self._pool.bring(member)
-            wait_here(self._model.host, bringing, "generate_next_token", "a Generator and generate_next_token_async()")
-        self._last = [member.row.take(self._pool.options.pad_token_id)]
+        if not self._member.row.ready:
+            bringing = self._pool.bring(self._member)
+            wait_here(self._model.host, bringing, "generate_next_token", "await generate_next_token_async()")
+        self._take()
+
+    async def generate_next_token_async(self) -> None:
+        """`generate_next_token` where it may wait."""
+        if not self._member.row.ready:
+            await self._pool.bring(self._member)
+        self._take()
+
+    def _take(self) -> None:
+        self._last = [self._member.row.take(self._pool.options.pad_token_id)]
 
     def get_next_tokens(self) -> list[int]:
         """The token of the last generate_next_token."""
@@ -295,7 +304,11 @@ class PooledSequence:
 
     def close(self) -> None:
         """Leave the pool. Closing twice is harmless."""
-        wait_here(self._model.host, self._pool.leave(self._member), "close", "a Generator and aclose()")
+        wait_here(self._model.host, self.aclose(), "close", "await aclose()")
+
+    async def aclose(self) -> None:
+        """`close` where it may wait."""
+        await self._pool.leave(self._member)
 
 
 def poolable(model: Model, params: GeneratorParams) -> bool:

@@ -1,0 +1,176 @@
+"""`build.py fleet`: answer the prompts of a file with browsers on Dask workers, here or on any cluster."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import find_package
+from ..chat_model import SMOLLM2, default_model
+from ..errors import CommandError
+from ..models import DTYPES, add_hub_arguments, check_place, repository
+from ..terminal import Progress, say
+from .run import NEW_TOKENS, add_search_arguments, read_search
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "fleet"
+NUMBERS = ("workers", "browsers_per_worker", "max_new_tokens", "max_length", "rows", "attempts", "batch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `fleet`."""
+    add = parser.add_argument
+    lines = (
+        'a file of JSON lines, each {"prompt": TEXT}, {"prompt_ids": [IDS]} or {"messages": [...]}, and an "id" or none'
+    )
+    add("prompts", metavar="PROMPTS.jsonl", help=lines)
+    model = f"a folder or a GGUF file that each worker can read, or a hub's repository (default: {SMOLLM2.title})"
+    add("--model", metavar="PLACE", help=model)
+    add_hub_arguments(parser)
+    add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
+    add("--workers", type=int, metavar="N", help="Dask workers on this machine (default: 1)")
+    add("--scheduler", metavar="ADDRESS", help="the scheduler of a Dask cluster, as tcp://HOST:8786, in place of them")
+    add("--browsers-per-worker", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("--dashboard", metavar="ADDRESS", default="127.0.0.1:8787", help="of Dask's dashboard (default: %(default)s)")
+    out = "write results there; a file of an earlier run is gone on with (default: the standard output)"
+    add("--out", metavar="FILE.jsonl", help=out)
+    add("--unordered", action="store_true", help="results as they are completed, not in the order of the prompts")
+    add("--raw", action="store_true", help="continue the prompts, also with a model that has a chat template")
+    add("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="of each item (default: %(default)s)")
+    add("--max-length", type=int, default=2048, metavar="N", help="most tokens of an item (default: %(default)s)")
+    add("--rows", type=int, default=8, metavar="N", help="items that a page answers together (default: %(default)s)")
+    add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
+    add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
+    add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
+    add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
+    add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
+    add("--kv-cache-dtype", choices=["float", "int8", "int4"], help="the type of the key/value caches on WebGPU")
+    add_search_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what can be refused without a worker; fills `args.search` and `args.hub_model`."""
+    for name in NUMBERS:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            raise CommandError(f"--{option} is {value}, but must be at least 1: give a larger number or leave it out")
+    if args.scheduler and args.workers is not None:
+        raise CommandError("--scheduler and --workers were both given: a cluster has the workers that it has")
+    if not Path(args.prompts).is_file():
+        raise CommandError(f"{args.prompts} is no file: give a file of JSON lines")
+    args.search = read_search(args)
+    args.hub_model = None
+    if args.model is not None:
+        args.hub_model = repository(args.model, args.hub, args.revision)
+        if args.hub_model is None and not args.scheduler:
+            check_place(Path(args.model))
+
+
+def lines(path: str) -> Iterator[Any]:
+    """The values of the file's lines."""
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise CommandError(f"{path}, line {number} is not JSON ({error}): mend it") from None
+
+
+def checked(path: str) -> int:
+    """How many items a file has. CommandError for a line that is none."""
+    from capstan.errors import PromptError
+    from capstan.fleet.items import entries, prompt_input
+
+    count = 0
+    try:
+        for _ in entries(lines(path), {}, prompt_input):
+            count += 1
+    except PromptError as error:
+        raise CommandError(f"{path}, line {count + 1}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is not UTF-8 text ({error}): write it anew") from error
+    if not count:
+        raise CommandError(f"{path} is empty: give a line for each prompt")
+    return count
+
+
+@contextlib.contextmanager
+def cluster(args: argparse.Namespace) -> Iterator[Client]:
+    """A client of the cluster: the named one, or one of this machine's for as long as the block runs."""
+    from distributed import Client, LocalCluster
+
+    with contextlib.ExitStack() as stack:
+        address: Any = args.scheduler
+        if address is None:
+            address = stack.enter_context(
+                LocalCluster(
+                    n_workers=args.workers or 1,
+                    threads_per_worker=args.browsers_per_worker,
+                    dashboard_address=args.dashboard,
+                )
+            )
+        try:
+            client = stack.enter_context(Client(address))
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--scheduler: {address} does not answer ({error}): give a Dask scheduler's") from error
+        say(f"Dask's dashboard: {client.dashboard_link}")
+        yield client
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompts; 1 if some failed."""
+    find_package()
+    from capstan.errors import CapstanError
+    from capstan.fleet import Fleet
+    from capstan.model_files.hub import HubRepository
+
+    from ..site import assemble
+
+    total = checked(args.prompts)
+    site = None if args.scheduler else assemble()
+    model: Any = args.model or default_model(args.device)
+    if args.hub_model is not None:
+        named = args.hub_model
+        model = HubRepository(named["repository"], named["hub"], named["revision"] or "main", named["token"])
+    options = ("browsers_per_worker", "dtype", "rows", "max_length", "attempts", "timeout", "device", "capture")
+    try:
+        with cluster(args) as client:
+            given = {name: getattr(args, name) for name in (*options, "kv_cache_dtype")}
+            with Fleet(client, model, site=site, **given) as fleet:
+                return answer(args, fleet, total)
+    except CapstanError as error:
+        raise CommandError(str(error)) from error
+
+
+def answer(args: argparse.Namespace, fleet: Any, total: int) -> int:
+    """Have the fleet answer, and tell how far it is."""
+    options = {"max_new_tokens": args.max_new_tokens, "ordered": not args.unordered, "batch": args.batch}
+    results = fleet.generate(lines(args.prompts), as_message=not args.raw, out=args.out, **options, **args.search)
+    progress, begun = Progress(), time.monotonic()
+    failed = tokens = done = 0
+    for done, item in zip(itertools.count(1), results):
+        tokens += len(item.token_ids)
+        failed += item.error is not None
+        if args.out is None:
+            sys.stdout.write(item.line())
+            sys.stdout.flush()
+        rest = f", {tokens / (time.monotonic() - begun):.1f} tokens/s" + (f", {failed} failed" if failed else "")
+        progress.count("items", done, total, rest)
+    progress.clear()
+    for worker, reason in fleet.unfit.items():
+        say(f"worker {worker} could not answer: {reason}")
+    there = f", {total - done} were there already" if done < total else ""
+    say(f"{done} items in {time.monotonic() - begun:.1f} s{there}, {tokens} tokens, {failed} failed")
+    return 1 if failed else 0

@@ -1,0 +1,24 @@
+"""A fleet of headless browsers on Dask, each with a model: prompts in, results in order, as JSON lines.
+
+pip install "capstan-webgpu[fleet]"; docs/fleet.md tells how.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .items import FleetError, Item, ItemError, UnfitError
+from .results import ResultFile, ResultFileError
+
+if TYPE_CHECKING:
+    from .fleet import Fleet as Fleet
+
+__all__ = ["Fleet", "FleetError", "Item", "ItemError", "ResultFile", "ResultFileError", "UnfitError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Fleet":
+        from .fleet import Fleet
+
+        return Fleet
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

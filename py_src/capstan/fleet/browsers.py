@@ -1,0 +1,286 @@
+"""The browsers of one worker: each with a page and a loaded model, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from ..errors import CapstanError
+from ..headless.browser import BrowserError, find_browser
+from ..headless.page import open_harness
+from ..headless.server import StaticServer, running
+from ..headless.site import find_site
+from .items import Entry, UnfitError
+
+__all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot"]
+
+IN_PAGE = Path(__file__).with_name("in_page.py")
+MARK = "\x1e"
+"""Begins the lines that in_page.py writes."""
+STARTS = 3
+"""How often a browser is started, or a model is loaded, before the worker is unfit."""
+CLOSE_SECONDS = 30.0
+PAUSE_SECONDS = 0.5
+BROKEN = ("DeviceLostError", "OutOfMemoryError", "MemoryError", "ClosedError")
+"""Errors of an item after which the page's model is not used any more."""
+log = logging.getLogger("distributed.worker.capstan")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the browsers of a worker serve."""
+
+    model: str | dict[str, Any]
+    """A path that the worker can read, a folder's URL, or a hub's repository as page requests have it."""
+    browsers: int
+    site: str | None
+    options: dict[str, Any]
+    """How the model is loaded."""
+    timeout: float
+    """Seconds for a batch."""
+    attempts: int
+    """How often an item may fail."""
+
+
+@dataclass
+class Outcome:
+    """What came of an item."""
+
+    entry: Entry
+    told: dict[str, Any] = field(default_factory=dict)
+    """The page's line: `result`, `adapter`, `timings`, or `error`."""
+
+
+class Slot(Protocol):
+    """A browser's place: it is opened by the first batch, and again after it was closed."""
+
+    async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
+        """Tell `done` the line of each entry by its place. Raises BrowserError, TimeoutError, UnfitError."""
+
+    async def close(self) -> None: ...
+
+
+class Browsers:
+    """Answers batches with a fixed number of browsers, in a thread that has a loop of its own.
+
+    A browser that dies is replaced. A batch that was in it is halved until the item that kills browsers is alone: that
+    one fails, all others are answered.
+    """
+
+    def __init__(self, serving: Serving, slots: Callable[[Serving], Sequence[Slot]]) -> None:
+        self._serving = serving
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="capstan browsers", daemon=True)
+        self._thread.start()
+        self._slots = slots(serving)
+        self._free: asyncio.Queue[Slot] = asyncio.Queue()
+        for slot in self._slots:
+            self._free.put_nowait(slot)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.replaced = 0
+        """Browsers that were closed for a fault."""
+
+    def answer(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
+        """The outcome of each item. Raises UnfitError, CancelledError where the browsers are closed meanwhile."""
+        return asyncio.run_coroutine_threadsafe(self._answer(job, entries), self._loop).result()
+
+    def close(self) -> None:
+        """Close the browsers; batches under way are cancelled."""
+
+        async def close_all() -> None:
+            tasks = [*self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            closing = (asyncio.wait_for(slot.close(), CLOSE_SECONDS) for slot in self._slots)
+            await asyncio.gather(*closing, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(close_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _answer(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
+        task = asyncio.ensure_future(self._outcomes(job, entries))
+        self._tasks.add(task)
+        try:
+            return await task
+        finally:
+            self._tasks.discard(task)
+
+    async def _outcomes(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        failures = {entry.id: entry.failures for entry in entries}
+        waiting = deque([list(entries)])
+        starts = 0
+        while waiting:
+            batch = waiting.popleft()
+            slot = await self._free.get()
+            told: dict[int, Any] = {}
+            try:
+                fault = await self._attempt(slot, job, batch, told)
+            finally:
+                self._free.put_nowait(slot)
+            if isinstance(fault, UnfitError):
+                starts += 1
+                if starts == STARTS:
+                    raise fault
+                await asyncio.sleep(PAUSE_SECONDS)
+                waiting.appendleft(batch)
+                continue
+            rest = []
+            for place, entry in enumerate(batch):
+                line = told.get(place)
+                if line is not None and "error" not in line:
+                    outcomes[entry.id] = Outcome(replaced(entry, failures[entry.id]), line)
+                elif line is not None and line["error"]["type"] not in BROKEN:
+                    waiting += self._failed(entry, line["error"], failures, outcomes)
+                else:
+                    rest.append((entry, line and line["error"]))
+            if len(rest) == 1 and len(batch) == 1:
+                [(entry, error)] = rest
+                error = error or {"type": type(fault).__name__, "message": str(fault) or "the page did not answer"}
+                waiting += self._failed(entry, error, failures, outcomes)
+            elif rest:
+                left = [entry for entry, _ in rest]
+                half = (len(left) + 1) // 2
+                waiting += [part for part in (left[:half], left[half:]) if part]
+        return [outcomes[entry.id] for entry in entries]
+
+    def _failed(
+        self, entry: Entry, error: dict[str, str], failures: dict[str, int], outcomes: dict[str, Outcome]
+    ) -> list[list[Entry]]:
+        """Count a failure of an item: a batch of it alone, or none and its outcome."""
+        failures[entry.id] += 1
+        if failures[entry.id] < self._serving.attempts:
+            return [[entry]]
+        outcomes[entry.id] = Outcome(replaced(entry, failures[entry.id]), {"error": error})
+        return []
+
+    async def _attempt(
+        self, slot: Slot, job: dict[str, Any], batch: Sequence[Entry], told: dict[int, Any]
+    ) -> Exception | None:
+        """Have a browser answer a batch; close it after a fault, which is returned."""
+        fault: Exception | None = None
+        try:
+            await asyncio.wait_for(slot.answer(job, batch, told.__setitem__), self._serving.timeout)
+            if not any(line.get("error", {}).get("type") in BROKEN for line in told.values()):
+                return None
+        except TimeoutError:
+            fault = TimeoutError(f"no answer of {len(batch)} items in {self._serving.timeout:g} s")
+        except CapstanError as error:
+            fault = error
+        self.replaced += 1
+        log.warning("a browser is given up: %s", fault or "its page's device is lost")
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(slot.close(), CLOSE_SECONDS)
+        return fault
+
+
+def replaced(entry: Entry, failures: int) -> Entry:
+    return Entry(entry.id, entry.index, entry.digest, None, failures)
+
+
+class HeadlessSlot:
+    """A headless Chromium with Capstan's page."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._opened: AsyncExitStack | None = None
+        self._page: Any = None
+        self._lines = ""
+        self._done: Callable[[dict[str, Any]], None] = lambda line: None
+
+    @classmethod
+    def several(cls, serving: Serving) -> list[HeadlessSlot]:
+        """As many as the worker has browsers."""
+        return [cls(serving) for _ in range(serving.browsers)]
+
+    async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
+        """See Slot."""
+        page = self._page or await self._open()
+        unfit: list[dict[str, str]] = []
+
+        def take(line: dict[str, Any]) -> None:
+            if "unfit" in line:
+                unfit.append(line["unfit"])
+            else:
+                done(line["number"], line)
+
+        self._lines, self._done = "", take
+        batch = {"job": {**job, "model": self._serving.options}, "items": [entry.input for entry in entries]}
+        reply = await page.request(
+            {
+                "kind": "exec",
+                "source": IN_PAGE.read_text(encoding="utf-8") + CALL,
+                "filename": "capstan_fleet.py",
+                "argv": ["capstan_fleet.py", json.dumps(batch)],
+                "models": {"model": self._place},
+                "files": {},
+            }
+        )
+        if unfit:
+            raise UnfitError(f"{unfit[0]['type']}: {unfit[0]['message']}")
+        if not reply["ok"]:
+            raise BrowserError(f"the page failed: {reply['error']['type']}: {reply['error']['message']}")
+        if reply["result"]["status"]:
+            raise BrowserError(
+                f"the batch's script ended with status {reply['result']['status']}: {self._lines[-500:]}"
+            )
+
+    async def _open(self) -> Any:
+        """Serve the site and the model, and start a browser. Raises UnfitError."""
+        await self.close()
+        self._opened = stack = AsyncExitStack()
+        try:
+            mounts, self._place = place_of(self._serving.model)
+            server = stack.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
+            opened = open_harness(server.url, self._event, program=find_browser(), say=log.info)
+            self._page = await stack.enter_async_context(opened)
+        except (CapstanError, OSError) as error:
+            raise UnfitError(f"{type(error).__name__}: {error}") from error
+        return self._page
+
+    async def close(self) -> None:
+        """See Slot."""
+        opened, self._opened, self._page = self._opened, None, None
+        if opened is not None:
+            await opened.aclose()
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "stderr":
+            log.info("in the page: %s", event["text"].rstrip())
+        if event["kind"] != "stdout":
+            return
+        *whole, self._lines = (self._lines + event["text"]).split("\n")
+        for line in whole:
+            if line.startswith(MARK):
+                self._done(json.loads(line[len(MARK) :]))
+            elif line:
+                log.info("in the page: %s", line)
+
+
+CALL = """
+batch = json.loads(sys.argv[1])
+await answer(batch["job"], batch["items"], models["model"])
+"""
+
+
+def place_of(model: str | dict[str, Any]) -> tuple[dict[str, Path], str | dict[str, Any]]:
+    """The folders to serve and the model's place in the page. Raises UnfitError for a path that does not exist."""
+    if isinstance(model, dict) or model.startswith(("http://", "https://")):
+        return {}, model
+    path = Path(model).resolve()
+    if not path.exists():
+        raise UnfitError(f"{model} does not exist on this worker: give a place that each worker can read")
+    return {path.name: path}, f"/models/{quote(path.name)}" + ("" if path.is_file() else "/")

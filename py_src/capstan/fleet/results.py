@@ -1,0 +1,112 @@
+"""The file of results: JSON lines, each whole or not there, that a later run goes on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import CapstanError
+from .items import Entry, Item
+
+__all__ = ["ResultFile", "ResultFileError"]
+
+
+class ResultFileError(CapstanError):
+    """The file cannot be written or read, or holds something else than results."""
+
+
+class ResultFile:
+    """JSON lines, one an item. What an earlier run finished stays; its errors and a torn last line are dropped. An item
+    that is computed anew, since its input or an option is another one, has its last line alone once the file is closed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.finished: dict[str, str] = {}
+        """Digests by id."""
+        self._replaced = False
+        try:
+            if self.path.exists():
+                self._take_over()
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise ResultFileError(f"{self.path}: {error.strerror}: give a file that can be written") from error
+
+    def has(self, entry: Entry) -> bool:
+        """Whether it was finished with this input and these options."""
+        return self.finished.get(entry.id) == entry.digest
+
+    def append(self, items: Iterable[Item]) -> None:
+        """Write whole lines. ResultFileError with the bytes that are missing; the file ends with a whole line then."""
+        items = list(items)
+        data = "".join(item.line() for item in items).encode()
+        start = self._file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as error:
+            self._file.truncate(start)
+            raise ResultFileError(
+                f"{self.path}: {error.strerror} after {start} bytes, {len(data)} more were to be written: make room "
+                "and run it again, which goes on from there"
+            ) from error
+        self._replaced |= any(item.id in self.finished for item in items)
+
+    def close(self) -> None:
+        """Have the file on the disk."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            if self._replaced:
+                self._take_over(errors=True)
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_over(self, errors: bool = False) -> None:
+        """Note what is finished, and leave each item's last line alone in the file; no errors unless they are kept."""
+        last: dict[str, int] = {}
+        self.finished.clear()
+        lines = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file):
+                lines += 1
+                if not line.endswith(b"\n"):
+                    continue
+                name, digest = self._read(number, line)
+                last[name] = number
+                self.finished.pop(name, None)
+                if digest is not None:
+                    self.finished[name] = digest
+        kept = {number for name, number in last.items() if errors or name in self.finished}
+        if len(kept) < lines:
+            self._keep(kept)
+
+    def _read(self, number: int, line: bytes) -> tuple[str, str | None]:
+        """The id and the digest of a line, None for an error."""
+        try:
+            told = json.loads(line)
+            return str(told["id"]), None if "error" in told else str(told["digest"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultFileError(
+                f"{self.path}, line {number + 1}: {line[:80]!r} is no result of a fleet: give another file"
+            ) from error
+
+    def _keep(self, numbers: set[int]) -> None:
+        """Leave these lines. The file is the old one until they are written."""
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            with self.path.open("rb") as file, new.open("wb") as kept:
+                kept.writelines(line for number, line in enumerate(file) if number in numbers)
+                kept.flush()
+                os.fsync(kept.fileno())
+            new.replace(self.path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise

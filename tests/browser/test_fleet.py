@@ -1,0 +1,91 @@
+"""A fleet on a Dask worker of this process: its ids are onnxruntime-genai's, a killed browser is replaced, and scores,
+embeddings and scripts come through the same pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+
+from buildtools.server import SiteServer
+from capstan.fleet import Fleet
+from tests import oracle
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LLAMA = FIXTURES / "nano-llama"
+PROMPTS = [[(31 * row + 7 * place) % 500 + 1 for place in range(2 + row % 5)] for row in range(12)]
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+SCRIPT = """
+import capstan
+model = await capstan.Model.load(models["model"], device="webgpu")
+async def run(item):
+    return [model.type, len(capstan.Tokenizer(model).encode(item["text"]))]
+"""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def kill_browser(before: set[int]) -> None:
+    """Kill the browser that this process started since, as the machine would that has no memory left."""
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        command = process.cmdline()
+        if process.pid not in before and "--headless=new" in command and not any("--type=" in each for each in command):
+            process.kill()
+            return
+    raise AssertionError("no browser is there")
+
+
+def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(site: SiteServer, client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
+    with Fleet(client, LLAMA, site=site.root, rows=4, max_length=32, capture="off") as fleet:
+        given = [*PROMPTS[:6], [10**6], *PROMPTS[6:]]
+        found = []
+        for item in fleet.generate(given, out=out, batch=4, **GREEDY):
+            found.append(item)
+            if len(found) == 1:
+                kill_browser(before)
+        worker = next(iter(client.cluster.workers.values()))
+        assert worker.plugins[fleet._name].browsers.replaced >= 1
+        poison = found.pop(6)
+        assert poison.error is not None
+        assert (poison.error.type, poison.attempt) == ("PromptError", 3)
+        assert [item.token_ids for item in found] == [oracle.greedy(LLAMA, each, 6) for each in PROMPTS]
+        assert {item.finish_reason for item in found} == {"length"}
+        assert len(out.read_text().splitlines()) == len(given)
+        assert [item.id for item in fleet.generate(given, out=out, batch=4, **GREEDY)] == ["6"]
+
+        [scored] = fleet.loglikelihood([{"context_ids": PROMPTS[0], "token_ids": found[0].token_ids}])
+        assert scored.value["greedy"] is True
+        assert scored.value["log_probability"] == pytest.approx(sum(scored.value["log_probabilities"]))
+        kinds = list(fleet.map(SCRIPT, [{"text": "a"}, {"text": "a b c d"}]))
+        assert [item.value[0] for item in kinds] == ["llama", "llama"]
+        assert kinds[0].value[1] < kinds[1].value[1]
+
+
+@pytest.mark.extended
+def test_sampled_ids_with_a_seed_are_those_of_an_item_alone_and_texts_are_embedded(
+    site: SiteServer, client: Client
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "random_seed": 3, "temperature": 1.5}
+    with Fleet(client, LLAMA, site=site.root, max_length=32, capture="off") as fleet:
+        together = list(fleet.generate(PROMPTS[:4], **options))
+        alone = [next(iter(fleet.generate([each], **options))) for each in PROMPTS[:4]]
+        assert [item.token_ids for item in together] == [item.token_ids for item in alone]
+    encoder = next(iter(sorted((FIXTURES / "encoders").glob("*/config.json")))).parent
+    with Fleet(client, encoder, site=site.root) as fleet:
+        one, same = fleet.embed(["hello there", {"id": "b", "text": "hello there"}])
+        assert one.value == same.value
+        assert sum(each * each for each in one.value) == pytest.approx(1, abs=1e-4)

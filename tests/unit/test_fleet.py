@@ -1,0 +1,312 @@
+"""A fleet gives each item one result, whatever its browsers do; here the browsers are made of paper."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from capstan.errors import OptionError, PromptError
+from capstan.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
+from capstan.fleet import worker as fleet_worker
+from capstan.fleet.browsers import Browsers, HeadlessSlot, Serving
+from capstan.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
+from capstan.headless.browser import BrowserError
+
+SERVING = Serving("/models/paper", 2, None, {}, 0.5, 3)
+SAME = "def run(x):\n    return x\n"
+JOB = {"kind": "generate"}
+
+
+class PaperSlot:
+    """A browser on paper: it answers an item with its input, and dies of the input "kill"."""
+
+    asked: list[list[Any]]
+    closed = 0
+
+    def __init__(self, dies: Callable[[], bool] = lambda: False) -> None:
+        self.asked = []
+        self._dies = dies
+
+    async def answer(self, job: dict[str, Any], given: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
+        self.asked.append([entry.input for entry in given])
+        for place, entry in enumerate(given):
+            await asyncio.sleep(0)
+            if entry.input == "kill" or self._dies():
+                raise BrowserError("the browser crashed or was closed")
+            if entry.input == "hang":
+                await asyncio.sleep(60)
+            if entry.input == "refused":
+                done(place, {"number": place, "error": {"type": "PromptError", "message": "too long"}})
+            elif entry.input == "lost":
+                done(place, {"number": place, "error": {"type": "DeviceLostError", "message": "gone"}})
+            else:
+                done(place, {"number": place, "result": {"value": entry.input}, "adapter": "paper"})
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def batch_of(*inputs: Any) -> list[Entry]:
+    return [Entry(str(index), index, "d", value) for index, value in enumerate(inputs)]
+
+
+@pytest.fixture
+def slots() -> list[PaperSlot]:
+    return [PaperSlot(), PaperSlot()]
+
+
+@pytest.fixture
+def browsers(slots: list[PaperSlot]) -> Iterator[Browsers]:
+    made = Browsers(SERVING, lambda serving: slots)
+    yield made
+    made.close()
+
+
+class TestBrowsers:
+    @pytest.mark.parametrize(
+        ("poison", "error"), [("kill", "BrowserError"), ("hang", "TimeoutError"), ("lost", "BrowserError")]
+    )
+    def test_what_kills_browsers_fails_three_times_and_the_others_are_answered(
+        self, browsers: Browsers, slots: list[PaperSlot], poison: str, error: str
+    ) -> None:
+        found = browsers.answer(JOB, batch_of("a", "b", poison, "c", "d"))
+        assert [outcome.told.get("result", {}).get("value") for outcome in found] == ["a", "b", None, "c", "d"]
+        assert found[2].told["error"]["type"] == ("DeviceLostError" if poison == "lost" else error)
+        assert [outcome.entry.failures for outcome in found] == [0, 0, 3, 0, 0]
+        alone = [asked for slot in slots for asked in slot.asked if asked == [poison]]
+        assert len(alone) == 3
+        assert sum(slot.closed for slot in slots) == browsers.replaced >= 3
+
+    def test_a_refused_item_is_tried_alone_and_no_browser_is_replaced(
+        self, browsers: Browsers, slots: list[PaperSlot]
+    ) -> None:
+        found = browsers.answer(JOB, batch_of("a", "refused", "b"))
+        assert found[1].told["error"] == {"type": "PromptError", "message": "too long"}
+        assert [slot.asked for slot in slots if len(slot.asked) == 3 or ["refused"] in slot.asked] != []
+        assert browsers.replaced == 0
+
+    def test_random_deaths_blame_nobody(self) -> None:
+        draw = random.Random(5)
+        made = Browsers(SERVING, lambda serving: [PaperSlot(lambda: draw.random() < 0.1)])
+        found = made.answer(JOB, batch_of(*range(64)))
+        made.close()
+        assert made.replaced > 3
+        assert [outcome.told["result"]["value"] for outcome in found] == [*range(64)]
+
+    def test_a_worker_whose_browsers_do_not_start_is_unfit_after_three_tries(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        tries = []
+
+        class Unfit(PaperSlot):
+            async def answer(self, job: Any, given: Any, done: Any) -> None:
+                tries.append(1)
+                raise UnfitError("ModelFileError: not there")
+
+        made = Browsers(SERVING, lambda serving: [Unfit()])
+        with pytest.raises(UnfitError, match="not there"):
+            made.answer(JOB, batch_of("a"))
+        made.close()
+        assert len(tries) == 3
+
+
+def result(name: str, **more: Any) -> Item:
+    return Item(name, int(name), "digest", "w", 1, value=name, **more)
+
+
+class TestResultFile:
+    def test_a_torn_last_line_and_errors_are_dropped_and_the_rest_is_finished(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        failed = Item("2", 2, "digest", "w", 3, error=ItemError("PromptError", "too long"))
+        with ResultFile(path) as file:
+            file.append([result("0"), failed, result("1")])
+        with path.open("a") as torn:
+            torn.write(result("3").line()[:25])
+        with ResultFile(path) as file:
+            assert file.finished == {"0": "digest", "1": "digest"}
+            assert file.has(Entry("0", 0, "digest", None))
+            assert not file.has(Entry("0", 0, "other", None))
+        assert path.read_text() == result("0").line() + result("1").line()
+
+    def test_an_item_that_is_computed_anew_has_its_last_line_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        with ResultFile(path) as file:
+            file.append([result("0"), result("1")])
+        with ResultFile(path) as file:
+            file.append([Item("0", 0, "other", "w", 1, error=ItemError("BrowserError", "gone"))])
+        assert [(line["id"], line["digest"]) for line in map(json.loads, path.read_text().splitlines())] == [
+            ("1", "digest"),
+            ("0", "other"),
+        ]
+
+    def test_a_full_disk_leaves_whole_lines_and_tells_the_bytes(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        file = ResultFile(path)
+        file.append([result("0")])
+        size, raw = path.stat().st_size, file._file
+
+        class Full:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(raw, name)
+
+            def write(self, data: bytes) -> int:
+                if len(data) < 40:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return raw.write(data[:30])
+
+        file._file = Full()  # type: ignore[assignment]
+        with pytest.raises(ResultFileError, match=f"No space left on device after {size} bytes, .*make room"):
+            file.append([result("1")])
+        assert path.read_text() == result("0").line()
+
+    def test_another_file_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("some notes\nmore\n")
+        with pytest.raises(ResultFileError, match="line 1: b'some notes.*give another file"):
+            ResultFile(path)
+        assert path.read_text() == "some notes\nmore\n"
+        with pytest.raises(ResultFileError, match="Is a directory"):
+            ResultFile(tmp_path)
+
+
+class TestEntries:
+    @pytest.mark.parametrize(
+        ("read", "item", "words"),
+        [
+            (prompt_input, 7, "is a int; give a text"),
+            (prompt_input, "", "prompt is ''; give a str that is not empty"),
+            (prompt_input, [3, -1], "another value than numbers from 0"),
+            (prompt_input, {"prompt": "a", "messages": []}, "has prompt, messages; give one of"),
+            (prompt_input, {"text": "a"}, "has text; give one of"),
+            (prompt_input, {"messages": [{"content": "a"}]}, "without a role"),
+            (text_input, {"prompt": "a"}, "give a text that is not empty"),
+            (pair_input, "ab", "give context and text"),
+            (pair_input, {"context": "a", "token_ids": [1]}, "give context and text"),
+            (any_input, {1, 2}, "cannot be sent to a page as JSON"),
+            (prompt_input, {"id": True, "prompt": "a"}, "id is True"),
+            (prompt_input, {"id": "0", "prompt": "a"}, "id '0' is that of item 0"),
+        ],
+    )
+    def test_a_wrong_item_is_told_with_its_number(self, read: Any, item: Any, words: str) -> None:
+        good = {prompt_input: "a", text_input: "a", pair_input: ("a", "b"), any_input: 1}[read]
+        with pytest.raises(PromptError, match=rf"item 1.*{words}"):
+            list(entries([good, item], {}, read))
+
+    def test_a_digest_is_of_the_input_and_what_it_is_run_by(self) -> None:
+        [one], [same], [other], [tuned] = (
+            [*entries([item], about, prompt_input)]
+            for item, about in (("a", {"n": 1}), ({"id": 5, "prompt": "a"}, {"n": 1}), ("b", {"n": 1}), ("a", {"n": 2}))
+        )
+        assert (one.id, same.id) == ("0", "5")
+        assert one.digest == same.digest
+        assert len({one.digest, other.digest, tuned.digest}) == 3
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> type[HeadlessSlot]:
+    class Paper(PaperSlot):
+        @classmethod
+        def several(cls, serving: Serving) -> list[Paper]:
+            return [cls() for _ in range(serving.browsers)]
+
+    monkeypatch.setattr(fleet_worker, "HeadlessSlot", Paper)
+    return Paper  # type: ignore[return-value]
+
+
+class TestFleet:
+    def test_results_are_in_order_and_an_endless_iterator_is_read_as_needed(
+        self, client: Client, paper: object
+    ) -> None:
+        read = 0
+
+        def numbers() -> Iterator[int]:
+            nonlocal read
+            while True:
+                yield read
+                read += 1
+
+        with Fleet(client, "/models/paper", 2) as fleet:
+            found = list(itertools.islice(fleet.map(SAME, numbers(), batch=4), 100))
+        assert [item.value for item in found] == [*range(100)]
+        assert {item.adapter for item in found} == {"paper"}
+        assert len({item.worker for item in found}) == 2
+        assert read < 100 + 4 * 2 * 2 * (2 + 4)
+
+    def test_a_second_run_computes_what_the_first_did_not(self, client: Client, paper: object, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        with Fleet(client, "/models/paper", 2) as fleet:
+            first = list(fleet.map(SAME, ["a", "b", "kill", "c"], out=path, ordered=False))
+            assert sorted(item.id for item in first) == ["0", "1", "2", "3"]
+            assert [item.error.type for item in first if item.error] == ["BrowserError"]
+            again = list(fleet.map(SAME, ["a", "b", "kill", "c", "d"], out=path))
+            assert [item.id for item in again] == ["2", "4"]
+            changed = list(fleet.map(SAME + "#", ["a", "b"], out=path))
+            assert [item.id for item in changed] == ["0", "1"]
+        ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+        assert sorted(ids) == ["0", "1", "3", "4"]
+
+    def test_workers_that_cannot_answer_are_left_and_without_others_the_reasons_are_told(
+        self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        unfit, answer = [fleet_worker.get_worker], paper.answer
+        bad = min(client.scheduler_info()["workers"])
+
+        async def some(slot: Any, job: Any, given: Any, done: Any) -> None:
+            if slot in unfit:
+                raise UnfitError("ModelFileError: not there")
+            await answer(slot, job, given, done)
+
+        monkeypatch.setattr(paper, "answer", some)
+        with Fleet(client, "/models/paper", patience=1) as fleet:
+            plugin = next(each for each in client.cluster.workers.values() if each.address == bad)
+            unfit += plugin.plugins[fleet._name].browsers._slots
+            found = list(fleet.map(SAME, range(40), batch=2))
+            assert [item.value for item in found] == [*range(40)]
+            assert [*fleet.unfit] == [bad]
+            assert {item.worker for item in found} == {*client.scheduler_info()["workers"]} - {bad}
+            for each in client.cluster.workers.values():
+                unfit += each.plugins[fleet._name].browsers._slots
+            with pytest.raises(FleetError, match=f"no worker can answer.*{bad}: ModelFileError: not there"):
+                list(fleet.map(SAME, range(4)))
+
+    def test_wrong_options_are_refused_before_anything_is_sent(self, client: Client, paper: object) -> None:
+        with pytest.raises(OptionError, match="rows is 33; a page answers 32 items"):
+            Fleet(client, "/models/paper", rows=33)
+        with pytest.raises(OptionError, match="browsers_per_worker is 0; give a number from 1"):
+            Fleet(client, "/models/paper", 0)
+        with pytest.raises(
+            OptionError, match="has 2 threads, each of which waits for one browser: start it with --nth"
+        ):
+            Fleet(client, "/models/paper", 3)
+        with Fleet(client, "/models/paper") as fleet:
+            for words, options in {
+                "max_new_tokens is 2048; give a number from 1 to 2047": {"max_new_tokens": 2048},
+                "'warmth' is not a search option": {"warmth": 1},
+                "num_beams is 2; an item has one sequence": {"num_beams": 2},
+                "max_length is the fleet's": {"max_length": 5},
+                "batch is -1; give a number from 1": {"batch": -1},
+            }.items():
+                with pytest.raises(OptionError, match=words):
+                    fleet.generate(["a"], **options)  # type: ignore[arg-type]
+            with pytest.raises(OptionError, match="which is no file"):
+                fleet.map("nowhere.py", [1])
