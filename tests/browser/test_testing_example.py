@@ -91,4 +91,4 @@ def test_a_wrong_weight_and_a_slow_kernel_are_found_and_their_failures_kept(tmp_
     (speed,) = kept.glob("*test_speed")
     for page in ("app-0", "page-1"):
         spans = json.loads((speed / page / "capstan-trace.json").read_text())["traceEvents"]
-        assert {"submit", "wait"} <= {span["name"] for span in spans}
+        assert any(span["name"].startswith("answer: generate") for span in spans)
