@@ -89,7 +89,7 @@ def lines(path: str) -> Iterator[Any]:
 
 
 def checked(path: str) -> int:
-    """How many items a file has. CommandError for a line that is none."""
+    """The number of items of a file. CommandError for a line that is none."""
     from capstan.errors import PromptError
     from capstan.fleet.items import entries, prompt_input
 
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(args: argparse.Namespace, fleet: Any, total: int) -> int:
-    """Have the fleet answer, and tell how far it is."""
+    """Run the fleet over the file, and tell its progress."""
     options = {"max_new_tokens": args.max_new_tokens, "ordered": not args.unordered, "batch": args.batch}
     results = fleet.generate(lines(args.prompts), as_message=not args.raw, out=args.out, **options, **args.search)
     progress, begun = Progress(), time.monotonic()

@@ -57,7 +57,8 @@ def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(site: SiteServer, 
             found.append(item)
             if len(found) == 1:
                 kill_browser(before)
-        worker = next(iter(client.cluster.workers.values()))
+        cluster: Any = client.cluster
+        worker = next(iter(cluster.workers.values()))
         assert worker.plugins[fleet._name].browsers.replaced >= 1
         poison = found.pop(6)
         assert poison.error is not None

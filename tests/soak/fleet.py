@@ -1,7 +1,7 @@
 """`python -m tests.soak.fleet`: random faults while a fleet answers prompts; each item is in the result once.
 
 Two workers have the model, a third cannot read it. Faults kill browsers, parts of browsers and workers, restart the
-scheduler and have the disk full. Some prompts are poison: ids that no vocabulary has. The ids of all others are
+scheduler and have the disk full. Some prompts are poison: no vocabulary has their ids. The ids of all others are
 compared with those of requests to a single page, one after another.
 """
 
@@ -95,7 +95,7 @@ class Cluster:
             process.wait()
 
     def restart_scheduler(self) -> None:
-        """Kill the scheduler. Its workers end by themselves, or are killed after a grace, as a pod is."""
+        """Kill the scheduler. Its workers end by themselves, or are killed after a grace, like pods."""
         workers = [process for name, process in self.processes.items() if name != "scheduler"]
         self.processes["scheduler"].kill()
 
@@ -131,7 +131,7 @@ def kill_part(worker: int, part: str) -> bool:
 
 @contextlib.contextmanager
 def disk_full_at(path: Path, room: int) -> Iterator[None]:
-    """This process's files end after `room` bytes more than the file has."""
+    """This process cannot write more than `room` bytes to the file."""
     size = path.stat().st_size if path.exists() else 0
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, before[1]))

@@ -268,7 +268,9 @@ class TestFleet:
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
-        unfit, answer = [fleet_worker.get_worker], paper.answer
+        cluster: Any = client.cluster
+        unfit: list[Any] = []
+        answer = paper.answer
         bad = min(client.scheduler_info()["workers"])
 
         async def some(slot: Any, job: Any, given: Any, done: Any) -> None:
@@ -278,13 +280,13 @@ class TestFleet:
 
         monkeypatch.setattr(paper, "answer", some)
         with Fleet(client, "/models/paper", patience=1) as fleet:
-            plugin = next(each for each in client.cluster.workers.values() if each.address == bad)
+            plugin = next(each for each in cluster.workers.values() if each.address == bad)
             unfit += plugin.plugins[fleet._name].browsers._slots
             found = list(fleet.map(SAME, range(40), batch=2))
             assert [item.value for item in found] == [*range(40)]
             assert [*fleet.unfit] == [bad]
             assert {item.worker for item in found} == {*client.scheduler_info()["workers"]} - {bad}
-            for each in client.cluster.workers.values():
+            for each in cluster.workers.values():
                 unfit += each.plugins[fleet._name].browsers._slots
             with pytest.raises(FleetError, match=f"no worker can answer.*{bad}: ModelFileError: not there"):
                 list(fleet.map(SAME, range(4)))

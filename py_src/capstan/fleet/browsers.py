@@ -38,7 +38,7 @@ log = logging.getLogger("distributed.worker.capstan")
 
 @dataclass(frozen=True)
 class Serving:
-    """What the browsers of a worker serve."""
+    """The model and the page that a worker's browsers serve, and their limits."""
 
     model: str | dict[str, Any]
     """A path that the worker can read, a folder's URL, or a hub's repository as page requests have it."""
@@ -54,7 +54,7 @@ class Serving:
 
 @dataclass
 class Outcome:
-    """What came of an item."""
+    """The result or the error of an item."""
 
     entry: Entry
     told: dict[str, Any] = field(default_factory=dict)

@@ -15,12 +15,15 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-import capstan
 from capstan.embeddings import Embedder
 from capstan.errors import OptionError, PromptError
+from capstan.generation.generator import Generator
+from capstan.generation.generator_params import GeneratorParams
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
+from capstan.model import Model
 from capstan.page.scoring import score
 from capstan.text.stream import StoppingStream
+from capstan.tokenizer import Tokenizer
 
 MARK = "\x1e"
 modules: dict[str, Any] = sys.modules
@@ -51,7 +54,7 @@ async def loaded(job: dict[str, Any], place: Any) -> Any:
             options = {name: options[name] for name in names if name in options} | {"pooling": job.get("pooling")}
             kept.models[kind] = await Embedder.load(place, **options)
         else:
-            kept.models[kind] = await capstan.Model.load(place, **options)
+            kept.models[kind] = await Model.load(place, **options)
     return kept.models[kind]
 
 
@@ -90,7 +93,7 @@ def handler_of(job: dict[str, Any], model: Any) -> tuple[Callable[[Any], Awaitab
         return lambda pair: loglikelihood(model, job, pair), 1
     if job["kind"] == "map":
         return lambda item: mapped(model, item), 1
-    params = capstan.GeneratorParams(model)
+    params = GeneratorParams(model)
     params.set_search_options(**{**job["search"], "max_length": min(job["max_length"], model.config.context_length)})
     if not poolable(model, params):
         return lambda item: generate(model, job, item, None), 1
@@ -140,7 +143,7 @@ async def loglikelihood(model: Any, job: dict[str, Any], pair: dict[str, Any]) -
 
 def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> list[int]:
     """The token ids of an item's prompt or conversation."""
-    tokenizer = capstan.Tokenizer(model)
+    tokenizer = Tokenizer(model)
     messages = item.get("messages")
     if item.get("prompt") is not None and job.get("as_message") and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": item["prompt"]}]
@@ -162,14 +165,14 @@ async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: 
             f"the prompt has {len(prompt)} tokens, which with {job['max_new_tokens']} new ones are more than "
             f"max_length ({limit}): shorten it, lower max_new_tokens, or raise the fleet's max_length"
         )
-    sequence: PooledSequence | capstan.Generator
+    sequence: PooledSequence | Generator
     if pool is not None:
         sequence, search = pool.join(whole), pool.options
     else:
-        params = capstan.GeneratorParams(model)
+        params = GeneratorParams(model)
         params.set_search_options(**{**job["search"], "max_length": whole})
-        sequence, search = capstan.Generator(model, params), params.search
-    stream = StoppingStream(capstan.Tokenizer(model).decode, search.stop_strings)
+        sequence, search = Generator(model, params), params.search
+    stream = StoppingStream(Tokenizer(model).decode, search.stop_strings)
     ids: list[int] = []
     first = None
     try:

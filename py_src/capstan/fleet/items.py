@@ -32,7 +32,7 @@ class Entry:
     index: int
     """Its place among the items, from 0."""
     digest: str
-    """Of its input, the job and the model: another one is another result."""
+    """A digest of its input, the job and the model: another one is another result."""
     input: Any
     failures: int = 0
     """How often it failed, alone in its batch."""

@@ -1,4 +1,4 @@
-"""The file of results: JSON lines, each whole or not there, that a later run goes on with."""
+"""The file of results: JSON lines, each whole or not there. A later run continues it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class ResultFileError(CapstanError):
 
 
 class ResultFile:
-    """JSON lines, one an item. What an earlier run finished stays; its errors and a torn last line are dropped. An item
-    that is computed anew, since its input or an option is another one, has its last line alone once the file is closed.
+    """JSON lines, one an item. Items that an earlier run finished stay; its errors and a torn last line are dropped. An
+    item that is computed anew, since its input or an option is another one, has its last line alone once the file is
+    closed.
     """
 
     def __init__(self, path: str | Path) -> None:
