@@ -119,7 +119,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "guidance",
         "constraint",
     ),
-    "headless": ("browser server", "page"),
+    "headless": ("browser server site", "page"),
     "host": ("disk_file leaving spans storage", "load_times notes retrying tracing"),
     "loading": ("recovery repository", "folder", "opening planning"),
     "local": ("data_file grammars tokenizer", "host"),
