@@ -20,6 +20,7 @@ from .fallback import FallbackWarning
 from .generation.generator import Generator
 from .generation.generator_params import GeneratorParams
 from .generation.named_processors import logits_processor, shortlist_processor
+from .generation.scoring import Score
 from .generation.speculation import SpeculationStats
 from .generation.timing import Timing
 from .host import configure
@@ -52,6 +53,7 @@ __all__ = [
     "HubRepository",
     "KnownModel",
     "Model",
+    "Score",
     "SearchOptions",
     "Speculation",
     "SpeculationStats",

@@ -15,7 +15,7 @@ from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.prefix_cache import PrefixCache
 from capstan.device.rows import ONE, Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
-from capstan.device.shortlist import Shortlist
+from capstan.device.shortlist import ScoredToken, Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.host.leaving import Leaving
 from capstan.local.host import begin_now
@@ -240,6 +240,13 @@ class PaperDecoder:
         self.forced = None
         self.pending = None
         self.done = False
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        scored = []
+        for place in range(past, len(tokens) - 1):
+            await self.prefill(tokens[place : place + 1], place)
+            scored.append(ScoredToken.of(await self.logits(), tokens[place + 1]))
+        return scored
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         """Its picks do not depend on the sequence."""

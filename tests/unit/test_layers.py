@@ -95,6 +95,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "row_pool row_prompts",
         "row_loop",
         "beam_loop constrained_loop processed_loop speculated_loop",
+        "scoring",
         "generator",
         "conversation",
     ),
@@ -139,7 +140,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "page": (
         "requests",
         "adapters embedding inspection memory_requests read_request",
-        "text_events",
+        "scoring text_events",
         "completion",
         "page",
     ),

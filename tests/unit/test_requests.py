@@ -45,6 +45,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "operations": MODEL,
     "plan": {"model": HUB, "dtype": "q4", "device": "wasm"},
     "alternatives": {**TALK, "prompt": None, "answer": [1, 2], "count": 8},
+    "score": {**MODEL, "sequences": [{}]},
     "tokenizer": {**MODEL, "action": "encode"},
     "load_embedder": {"model": HUB, "dtype": None, "device": "auto", "pooling": "cls"},
     "embed": {"texts": ["a"]},
@@ -58,6 +59,7 @@ MOST: dict[str, dict[str, Any]] = {
     "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "begun": [1]},
     "operations": MODEL_OPTIONS,
     "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
+    "score": {**MODEL_OPTIONS, "max_length": 9, "token_texts": True},
     "tokenizer": {
         **MODEL_OPTIONS,
         "text": "a",
@@ -101,7 +103,9 @@ WORDS = {
         ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache", "log_probabilities"),
         "a whole number or null",
     ),
-    **dict.fromkeys(("as_message", "timeline", "disable_file_mapped_weights", "thinking"), "true or false or null"),
+    **dict.fromkeys(
+        ("as_message", "timeline", "disable_file_mapped_weights", "thinking", "token_texts"), "true or false or null"
+    ),
     **dict.fromkeys(("search", "models", "files"), "an object"),
     **dict.fromkeys(("guidance", "speculation"), "an object or null"),
     "model": "a string or an object",
@@ -115,7 +119,7 @@ WORDS = {
 }
 """A message's words for the type of each field."""
 ITEMS = {
-    **dict.fromkeys(("messages", "tools"), "an object"),
+    **dict.fromkeys(("messages", "tools", "sequences"), "an object"),
     **dict.fromkeys(("prompt_ids", "begun", "answer", "ids"), "a whole number"),
     **dict.fromkeys(("argv", "texts"), "a string"),
 }

@@ -18,11 +18,13 @@ import type {
   Message,
   ModelFolder,
   Request,
+  ScoreResult,
   TokenizerResult,
   Trace,
 } from "./protocol";
 import { type OptionTypes, reading, readOptions, shown } from "./page_request";
 import { Run, type RunResult, Turns } from "./run";
+import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { Session } from "./session";
 import { sharedName } from "./sharing";
 import { Tokenizer } from "./tokenizer";
@@ -58,6 +60,7 @@ export {
   type RunResult,
   type TokenLogprob,
 } from "./run";
+export type { Scored, ScoredToken, ScoreOptions } from "./score";
 export { Session } from "./session";
 export type { KnownModel } from "./known_models";
 export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
@@ -218,6 +221,11 @@ export class Capstan {
   /** Continue a text, or token ids. */
   complete(prompt: string | readonly number[], options: RunOptions = {}): Run {
     return this.run(completeRequest(this.folder, this.options, prompt, options), options);
+  }
+
+  /** How probable a text is behind a context, by the model's own logits: the model is run over both, as over a prompt. */
+  async score(text: string, options: ScoreOptions = {}): Promise<Scored> {
+    return scoredText((await this.inTurn(scoring(this.folder, this.options, text, options))) as ScoreResult);
   }
 
   /** A conversation that keeps its messages, and what was computed for them, from turn to turn. */

@@ -11,6 +11,7 @@ import type {
   Message,
   ModelFolder,
   ModelRequest,
+  ScoreRequest,
   TokenizerRequest,
 } from "./protocol";
 import { isGguf, modelAddress } from "./storage/gguf";
@@ -299,6 +300,18 @@ export function tokenizerRequest(
   given: Pick<TokenizerRequest, "text" | "ids" | "messages" | "tools" | "thinking">,
 ): TokenizerRequest {
   return { kind: "tokenizer", ...modelRequest(model, options), action, ...given };
+}
+
+/** The request that scores a text behind a context. */
+export function scoreRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  text: string,
+  context: string | null,
+  maxLength: number | null,
+): ScoreRequest {
+  const sequences = [{ text, context }];
+  return { kind: "score", ...modelRequest(model, options), sequences, max_length: maxLength, token_texts: true };
 }
 
 /** The request that completes a text, or goes on from token ids. */

@@ -99,6 +99,30 @@ export interface EmbedResult {
   tokens: number[];
 }
 
+/** The result of a ScoreRequest. */
+export interface ScoreResult {
+  /** In the order of the request's. */
+  sequences: ScoredTokens[];
+  device: string;
+  adapter: string;
+  tape_passes: Record<string, string>;
+  /** Tokens that the model was not run on, since the prefix cache had them. */
+  reused_tokens: number;
+}
+
+/** The tokens of a sequence that were scored, by a softmax of the model's own logits. */
+export interface ScoredTokens {
+  /** The number of tokens before them. */
+  context_tokens: number;
+  token_ids: number[];
+  /** Natural logarithms, one for each token. */
+  log_probabilities: number[];
+  /** Whether each token was the most probable one at its place. */
+  greedy: boolean[];
+  /** The texts that the tokens add, if the request asked for them. */
+  texts?: string[];
+}
+
 /** The result of a TokenizerRequest. */
 export interface TokenizerResult {
   text: string;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..errors import BufferMismatchError, ClosedError
+from ..fallback import fall_back
 from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..stages.sampling import finite_logits, sample
 from ..stages.search import SearchOptions
@@ -17,7 +18,7 @@ from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor
 from .rows import ONE, Burst, Counters, RowDecoder
 from .separate_rows import SeparateRows, separate_rows
-from .shortlist import Shortlist
+from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
 
 PREFILL_CHUNK = 512
+
+SCORED_CHUNK = 64
+"""Tokens of a run that gives the logits of all its positions: 33 MB of them for a vocabulary of 128,256."""
 
 
 class Runner(Protocol):
@@ -171,6 +175,29 @@ class HostSampledDecoder:
                 snapshots.before_last_run()
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)
         self._length = past + len(ids)
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        runner, snapshots, ids = self._open(), self._snapshots, tokens[past:-1]
+        if snapshots is not None:
+            snapshots.go_to(past)
+            snapshots.before_last_run()
+        if runner.undraftable is not None and len(ids) > 1:
+            fall_back("scores of several tokens in one run", runner.undraftable, "each token is a run")
+        count = SCORED_CHUNK if runner.undraftable is None else 1
+        scored: list[ScoredToken] = []
+        for start in range(past, past + len(ids), count):
+            part = ids[start - past : start - past + count]
+            if len(part) == 1:
+                await self._run(part, start)
+                rows = [self._logits]
+            else:
+                rows = await runner.run_each(part, start)
+                self._counters["readbacks"] += 1
+                self._counters["readback_bytes"] += sum(4 * len(row) for row in rows)
+            wanted = tokens[start + 1 : start + 1 + len(part)]
+            scored += [ScoredToken.of(finite_logits(row), token) for row, token in zip(rows, wanted, strict=True)]
+        self._length = past + len(ids)
+        return scored
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self._tokens = list(tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..stages.search import SearchOptions
 from ..stages.speculation import Speculation
 from .cache_rows import CacheRows
-from .shortlist import Shortlist
+from .shortlist import ScoredToken, Shortlist
 
 if TYPE_CHECKING:
     from .carried_tensor import CarriedTensor
@@ -222,6 +222,10 @@ class SingleRow(RowDecoder, Protocol):
         """Queue `steps` decode steps, each over the last pick and the drafts behind it. A step picks at each position
         in turn, as steps of one token would, up to the first pick that is not the draft behind it. The drafts are those
         given, of one step, or None where the decoder finds them; then there must be room for all of them."""
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        """Score all of `tokens` behind the first `past + 1`, each by the logits after those before it. The caches hold
+        the first `past`; the model is run on all others but the last, as `prefill` runs it. Called as that."""
 
     def copy_from(self, other: Any) -> None:
         """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LARGEST", "Shortlist"]
+__all__ = ["LARGEST", "ScoredToken", "Shortlist"]
 
 LARGEST = 3.4028234663852886e38
 """Float32's largest number, which stands for infinity: differences of infinities are none."""
@@ -36,3 +36,17 @@ class Shortlist:
         logits = [max(-LARGEST, min(LARGEST, logit)) for logit in numbers[1::2]]
         best = tuple((logit, int(token)) for logit, token in zip(logits, numbers[2::2], strict=True))
         return cls(best, math.log(numbers[0]))
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A given token among the logits in front of it; all numbers are finite."""
+
+    logit: float
+    found: Shortlist
+    """The best token of that row."""
+
+    @classmethod
+    def of(cls, logits: Sequence[float], token: int) -> ScoredToken:
+        """By a row of finite logits."""
+        return cls(logits[token], Shortlist.of(logits, 1))

@@ -21,6 +21,7 @@ from .generator_params import GeneratorParams
 from .processed_loop import ProcessedLoop
 from .prompt import checked_prompts
 from .row_loop import RowLoop
+from .scoring import Score, score_tokens
 from .speculated_loop import SpeculatedLoop
 from .speculation import SpeculationStats
 from .timing import Timing
@@ -324,6 +325,22 @@ class Generator:
             raise OptionError(f"this generator has {len(self._loop.rows)} rows; ask one of batch_size 1")
         async with self._turn:
             return await self._loop.surviving(partial(self._log_probabilities, count, also))
+
+    async def score_async(self, tokens: Iterable[int]) -> list[Score]:
+        """Append `tokens` to the sequence and tell of each how probable it was behind all tokens before it. The model
+        is run on them as on a prompt. Search options, grammars and processors change nothing; tokens computed ahead are
+        discarded. After `rewind_to` another continuation is scored without another run of what is before it.
+
+        Raises OptionError for an empty sequence, several rows, beams, an adapter that was set behind tokens, and a
+        sequence that is changed meanwhile; else as `append_tokens`. LogitsError where no logit is finite. The sequence
+        is as it was then.
+        """
+        async with self._turn:
+            return await score_tokens(self._loop, self._model.config, tokens)
+
+    def score(self, tokens: Iterable[int]) -> list[Score]:
+        """`score_async`, blocking."""
+        return self._wait(self.score_async(tokens), "score", "await score_async(tokens)")
 
     def watch_log_probabilities(self, count: int | None) -> None:
         """From the next token on have `get_log_probabilities` tell those of the `count` (0 or more) most probable

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..adapters import ActiveAdapters
-from ..device.rows import RowDecoder
-from ..errors import ClosedError, PromptError
+from ..device.rows import RowDecoder, SingleRow
+from ..device.shortlist import ScoredToken
+from ..errors import ClosedError, OptionError, PromptError
+from ..host.spans import span
 from ..memory import DeviceBuffer, DeviceSpan, Pools
 from ..text.stream import StoppingStream
 from .generator_params import GeneratorParams
@@ -138,6 +140,33 @@ class RowPrompts(DecodeLoop):
         self.run_ahead.pause()
         self.timing.pause()
         self.counts.begin(decoder)
+
+    async def score(self, start: int) -> list[ScoredToken]:
+        """Score the tokens of the only row from `start` on, which is not 0. The model has seen all but the last one
+        then. OptionError if the sequence is changed meanwhile."""
+        [row] = self.rows
+        await self.flight.drain()
+        self.counts.end(self.decoder)
+        decoder = cast(SingleRow, await self._ready_for_prompt())
+        self.require_open()
+        await self._rotate(decoder)
+        self.stale = False
+        try:
+            # The token before them is run with them: its logits may be gone.
+            row.unsettle(start - 1)
+            if await self.run_prompts({0: start - 1}, self._unchanged):
+                # Another sequence may have had more of it.
+                row.valid = decoder.reachable(min(row.valid, start - 1))
+                if await self._run_tokens(0, start - 1, self._unchanged):
+                    with span("score tokens", tokens=len(row.tokens) - start):
+                        found = await decoder.score(row.tokens, row.valid)
+                    if self._unchanged(0):
+                        row.ran(len(row.tokens) - 1, False)
+                        return found
+        finally:
+            # The logits behind the last one are those of a run to come.
+            self.stale = True
+        raise OptionError(f"score: the sequence of {len(row.tokens)} tokens was changed meanwhile; await it first")
 
     async def _ready_for_prompt(self) -> RowDecoder:
         """The decoder; recorded, where a prompt is so long that a recording behind it, which has it computed twice,

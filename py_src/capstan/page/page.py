@@ -53,9 +53,11 @@ from .requests import (
     ModelRequest,
     OperationsRequest,
     PlanRequest,
+    ScoreRequest,
     TokenizerRequest,
     TraceRequest,
 )
+from .scoring import score
 from .text_events import likelihood, text_event, watch
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
@@ -134,6 +136,7 @@ def answer_of(request: AnsweredRequest) -> Callable[[Any], Awaitable[Any]]:
         "memory": live_memory,
         "plan": planned,
         "alternatives": alternatives,
+        "score": scores,
         "tokenizer": tokenized,
         "load_embedder": embeddings,
         "embed": embeddings,
@@ -315,6 +318,12 @@ async def alternatives(request: AlternativesRequest) -> None:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
         await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def scores(request: ScoreRequest) -> dict[str, Any]:
+    """Score given tokens."""
+    model = await load_once(request)
+    return await score(model, request, chat_length(model, None))
 
 
 async def tokenized(request: TokenizerRequest) -> dict[str, Any]:

@@ -26,6 +26,8 @@ __all__ = [
     "OperationsRequest",
     "PlanRequest",
     "RunRequest",
+    "ScoreRequest",
+    "ScoredSequence",
     "TokenizerRequest",
     "TraceRequest",
 ]
@@ -190,6 +192,30 @@ class TokenizerRequest(ModelRequest):
     """As in ChatRequest."""
 
 
+class ScoredSequence(TypedDict):
+    """Tokens to be scored and what is before them: `token_ids` behind `context_ids`, or a `text` behind a `context`,
+    which are tokenized as one. A text without a context is behind the token with which the model's texts begin."""
+
+    context_ids: NotRequired[list[int] | None]
+    token_ids: NotRequired[list[int] | None]
+    context: NotRequired[str | None]
+    text: NotRequired[str | None]
+
+
+class ScoreRequest(ModelRequest):
+    """Score the tokens of sequences: the model is run over them as over prompts, and the result, a ScoreResult, has
+    their log probabilities. The start that a sequence shares with the one before it
+    is run once."""
+
+    kind: Literal["score"]
+    sequences: list[ScoredSequence]
+    max_length: NotRequired[int | None]
+    """Tokens of the longest sequence that may come, its context included; null is 4096, or the model's context if that
+    is shorter. Requests with the same one have the same buffers."""
+    token_texts: NotRequired[bool | None]
+    """Tell the text of each token, too; null for false."""
+
+
 class OperationsRequest(ModelRequest):
     """Describe the operations of the model's decode step."""
 
@@ -282,6 +308,7 @@ AnsweredRequest = (
     | OperationsRequest
     | PlanRequest
     | AlternativesRequest
+    | ScoreRequest
     | TokenizerRequest
     | LoadEmbedderRequest
     | EmbedRequest

@@ -17,6 +17,7 @@ from ...errors import ClosedError, OptionError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
+from ...stages.sampling import finite_logits
 from ...stages.search import SearchOptions
 from ...stages.speculation import Speculation
 from ...tape import TapeKey
@@ -25,7 +26,7 @@ from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
 from ..lora import LoraWeights
 from ..rows import ONE, Burst, Counters
-from ..shortlist import Shortlist
+from ..shortlist import ScoredToken, Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
 from .drafted_steps import DraftedSteps
@@ -413,6 +414,13 @@ class WebGpuDecoder:
         about = self._about
         numbers = await self._engine.shortlist(self._buffers.logits, about.logits_dtype, about.vocab_size, count)
         return [Shortlist.read(numbers)]
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        scored: list[ScoredToken] = []
+        for place in range(past, len(tokens) - 1):
+            await self.prefill([tokens[place]], place)
+            scored.append(ScoredToken.of(finite_logits(await self._logits.read()), tokens[place + 1]))
+        return scored
 
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
