@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("headless",),
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
-    ("genai", "page"),
+    ("evaluation", "genai", "page"),
     ("capstan",),
 )
 """Rooms of the package, which are its folders and the modules at its root, lowest layer first."""
@@ -87,6 +87,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "adapters params refused request tokenizer",
         "engine generator",
     ),
+    "evaluation": ("pages task_data", "place", "model", "__main__"),
     "generation": (
         "beam_search processors prompt replay run_ahead speculation step_counts timing",
         "generator_params named_processors row",

@@ -67,6 +67,7 @@ MOST: dict[str, dict[str, Any]] = {
         "messages": MESSAGES,
         "tools": TOOLS,
         "thinking": True,
+        "add_generation_prompt": False,
     },
     "load_embedder": {"disable_file_mapped_weights": True},
     "plan": {"kv_cache_dtype": "int4"},
