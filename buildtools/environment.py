@@ -67,7 +67,7 @@ def ensure(group: str = "run") -> None:
     """Make everything that `requirements-<group>.txt` and the page need; does nothing when it is there."""
     stages = [
         Stage("virtual environment .venv", VENV / ".capstan-venv", [], _make_venv, text=str(ROOT)),
-        Stage("packages for Python: run", VENV / ".capstan-run", [_requirements("run")], lambda: _pip_install("run")),
+        Stage("packages for Python: run", VENV / ".capstan-run", _pinned("run"), lambda: _pip_install("run")),
         Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install),
         Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
         Stage(
@@ -78,10 +78,8 @@ def ensure(group: str = "run") -> None:
         ),
     ]
     if group != "run":
-        files = [_requirements("run"), _requirements(group)]
-        stages.insert(
-            2, Stage(f"packages for Python: {group}", VENV / f".capstan-{group}", files, lambda: _pip_install(group))
-        )
+        what, stamp = f"packages for Python: {group}", VENV / f".capstan-{group}"
+        stages.insert(2, Stage(what, stamp, _pinned(group), lambda: _pip_install(group)))
     if group == "dev":
         stages.append(
             Stage("micropip for tests", MICROPIP_WHEELS / ".capstan", [_requirements("pyodide")], _download_micropip)
@@ -191,6 +189,13 @@ def _last_words(output: str) -> str:
 
 def _requirements(group: str) -> Path:
     return ROOT / f"requirements-{group}.txt"
+
+
+def _pinned(group: str) -> list[Path]:
+    """The group's file of pins, and those that it includes."""
+    file = _requirements(group)
+    included = re.findall(r"^-r requirements-(\w+)\.txt$", file.read_text(), re.MULTILINE)
+    return [file, *(each for name in included for each in _pinned(name))]
 
 
 def _npm_files() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import CACHE, ROOT
@@ -12,13 +13,17 @@ from .environment import PROTOBUF_WHEELS, distribution, locked, run_tool, venv_p
 
 __all__ = ["build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
 
+ON_CPYTHON = ("evaluation", "fleet", "headless", "testing")
+"""Rooms of the package that drive a page from CPython: the page's own wheel lacks them."""
 PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def wheel_inputs() -> list[Path]:
     """The inputs of the page's own wheel."""
     sources = (path for path in (ROOT / "py_src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return sorted([*(path for path in sources if path != WHEEL_HOST), ROOT / "pyproject.toml"])
+    rooms = [ROOT / "py_src/capstan" / room for room in ON_CPYTHON]
+    kept = (path for path in sources if path != WHEEL_HOST and not any(path.is_relative_to(room) for room in rooms))
+    return sorted([*kept, ROOT / "pyproject.toml"])
 
 
 def build_wheel(target: Path) -> Path:
@@ -27,8 +32,26 @@ def build_wheel(target: Path) -> Path:
 
 
 def page_wheels() -> list[Path]:
-    """The wheels that our own page loads: ours, freshly built, without what its worker brings, and protobuf's."""
-    return [_built(CACHE / "wheel", with_host=False), *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
+    """The wheels that our own page loads: ours, freshly built, without what its worker brings and what drives a page
+    from outside, and protobuf's."""
+    wheel = _built(CACHE / "wheel", with_host=False)
+    leave_out(wheel, [f"capstan/{room}/" for room in ON_CPYTHON])
+    return [wheel, *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
+
+
+def leave_out(wheel: Path, folders: Sequence[str]) -> None:
+    """Take the files below these folders out of a wheel, and their lines out of its RECORD."""
+    smaller = wheel.with_suffix(".new")
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED) as kept:
+        for entry in whole.infolist():
+            if entry.filename.startswith(tuple(folders)):
+                continue
+            content = whole.read(entry)
+            if entry.filename.endswith(".dist-info/RECORD"):
+                lines = content.decode().splitlines(keepends=True)
+                content = "".join(line for line in lines if not line.startswith(tuple(folders))).encode()
+            kept.writestr(entry, content)
+    smaller.replace(wheel)
 
 
 def template_wheels() -> dict[str, Path]:
