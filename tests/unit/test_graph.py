@@ -432,3 +432,14 @@ def test_logits_that_are_cut_are_the_last_row(name: str) -> None:
     got = run(graph.logits_cut(parsed(name)), name, IDS, len(IDS), len(IDS))["logits"]
     assert got.shape == (1, 1, 512)
     np.testing.assert_allclose(got[0, 0], wanted[0, -1], atol=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["nano-llama", "nano-gemma2", "nano-blocks"])
+def test_every_position_undoes_the_cut_to_the_last_one(name: str) -> None:
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))["logits"]
+    for cut in (graph.last_token_logits(parsed(name))[0], graph.logits_cut(parsed(name))):
+        assert run(cut, name, IDS, len(IDS), len(IDS))["logits"].shape == (1, 1, 512)
+        got = run(graph.every_position(cut), name, IDS, len(IDS), len(IDS))["logits"]
+        assert got.shape == (1, len(IDS), 512)
+        np.testing.assert_allclose(got, wanted, atol=CLOSE)
+    assert graph.every_position(parsed(name)) == parsed(name), "there was nothing to undo"

@@ -69,7 +69,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
-        "beam_steps drafted_steps packed_prompts session",
+        "beam_steps drafted_steps packed_prompts scored_runs session",
         "decoder device",
         "joint_rows loading",
         "row_source rows step_source",
@@ -108,7 +108,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
         "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
         "turned_weights uncomputed whole_caches wide_products",
-        "gguf split_caches split_weights",
+        "every_position gguf split_caches split_weights",
         "description",
         "pipeline",
     ),

@@ -272,6 +272,20 @@ export class GpuEngine implements EngineCalls {
     return this.shortlists.read({ buffer: this.buffers.get(handle), start, rows, vocab, dtype }, count);
   }
 
+  /** Queues scores of tokens by rows of logits behind `skipped` others; see Shortlists.score. */
+  score(
+    handle: number,
+    dtype: "float32" | "float16",
+    vocab: number,
+    skipped: number,
+    rows: number,
+    slots: number,
+    first: number,
+  ): void {
+    const [buffer, kept] = [handle, slots].map((each) => this.buffers.get(each)) as [GPUBuffer, GPUBuffer];
+    this.shortlists.score({ buffer, start: skipped * vocab, rows, vocab, dtype }, kept, first);
+  }
+
   /** performance.now() once the GPU has done what was submitted by now. */
   async workDone(): Promise<number> {
     await this.watched.device.queue.onSubmittedWorkDone();

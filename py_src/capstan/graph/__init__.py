@@ -5,6 +5,7 @@
     serialize(model)                  ModelProto -> bytes for InferenceSession.create
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
+    every_position(model)             undoes that and the next one
     logits_cut(model)                 the same of a graph whose output projection is not found
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
@@ -52,6 +53,7 @@ from __future__ import annotations
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
+from .every_position import every_position
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
@@ -130,6 +132,7 @@ __all__ = [
     "joined_products",
     "kept_tensors",
     "known_external_entries",
+    "every_position",
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",

@@ -15,9 +15,12 @@ from __future__ import annotations
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto
 from .wiring import Wiring, copy_of, fresh_name, int64_tensor, value_info
 
-__all__ = ["last_token_logits", "logits_cut"]
+__all__ = ["CUT", "last_token_logits", "logits_cut"]
 
 PROJECTIONS = {"MatMulNBits", "MatMul"}
+CUT = "/capstan/last_token/Slice"
+"""The beginning of the name of the node that takes the last positions."""
+
 ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
 
 
@@ -44,7 +47,7 @@ def last_token_logits(model: ModelProto, logits: str = "logits", first: str = ""
     if reason:
         return result, reason
     projections = [step for step in path if step.op_type in PROJECTIONS]
-    sliced = fresh_name(graph, "/capstan/last_token/Slice")
+    sliced = fresh_name(graph, CUT)
     node = last_position(graph, projections[0].input[0], sliced, first)
     for projection in projections:
         projection.input[0] = sliced
@@ -84,7 +87,7 @@ def last_position(graph: GraphProto, source: str, output: str, first: str = "") 
             bounds[part] = first
         else:
             graph.initializer.append(int64_tensor(bounds[part], [bound]))
-    name = fresh_name(graph, "/capstan/last_token/Slice")
+    name = fresh_name(graph, CUT)
     return NodeProto(op_type="Slice", name=name, input=[source, *bounds.values()], output=[output])
 
 

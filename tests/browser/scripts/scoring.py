@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator
+from capstan.fallback import fallbacks
+from capstan.memory import ledger
 
+from .prefilling import TAPED
 from .running import load, parameters
 
 
@@ -17,13 +20,14 @@ async def scored(
     context: Sequence[int],
     parts: Sequence[Sequence[int]],
     device: str = "webgpu",
-    passes: Sequence[str] | None = None,
+    taped: bool = False,
     **search: Any,
 ) -> dict[str, Any]:
     """The scores of each of `parts` behind the context, by one generator that is rewound to it, and the token that is
     generated behind the last."""
-    opened = await load(models, model, device=device, passes=passes)
+    opened = await load(models, model, device=device, passes=TAPED if taped else None)
     scores, counted = [], []
+    warned = sum(fallbacks().values())
     async with Generator(opened, parameters(opened, **{"max_length": 256, **search})) as generator:
         for tokens in parts:
             if generator.token_count():
@@ -40,6 +44,8 @@ async def scored(
             "counted": counted,
             "next": await generator.generate_next_token_async(),
             "passes": generator.tape_passes,
+            "fallbacks": sum(fallbacks().values()) - warned,
+            "memory": {each.owner: each.bytes for each in ledger().entries if each.category == "io"},
         }
 
 

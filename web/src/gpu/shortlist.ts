@@ -34,11 +34,11 @@ export class Shortlist {
     Shortlist.pipelines.delete(device);
   }
 
-  private static of(device: GPUDevice): GPUComputePipeline[] {
+  static of(device: GPUDevice): GPUComputePipeline[] {
     let found = Shortlist.pipelines.get(device);
     if (found === undefined) {
       const module = device.createShaderModule({ label: "shortlist", code: shader });
-      found = ["blocks", "join"].map((entryPoint) =>
+      found = ["blocks", "join", "score"].map((entryPoint) =>
         device.createComputePipeline({ label: "shortlist", layout: "auto", compute: { module, entryPoint } }),
       );
       Shortlist.pipelines.set(device, found);
@@ -121,6 +121,32 @@ export class Shortlists {
       made.destroy();
       staging.destroy();
     });
+  }
+
+  /**
+   * Queue the scores of the tokens in `slots`, of four words each, by a row of logits each; the first row's slot is the
+   * `first`. See `score` in shortlist.wgsl.
+   */
+  score({ buffer, start, rows, vocab, dtype }: Logits, slots: GPUBuffer, first: number): void {
+    const { watched } = this;
+    const { device } = watched;
+    const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
+    const params = watched.buffer("kernels", "shortlist", { label: "score", size: 32, usage });
+    const words = new Uint32Array([vocab, dtype === "float16" ? 1 : 0, first, start, 0, 0, 0, 0]);
+    watched.write(params, 0, new Uint8Array(words.buffer));
+    const pipeline = Shortlist.of(device)[2]!;
+    const entries = [buffer, null, slots, params].flatMap((each, binding) =>
+      each ? [{ binding, resource: { buffer: each } }] : [],
+    );
+    const group = device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries });
+    const encoder = watched.encoder();
+    const pass = encoder.beginComputePass({ label: "score" });
+    pass.setPipeline(pipeline);
+    pass.setBindGroup(0, group);
+    pass.dispatchWorkgroups(rows);
+    pass.end();
+    watched.submit([encoder.finish()]);
+    params.destroy();
   }
 
   private async take(staging: GPUBuffer, rows: number, count: number): Promise<Float64Array> {

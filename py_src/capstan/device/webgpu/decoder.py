@@ -11,13 +11,12 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ClosedError, OptionError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
-from ...stages.sampling import finite_logits
 from ...stages.search import SearchOptions
 from ...stages.speculation import Speculation
 from ...tape import TapeKey
@@ -35,6 +34,7 @@ from .prefill_pace import PrefillPace
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
+from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
 from .sliding import SlidingWindow
 from .tapes.drafts import DraftTape
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep
 
 __all__ = ["WebGpuDecoder", "reached", "read_burst"]
+
+T = TypeVar("T")
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
@@ -84,6 +86,7 @@ class WebGpuDecoder:
         pace: PrefillPace,
         prefill_tapes: PrefillTapes | None,
         make_drafts: Callable[[WebGpuDecoder, int], Awaitable[DraftTape | str]],
+        make_scores: Callable[[SequenceBuffers, int, PrefillTapes | None], Awaitable[ScoredRuns]],
         record_step: Callable[[WebGpuDecoder, DecodeStep], Awaitable[DecodeStep]],
         eager_picks: int,
     ):
@@ -98,6 +101,8 @@ class WebGpuDecoder:
         self._take_warm_up = take_warm_up
         self._pace = pace
         self._prefill_tapes = prefill_tapes
+        self._make_scores = make_scores
+        self._scored: ScoredRuns | None = None
         self._record_step = record_step
         self._eager_picks = eager_picks
         """Picks that come before a step that is not recorded yet is; they count down."""
@@ -182,7 +187,8 @@ class WebGpuDecoder:
     def tape_passes(self) -> dict[str, str]:
         tapes = self._prefill_tapes
         found = dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
-        return {**found, **self._drafted.report}
+        scores = {} if self._scored is None else {"scores": self._scored.report}
+        return {**found, **self._drafted.report, **scores}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._sampler.set_search(options, row)
@@ -230,14 +236,9 @@ class WebGpuDecoder:
         source.copy_to(target, length)
 
     async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
-        buffers = self._buffers
         await self.rest()
-        tapes, snapshots = self._prefill_tapes, self._snapshots
-        if snapshots is not None:
-            snapshots.go_to(past)
-        if self._about.growing and past < self._held:
-            buffers.cut(self._held, past)
-            self._held = past
+        tapes = self._prefill_tapes
+        self._go_to(past)
         await self._pace.known()
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
@@ -247,31 +248,53 @@ class WebGpuDecoder:
             runs = runs or await self._next_runs(done, len(ids))
             run = runs.pop(0)
             done = run.start + run.length
-            # The model may have been closed while onnxruntime-web computed the run before.
-            self._require_open()
-            part = ids[run.start : run.start + run.length]
-            buffers.make_room(past + run.start, len(part))
-            buffers.write_prompt(part, past + run.start, self._mask_bound)
-            self._mask_bound = past + run.start + len(part)
+            part = ids[run.start : done]
+            valid = self._begin_run(part, past + run.start, done == len(ids))
             begun = self._pace.now()
-            if snapshots is not None:
-                if run.start + run.length == len(ids):
-                    snapshots.before_last_run()
-                snapshots.live = None
-            if tapes is not None and tapes.play(len(part), self._mask_bound):
+            if tapes is not None and tapes.play(len(part), valid):
                 pass
             elif tapes is not None and self._step.tape and len(part) < min(SHORT):
                 self.step_through(part, past + run.start)
             else:
-                await self._run(self._prompt, self._mask_bound, len(part))
+                await self._run(self._prompt, valid, len(part))
             self._pace.measure(len(part), begun)
-            self.longest_run = max(self.longest_run, len(part))
-            self._settle(self._mask_bound)
-            if snapshots is not None:
-                snapshots.live = self._mask_bound
-        self._length = past + len(ids)
+            self._end_run(part)
+        self._rest_at(past + len(ids))
+
+    def _go_to(self, past: int) -> None:
+        """Continue from the first `past` positions."""
+        if self._snapshots is not None:
+            self._snapshots.go_to(past)
+        if self._about.growing and past < self._held:
+            self._buffers.cut(self._held, past)
+            self._held = past
+
+    def _begin_run(self, ids: Sequence[int], start: int, last: bool) -> int:
+        """Write the inputs of a prompt run, the `last` one or another. How many positions are there behind it."""
+        # The model may have been closed while onnxruntime-web computed the run before.
+        self._require_open()
+        self._buffers.make_room(start, len(ids))
+        self._buffers.write_prompt(ids, start, self._mask_bound)
+        self._mask_bound = start + len(ids)
+        if self._snapshots is not None:
+            if last:
+                self._snapshots.before_last_run()
+            self._snapshots.live = None
+        return self._mask_bound
+
+    def _end_run(self, ids: Sequence[int]) -> None:
+        """A prompt run over these ids is queued."""
+        assert self._mask_bound is not None
+        self.longest_run = max(self.longest_run, len(ids))
+        self._settle(self._mask_bound)
+        if self._snapshots is not None:
+            self._snapshots.live = self._mask_bound
+
+    def _rest_at(self, length: int) -> None:
+        """So many positions were run."""
+        self._length = length
         self._cursor = 0
-        buffers.set_length(self._length)
+        self._buffers.set_length(length)
 
     async def _next_runs(self, start: int, end: int) -> list[Run]:
         """The prefill runs for ids `start` to `end` of a prompt; only the next one until the run size has settled."""
@@ -416,11 +439,35 @@ class WebGpuDecoder:
         return [Shortlist.read(numbers)]
 
     async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
-        scored: list[ScoredToken] = []
-        for place in range(past, len(tokens) - 1):
-            await self.prefill([tokens[place]], place)
-            scored.append(ScoredToken.of(finite_logits(await self._logits.read()), tokens[place + 1]))
-        return scored
+        await self.rest()
+        buffers, end = self._buffers, len(tokens) - 1
+        if self._scored is None:
+            await self._finish(self._make_scored())
+            await self.rest()
+        scored = self._scored
+        assert scored is not None
+        # Caches over a window may have lost positions before that.
+        back = 0 if buffers.sliding is None else past
+        self._go_to(past)
+        if scored.tapes is not None and (wanted := scored.wanted(past, end, back)):
+            before = len(scored.tapes.tapes)
+            await self._make_tapes(scored.tapes, wanted)
+            if past and len(scored.tapes.tapes) > before:
+                # Their checks overwrote the caches.
+                await self.prefill(tokens[:past], 0)
+        scored.ask(tokens[past + 1 :])
+        for number, run in enumerate(scored.cut(past, end, back)):
+            part = tokens[run.start : run.start + run.length]
+            # Another continuation of the same context may come.
+            valid = self._begin_run(part, run.start, number == 0)
+            await self._waited(scored.run(run.length, valid))
+            self._end_run(part)
+            scored.keep(run, past)
+        self._rest_at(end)
+        return await scored.read(end - past)
+
+    async def _make_scored(self) -> None:
+        self._scored = await self._make_scores(self._buffers, self._prompt, self._prefill_tapes)
 
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
@@ -475,6 +522,8 @@ class WebGpuDecoder:
                 await asyncio.wait([under_way])
         await self._engine.idle()
         await self._drafted.release()
+        if self._scored is not None:
+            await self._scored.release()
         self._sampler.destroy()
         self._engine.unbind(self._prompt)
         if self._prefill_tapes is not None:
@@ -491,15 +540,16 @@ class WebGpuDecoder:
             await self._run(binding, valid)
             self._settle(valid)
             binding = 0
-        try:
-            return await self._engine.eager_burst(binding, valid, self._sampler.handle, cursor, self._buffers.base)
-        except asyncio.CancelledError:
-            self._unfinished = True
-            raise
+        burst = self._engine.eager_burst(binding, valid, self._sampler.handle, cursor, self._buffers.base)
+        return await self._waited(burst)
 
     async def _run(self, binding: int, valid: int, tokens: int = 1) -> None:
+        await self._waited(self._engine.run(binding, valid, tokens, self._buffers.base))
+
+    async def _waited(self, run: Awaitable[T]) -> T:
+        """Wait for a run, which goes on if the wait is cancelled."""
         try:
-            await self._engine.run(binding, valid, tokens, self._buffers.base)
+            return await run
         except asyncio.CancelledError:
             self._unfinished = True
             raise

@@ -183,6 +183,11 @@ class GpuBuffers(GpuAdapter, Protocol):
         """The best tokens of `rows` rows of logits that begin at element `start` of a buffer. For each row: the sum of
         exp(logit - largest), then `count` pairs of logit and token, largest first."""
 
+    def score(self, buffer: int, dtype: str, vocab: int, skipped: int, rows: int, slots: int, first: int) -> None:
+        """Queue the scores of tokens by `rows` rows of logits behind `skipped` others. Slots of four u32, the `first`
+        of which is that of the first row, have a token each; then its logit, the best token, its logit and the sum of
+        exp(logit - best)."""
+
     @js("engine", span="compare with an eager run")
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     @by_hand

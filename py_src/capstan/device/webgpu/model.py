@@ -302,7 +302,7 @@ class WebGpuModel:
             decoder = WebGpuDecoder(
                 *(self._engine, about, buffers, scratch, step, prompt),
                 *(give_back, self._take_warm_up, self._pace, tapes, self._draft_tape),
-                *(self._record_step, self._steps.eager_picks),
+                *(self._steps.scored_runs, self._record_step, self._steps.eager_picks),
             )
         except BaseException:
             if prompt:

@@ -48,6 +48,8 @@ class SequenceBuffers:
     """The contents of its rotary tables, where these depend on the sequence's length."""
     sliding: SlidingWindow | None = None
     """The caches that hold the positions of a window alone, if the graph has any."""
+    every: bool = False
+    """Whether runs give the logits of all their positions, not of the last one alone."""
 
     @classmethod
     async def allocate(
@@ -92,6 +94,10 @@ class SequenceBuffers:
             sliding.tell()
             sliding.fill_tables()
         return buffers
+
+    def scored(self, logits: DeviceBuffer) -> SequenceBuffers:
+        """The same buffers for runs that give the logits of all their positions there; not to be destroyed."""
+        return replace(self, spans={**self.spans, "logits": logits.span()}, every=True)
 
     @property
     def base(self) -> int:
@@ -145,7 +151,8 @@ class SequenceBuffers:
         if about.position_ids is not None:
             positions = self.handle("positions" if which == "input" else "prompt positions")
             feeds.append(replace(ids, name=about.position_ids, buffer=positions))
-        fetches = [BoundTensor(about.logits, self.logits, about.logits_dtype, (1, 1, about.vocab_size))]
+        kept = length if self.every else 1
+        fetches = [BoundTensor(about.logits, self.logits, about.logits_dtype, (1, kept, about.vocab_size))]
         for pair, cache, present in zip(about.cache, self.cache, self.present, strict=True):
             before, after = (BEFORE, AFTER) if about.growing else (self.room_of(pair), self.room_of(pair))
             feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))

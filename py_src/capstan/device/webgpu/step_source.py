@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ...errors import TapeError, UnsupportedModelError
+from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
+from ...graph import every_position, parse, serialize
+from ...memory import BufferRequest, round_up
 from ...tape import NBitsWeights, TableParts, TapeKey, WorkgroupLimits, attends_prompts
 from ..base import TapeOptions
+from ..element_types import byte_count
 from .engine import FREE, BoundTensor
 from .loading import Loaded, eager_picks, release_made
 from .prefill_pace import PrefillPace
-from .sequence_buffers import SequenceBuffers
+from .scored_runs import SLOT, ScoredRuns, scored_positions
+from .sequence_buffers import WRITTEN, SequenceBuffers
 from .tapes.decode_step import DecodeStep, put_off
 from .tapes.prefill import PrefillTapes, weights_on_device
 from .tapes.scratch import TapeScratch
@@ -32,7 +36,10 @@ class StepSource:
         self.weights = loaded.weights
         """Buffers by name."""
         self._prefill = loaded.prefill
+        self._scoring = 0
+        """The session of `scored_runs`."""
         self._ahead = loaded.ahead
+        self._owner = loaded.owner
         self._first = f"{loaded.owner} sequence 1"
         """The owner of the captured session that the load made."""
         self._stored = loaded.stored
@@ -148,17 +155,63 @@ class StepSource:
         if self._capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 
+        return self._prompt_tapes(buffers, graphs.captured_prefill, prompt, lambda: self._pace.size, scratch)
+
+    def _prompt_tapes(
+        self, buffers: SequenceBuffers, graph: bytes, prompt: int, size: Callable[[], int], scratch: TapeScratch
+    ) -> PrefillTapes:
+        engine = self._engine
+
         async def capture(length: int) -> tuple[int, int]:
-            session = await self._captured_session(graphs.captured_prefill, buffers.owner)
+            session = await self._captured_session(graph, buffers.owner)
             try:
                 return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
             except BaseException:
                 await engine.release_session(session)
                 raise
 
-        key = self.key(buffers.capacity)
-        weights = self.quantized()
-        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
+        what, key = "scores" if buffers.every else "prefill", self.key(buffers.capacity)
+        given = (engine, buffers, self._graphs.description, self.quantized(), capture, prompt, size)
+        return PrefillTapes(*given, self._stored, key, scratch, what)
+
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
+        """The runs that score a sequence's tokens; `prompt` and `tapes` are those of its prompts. If the logits of
+        several positions are not to be had, each token has a run."""
+        engine, about = self._engine, self._graphs.description
+        positions = scored_positions(about, min(self._pace.size, buffers.chunk))
+        why = "the graph gives the logits of the last position only" if about.last_token_only else self._graphs.one_row
+        requests = [BufferRequest("scores", SLOT * buffers.capacity, "io")]
+        if not why:
+            row = byte_count(about.logits_dtype, (positions, about.vocab_size))
+            requests.append(BufferRequest("score logits", round_up(row, WRITTEN), "io"))
+        try:
+            slots, *logits = await buffers.device.allocate_all(requests, buffers.owner)
+        except OutOfMemoryError as error:
+            why, logits = str(error), []
+            [slots] = await buffers.device.allocate_all(requests[:1], buffers.owner)
+        if why:
+            fall_back("scores of several tokens in one run", why, "each token is a run")
+            return ScoredRuns(engine, about, buffers, slots, None, 1, prompt, None, why)
+        view, binding = buffers.scored(logits[0]), 0
+        try:
+            binding = self.bind_prefill(view, "prompt", FREE, await self._scoring_session())
+            taped = tapes and self._prompt_tapes(view, self._graphs.decode, binding, lambda: positions, tapes.scratch)
+            return ScoredRuns(engine, about, view, slots, logits[0], positions, binding, taped, "")
+        except BaseException:
+            if binding:
+                engine.unbind(binding)
+            for buffer in (slots, *logits):
+                buffer.close()
+            raise
+
+    async def _scoring_session(self) -> int:
+        """The prefill session that gives the logits of every position, made when tokens are first scored."""
+        async with self._recording:
+            if not self._scoring:
+                graph = serialize(every_position(parse(self._graphs.prefill)))
+                bits = self._cache_bits
+                self._scoring = await self._engine.create_session(graph, False, self._owner, bits)
+            return self._scoring
 
     def _obstacle(self, capacity: int) -> str | None:
         """Why the graph cannot be captured."""
@@ -195,14 +248,15 @@ class StepSource:
         finally:
             self._engine.unbind(binding)
 
-    def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
+    def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int, session: int = 0) -> int:
+        """A binding of the prefill session, or of another one with its inputs."""
         feeds, fetches = self._tensors(buffers, which, length)
         lengths, about = self._graphs.lengths, self._graphs.description
         if lengths is not None:
             fed = set() if lengths.reads_mask else {about.mask}
             fed |= {about.sliding.base} if about.sliding is not None else set()
             feeds = [feed for feed in feeds if feed.name not in fed]
-        return self._engine.bind(self._prefill, feeds, fetches, lengths)
+        return self._engine.bind(session or self._prefill, feeds, fetches, lengths)
 
     def _tensors(
         self, buffers: SequenceBuffers, which: str, length: int
@@ -216,4 +270,5 @@ class StepSource:
         """Release the sessions; what was made with them is released before."""
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
-        await self._engine.release_session(self._prefill)
+        for session in filter(None, (self._scoring, self._prefill)):
+            await self._engine.release_session(session)

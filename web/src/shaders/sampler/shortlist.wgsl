@@ -4,6 +4,8 @@
 // in order, the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/stages/sampling.py.
 // `blocks` finds the same of each BLOCK tokens, with keys for logits; dispatch: (blocks, rows). `join` finds the row's in
 // those; dispatch: (rows). Bindings: 0 logits (float32, or float16 two to a word), 1 parts, 2 result, 3 params.
+// `score` finds of each row the logit of the token that `result` has for it, the largest one's token, that logit, and the
+// sum: four words a row, from the one that `count` numbers on; dispatch: (rows). It binds no parts.
 // Limits: count is at most vocab; each of them is one pass of a workgroup over its block, and over what blocks found.
 
 struct Params {
@@ -191,5 +193,33 @@ fn join(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
   sum_of(thread, sum);
   if (thread == 0u) {
     result[to] = bitcast<u32>(sums[0]);
+  }
+}
+
+@compute @workgroup_size(WG)
+fn score(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
+  let row = params.start + group.x * params.vocab;
+  let to = 4u * (params.count + group.x);
+  var key = 0u;
+  var token = 0u;
+  for (var at = thread; at < params.vocab; at += WG) {
+    let found = key_of(row + at);
+    if (found > key) {
+      key = found;
+      token = at;
+    }
+  }
+  largest_of(thread, key, token);
+  let top = keys[0];
+  var sum = 0.0;
+  for (var at = thread; at < params.vocab; at += WG) {
+    sum += share(key_of(row + at), top);
+  }
+  sum_of(thread, sum);
+  if (thread == 0u) {
+    result[to] = bits_of(key_of(row + result[to]));
+    result[to + 1u] = tokens[0];
+    result[to + 2u] = bits_of(top);
+    result[to + 3u] = bitcast<u32>(sums[0]);
   }
 }

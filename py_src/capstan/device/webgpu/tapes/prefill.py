@@ -27,7 +27,6 @@ from ....tape import (
     without_clears,
 )
 from ..engine import GpuEngine, GpuTapes
-from ..prefill_pace import PrefillPace
 from ..sequence_buffers import SequenceBuffers, left_out_by_cache
 from .comparison import PROMPT_RUN, RECORDED_STEP, check_replay
 from .pipeline import make_tape, recorded
@@ -95,11 +94,6 @@ def compared_after(length: int, capacity: int, window: int) -> list[int]:
     return sorted({0, min(length, room), min(window, room)})
 
 
-def note_of(length: int) -> str:
-    """The name under which tapes of such runs are stored."""
-    return f"prefill of {length} positions"
-
-
 def weights_on_device(
     engine: GpuTapes, products: Collection[NBitsProduct], buffers: Mapping[str, int]
 ) -> dict[int, NBitsWeights]:
@@ -139,11 +133,14 @@ class PrefillTapes:
     """A captured session over the sequence's buffers for runs of that length, and its binding."""
     eager: int
     """The prefill session bound to any number of prompt ids."""
-    pace: PrefillPace
+    size: Callable[[], int]
+    """Most tokens of the next run."""
     stored: StoredTapes
     key: TapeKey
     """The key of stored tapes."""
     scratch: TapeScratch
+    what: str = "prefill"
+    """The beginning of the names under which tapes are stored."""
     tapes: dict[int, int] = field(default_factory=dict)
     """By length; 0 where there can be none."""
     said: dict[int, str] = field(default_factory=dict)
@@ -157,7 +154,7 @@ class PrefillTapes:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The lengths of runs that may have a tape, longest first."""
-        chunk = self.pace.size
+        chunk = self.size()
         shares = {chunk // share for share in SHARES if chunk >= share}
         return tuple(sorted(shares | {length for length in SHORT if length <= chunk}, reverse=True))
 
@@ -170,7 +167,7 @@ class PrefillTapes:
 
     def due(self, count: int) -> list[int]:
         """The lengths of the tapes that a new prompt of `count` ids wants and that were not made yet."""
-        runs = Counter(run.length for run in cut_prompt(count, self.pace.size, self.lengths))
+        runs = Counter(run.length for run in cut_prompt(count, self.size(), self.lengths))
         self.often |= {length for length, times in runs.items() if times >= OFTEN}
         return self.untried(runs.keys() & set(self.lengths))
 
@@ -193,7 +190,7 @@ class PrefillTapes:
         """A stored tape made again, 0 if there is none."""
         if length in self.seen:
             return 0
-        found = await self.stored.restore(note_of(length), self.key, self.buffers)
+        found = await self.stored.restore(f"{self.what} of {length} positions", self.key, self.buffers)
         if found is None:
             return 0
         self.said[length] = found.passes["prefill"]
@@ -201,7 +198,7 @@ class PrefillTapes:
 
     def cut(self, count: int) -> list[Run]:
         """The runs of a prompt of `count` ids."""
-        chunk = self.pace.size
+        chunk = self.size()
         return cut_prompt(count, chunk, [length for length, tape in self.tapes.items() if tape and length <= chunk])
 
     def play(self, length: int, valid: int) -> bool:
@@ -252,7 +249,7 @@ class PrefillTapes:
 
     async def _keep(self, length: int, tape: int, said: str) -> None:
         """Store a checked tape for other sequences and later loads."""
-        await self.stored.keep(note_of(length), self.key, self.buffers, tape, {"prefill": said})
+        await self.stored.keep(f"{self.what} of {length} positions", self.key, self.buffers, tape, {"prefill": said})
 
     async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
         engine, buffers = self.engine, self.buffers
