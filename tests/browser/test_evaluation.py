@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import numpy as np
 import onnxruntime
 import pytest
 import tokenizers
-
-import lm_eval
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -60,7 +59,8 @@ class NativeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             else:
                 feeds[each.name] = np.zeros((1, each.shape[1], 0, self.decoder.head_size), np.float32)
         found = self.session.run(["logits"], feeds)[0][0].astype(np.float64)
-        return found - np.log(np.exp(found).sum(-1, keepdims=True))
+        logarithms: np.ndarray[Any, np.dtype[np.float64]] = found - np.log(np.exp(found).sum(-1, keepdims=True))
+        return logarithms
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
         answers = []
@@ -129,7 +129,7 @@ def close(found: dict[str, Any], wanted: dict[str, Any], tokens: int) -> None:
 def lm(site: SiteServer) -> Iterator[CapstanLM]:
     lm = CapstanLM(str(LLAMA), site=str(site.root), max_length=LENGTH)
     yield lm
-    lm._pages.close()
+    lm.close()
 
 
 def test_the_harness_tables_are_those_of_onnxruntime(lm: CapstanLM) -> None:
@@ -175,4 +175,4 @@ def test_two_browsers_give_the_answers_of_one(site: SiteServer) -> None:
         tasks = ["capstan_next_line", "capstan_held_out", "capstan_rest_of_line", "capstan_topics"]
         close(results(lm, tasks, 24), results(native, tasks, 24), LENGTH)
     finally:
-        lm._pages.close()
+        lm.close()

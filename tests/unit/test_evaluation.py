@@ -1,4 +1,4 @@
-"""The harness' model `capstan` over a page made of paper: what it asks, in which order, and what it makes of the answers."""
+"""The harness' model `capstan` over a page made of paper: its requests, their order, and its answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
@@ -51,7 +50,7 @@ class PaperPages:
             return {"sequences": [self.score(**each) for each in request["sequences"]]}
         if request["kind"] == "generate":
             return {"text": f"{len(request['prompt_ids'])} tokens"}
-        text = request.get("text")
+        text: str = request.get("text") or ""
         if request["action"] == "template":
             text = "".join(f"<{each['role']}>{each['content']}</s>" for each in request["messages"])
             text += "<assistant>" * request["add_generation_prompt"]
@@ -60,6 +59,9 @@ class PaperPages:
     def score(self, context_ids: list[int], token_ids: list[int]) -> dict[str, Any]:
         values = scored(context_ids, token_ids)
         return {"log_probabilities": values, "greedy": [value > -1.9 for value in values]}
+
+    def close(self) -> None:
+        self.asked.append({"kind": "close", "device": "webgpu"})
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [request for request in self.asked if request["kind"] == kind]
@@ -133,8 +135,15 @@ def test_the_beginning_of_a_sequence_is_there_once() -> None:
 
 def test_texts_are_written_with_the_options_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
     lm, pages = made()
-    sampling = {"until": ["\n", ""], "max_gen_toks": 4, "do_sample": True, "temperature": 0.5, "top_p": 0.9, "seed": 3}
-    greedy = {"until": "b", "max_gen_toks": 2, "do_sample": False, "temperature": 0.7}
+    sampling: dict[str, Any] = {
+        "until": ["\n", ""],
+        "max_gen_toks": 4,
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+    }
+    greedy: dict[str, Any] = {"until": "b", "max_gen_toks": 2, "do_sample": False, "temperature": 0.7}
     with caplog.at_level(logging.WARNING):
         texts = lm.generate_until(
             requests("generate_until", ("abc", greedy), ("abcdefghijk", sampling), ("", greedy)), disable_tqdm=True
@@ -147,9 +156,13 @@ def test_texts_are_written_with_the_options_of_the_task(caplog: pytest.LogCaptur
     assert first["search"] == {"do_sample": False, "stop_strings": ["b"]}
     assert empty["prompt_ids"] == [BEGIN]
     assert "1 sequences are longer than max_length 12 allows" in caplog.text
-    for options, told in (({"num_beams": 4}, "has num_beams"), ({"max_gen_toks": 12}, "max_gen_toks is 12")):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"num_beams": 4}, "has num_beams"),
+        ({"max_gen_toks": 12}, "max_gen_toks is 12"),
+    )
+    for wrong, told in refused:
         with pytest.raises(OptionError, match=told):
-            lm.generate_until(requests("generate_until", ("a", options)), disable_tqdm=True)
+            lm.generate_until(requests("generate_until", ("a", wrong)), disable_tqdm=True)
 
 
 def test_conversations_are_rendered_by_the_models_template() -> None:
@@ -187,8 +200,8 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
         ({"batch_size": 8}, "batch_size is 8: a page takes one sequence after another"),
         ({"device": "cuda"}, "device is cuda; give --device webgpu, wasm or auto"),
         ({"browsers": 0}, "browsers is 0; it must be a whole number of at least 1"),
-        ({"max_length": 13}, "max_length is 13; it must be from 2 to the model's context_length 12"),
-        ({"max_length": 1}, "max_length is 1; it must be from 2"),
+        ({"max_length": 13}, "max_length is 13; take 2 to the model's context_length 12"),
+        ({"max_length": 1}, "max_length is 1; take 2 to"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:

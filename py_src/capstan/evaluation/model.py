@@ -29,7 +29,7 @@ MOST_TOKENS = 4096
 """The longest sequence unless `max_length` is given, or the model's context if that is shorter."""
 NEW_TOKENS = 256
 HARNESS_DEVICE = "cuda:0"
-"""What lm_eval's command line passes as the device where none was given."""
+"""The device that lm_eval's command line passes unless one was given."""
 SCORED_AT_ONCE = 32
 """Sequences of a request for scores; they are sorted, so that most begin as the one before them."""
 ENCODED_AT_ONCE = 256
@@ -43,6 +43,8 @@ class PagesLike(Protocol):
     def everywhere(self, request: Request) -> list[Any]: ...
 
     def run(self, batches: Sequence[Sequence[Request]], done: Any = ...) -> list[Any]: ...
+
+    def close(self) -> None: ...
 
 
 @register_model("capstan")
@@ -100,9 +102,13 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         context = self._about["context_length"]
         self.max_length = min(context, MOST_TOKENS) if max_length is None else max_length
         if type(self.max_length) is not int or not 2 <= self.max_length <= context:
-            raise OptionError(f"max_length is {max_length!r}; it must be from 2 to the model's context_length {context}")
+            raise OptionError(f"max_length is {max_length!r}; take 2 to the model's context_length {context}")
         self._encoded: dict[str, list[int]] = {}
         self._begins = self.tok_encode("a")[:1] == [self.eot_token_id]
+
+    def close(self) -> None:
+        """End the browsers; the end of the program does that, too."""
+        self._pages.close()
 
     @property
     def eot_token_id(self) -> int:
@@ -165,13 +171,13 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that the model writes behind each context, up to the first of the strings of `until`. OptionError
-        for a generation option that Capstan does not have."""
+        """The text that the model writes behind each context, up to the first of the strings of `until`. An unknown
+        generation option raises OptionError."""
         contexts = [request.args[0] for request in requests]
         self._encode(contexts, disable_tqdm)
         asked = [self._generate_request(*request.args) for request in requests]
         self._warn_of_cuts([self.tok_encode(text) for text in contexts], [each["prompt_ids"] for each in asked])
-        # A prompt that begins as the one before it is not faster, but the longest come first, as their failure should.
+        # The longest come first: a failure for lack of memory shows at once.
         order = sorted(range(len(asked)), key=lambda place: -len(asked[place]["prompt_ids"]))
         with tqdm(total=len(asked), disable=disable_tqdm, desc="Generating texts") as bar:
             results = self._pages.run([[asked[place]] for place in order], bar.update)
@@ -181,22 +187,24 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             self.cache_hook.add_partial("generate_until", requests[place].args, texts[place])
         return texts
 
-    def _loglikelihood_tokens(
-        self, requests: list[Pair], disable_tqdm: bool = False, **_: Any
-    ) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: list[Pair], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         cut = [self._cut(context, tokens) for _, context, tokens in requests]
         self._warn_of_cuts([[*context, *tokens] for _, context, tokens in requests], [[*a, *b] for a, b in cut])
         # Each distinct sequence once, in an order in which those that begin alike follow one another.
         keys = [(tuple(context), tuple(tokens)) for context, tokens in cut]
         order = sorted({key for key in keys if key[1]}, key=lambda key: (key[0] + key[1], len(key[0])))
-        asked = [{"context_ids": [*context], "token_ids": [*tokens]} for context, tokens in order]
+        asked = [{"context_ids": [*key[0]], "token_ids": [*key[1]]} for key in order]
         batches = [
             [{"kind": "score", **self._model, "sequences": part, "max_length": self.max_length}]
             for part in parts(asked, SCORED_AT_ONCE)
         ]
         with tqdm(total=len(order), disable=disable_tqdm, desc="Scoring sequences") as bar:
-            # The last request may have fewer.
-            results = self._pages.run(batches, lambda count: bar.update(min(count * SCORED_AT_ONCE, len(order) - bar.n)))
+
+            def advance(count: int) -> None:
+                # The last request may have fewer.
+                bar.update(min(count * SCORED_AT_ONCE, len(order) - bar.n))
+
+            results = self._pages.run(batches, advance)
         told = [one for result in results for one in result["sequences"]]
         found = {key: (sum(one["log_probabilities"]), all(one["greedy"])) for key, one in zip(order, told, strict=True)}
         answers = [found.get(key, (0.0, True)) for key in keys]
@@ -233,7 +241,8 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         search = {name: options.pop(name) for name in SEARCH if name in options}
         if options:
             raise OptionError(
-                f"generation_kwargs has {', '.join(options)}; Capstan has until, max_gen_toks, seed, {', '.join(SEARCH)}"
+                f"generation_kwargs has {', '.join(options)}, which is no option of Capstan: take until, max_gen_toks, "
+                f"seed, {', '.join(SEARCH)}"
             )
         if not search["do_sample"]:
             search.pop("temperature", None)

@@ -1,4 +1,4 @@
-"""Where the evaluated model is: a folder or GGUF file of this machine, an address, or a hub's repository."""
+"""The place of the evaluated model: a folder or GGUF file of this machine, an address, or a hub's repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of Capstan's own tasks, made from files that are there wherever `lm_eval` is."""
+"""Documents of Capstan's own tasks, made from files that `lm_eval` brings and from Python's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 1000
 
 
 def functions(**_: Any) -> dict[str, Dataset]:
-    """Functions of the package `requests`, which the model in Capstan's repository was not trained on."""
+    """Functions of the package `requests`, which the bundled model has never seen in training."""
     return as_test_split({"text": text} for text in sources())
 
 
@@ -59,7 +59,7 @@ def rest_of_lines(**_: Any) -> dict[str, Dataset]:
 
 
 def topic_names(**_: Any) -> dict[str, Dataset]:
-    """Paragraphs of Python's own help, and four of its topics, one of which they are of."""
+    """Paragraphs of Python's own help, each with four of its topics: its own and three others."""
     chosen = random.Random(SEED)
     names = sorted(name for name in topics if name.isalpha())
 
