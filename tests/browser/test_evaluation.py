@@ -152,10 +152,16 @@ def test_a_request_that_the_page_refuses_is_an_error_of_its_class(lm: CapstanLM)
 @pytest.mark.parametrize("way", ["plain", "module"])
 def test_the_command_prints_the_harness_table(way: str, site: SiteServer) -> None:
     """`lm_eval` itself finds the model by our task files, `python -m capstan.evaluation` for all tasks."""
-    bundled = ROOT / "models" / "bundled"
     program = ["-m", "lm_eval"] if way == "plain" else ["-m", "capstan.evaluation"]
     task = str(TASKS / "capstan_topics.yaml") if way == "plain" else "capstan_topics"
-    arguments = ["--model", "capstan", "--model_args", f"model={bundled},site={site.root}", "--tasks", task]
+    arguments = [
+        "--model",
+        "capstan",
+        "--model_args",
+        f"model={LLAMA},site={site.root},max_length={LENGTH}",
+        "--tasks",
+        task,
+    ]
     done = subprocess.run(
         [sys.executable, *program, *arguments, "--limit", "2"],
         capture_output=True,
