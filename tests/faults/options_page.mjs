@@ -6,7 +6,14 @@ import { Capstan, CapstanError, Client } from "../../web/src/capstan.ts";
 const [seed, count, part, parts] = process.argv.slice(2).map(Number);
 /** Milliseconds after which a call counts as hanging. */
 const LIMIT_MS = 20_000;
-const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: {} };
+const LOADED = {
+  device: "wasm",
+  adapter: "cpu",
+  context_length: 64,
+  can_chat: true,
+  begin_token_id: 0,
+  load_times: {},
+};
 const ANSWER = { text: "ab", token_ids: [1, 2], finish_reason: "eos", prompt_tokens: 5, kept_tokens: 3 };
 
 let sent = [];

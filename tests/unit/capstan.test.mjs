@@ -7,7 +7,14 @@ import { Capstan, Client } from "../../web/src/capstan.ts";
 import { pickedFolder } from "../../web/src/page_request.ts";
 
 const PAGE = "http://page.test/folder/index.html";
-const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: { read: [0, 2] } };
+const LOADED = {
+  device: "wasm",
+  adapter: "cpu",
+  context_length: 64,
+  can_chat: true,
+  begin_token_id: 0,
+  load_times: { read: [0, 2] },
+};
 const ANSWER = {
   text: "ab",
   token_ids: [1, 2],

@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
-    ("genai", "page"),
+    ("evaluation", "genai", "page"),
     ("fleet",),
     ("capstan",),
 )
@@ -89,6 +89,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "adapters params refused request tokenizer",
         "engine generator",
     ),
+    "evaluation": ("pages task_data", "place", "model", "__main__"),
     "fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "generation": (
         "beam_search processors prompt replay run_ahead speculation step_counts timing",

@@ -67,6 +67,7 @@ MOST: dict[str, dict[str, Any]] = {
         "messages": MESSAGES,
         "tools": TOOLS,
         "thinking": True,
+        "add_generation_prompt": False,
     },
     "load_embedder": {"disable_file_mapped_weights": True},
     "plan": {"kv_cache_dtype": "int4"},
@@ -104,7 +105,8 @@ WORDS = {
         "a whole number or null",
     ),
     **dict.fromkeys(
-        ("as_message", "timeline", "disable_file_mapped_weights", "thinking", "token_texts"), "true or false or null"
+        ("as_message", "timeline", "disable_file_mapped_weights", "thinking", "token_texts", "add_generation_prompt"),
+        "true or false or null",
     ),
     **dict.fromkeys(("search", "models", "files"), "an object"),
     **dict.fromkeys(("guidance", "speculation"), "an object or null"),

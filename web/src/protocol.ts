@@ -17,6 +17,8 @@ export interface LoadResult {
   context_length: number;
   /** Whether the model has a chat template. */
   can_chat: boolean;
+  /** The token with which the model's texts begin; where it has none, the one that ends them. */
+  begin_token_id: number;
   /** When each phase of the load began and ended, in milliseconds. */
   load_times: Record<string, [begin: number, end: number]>;
 }

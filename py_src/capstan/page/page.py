@@ -27,6 +27,7 @@ from ..generation.conversation import Conversation, History, begins_reasoning
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
+from ..generation.scoring import begin_of
 from ..generation.timing import Timing
 from ..host.spans import span
 from ..host.tracing import begin_trace, end_trace
@@ -187,6 +188,7 @@ async def get_ready(request: LoadRequest) -> dict[str, Any]:
         "adapter": model.adapter,
         "context_length": model.config.context_length,
         "can_chat": can_chat,
+        "begin_token_id": begin_of(model.config),
         "load_times": model.load_times,
     }
 
@@ -336,7 +338,10 @@ async def tokenized(request: TokenizerRequest) -> dict[str, Any]:
     text = request.get("text") or ""
     if request["action"] == "template":
         text = tokenizer.apply_chat_template(
-            request.get("messages") or [], request.get("tools"), thinking=request.get("thinking")
+            request.get("messages") or [],
+            request.get("tools"),
+            request.get("add_generation_prompt") is not False,
+            thinking=request.get("thinking"),
         )
     return {"text": text, "ids": tokenizer.encode(text)}
 

@@ -190,6 +190,8 @@ class TokenizerRequest(ModelRequest):
     tools: NotRequired[list[Tool] | None]
     thinking: NotRequired[bool | None]
     """As in ChatRequest."""
+    add_generation_prompt: NotRequired[bool | None]
+    """Whether the rendered text ends with the beginning of an answer; null for true."""
 
 
 class ScoredSequence(TypedDict):

@@ -1,0 +1,14 @@
+"""Models in Capstan's page under lm-evaluation-harness (`lm_eval`): importing this registers the model `capstan`.
+
+`python -m capstan.evaluation ARGUMENTS` is `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
+"""
+
+from pathlib import Path
+
+from .model import CapstanLM
+from .pages import RequestError
+
+__all__ = ["TASKS", "CapstanLM", "RequestError"]
+
+TASKS = Path(__file__).parent / "tasks"
+"""The folder of tasks that need no download."""

@@ -1,0 +1,266 @@
+"""lm-evaluation-harness' model `capstan`: Capstan's page in headless browsers answers its requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from ..errors import OptionError
+from ..headless.site import find_site
+from .pages import Pages, Request
+from .place import model_place
+
+__all__ = ["CapstanLM", "PagesLike"]
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[Any, list[int], list[int]]
+"""A cache key, the tokens of a context, and those to be scored."""
+
+MOST_TOKENS = 4096
+"""The longest sequence unless `max_length` is given, or the model's context if that is shorter."""
+NEW_TOKENS = 256
+HARNESS_DEVICE = "cuda:0"
+"""The device that lm_eval's command line passes unless one was given."""
+SCORED_AT_ONCE = 32
+"""Sequences of a request for scores; they are sorted, so that most begin as the one before them."""
+ENCODED_AT_ONCE = 256
+SEARCH = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
+"""The names that a task's generation_kwargs share with Capstan's search options."""
+
+
+class PagesLike(Protocol):
+    """The part of Pages that is used here."""
+
+    def everywhere(self, request: Request) -> list[Any]: ...
+
+    def run(self, batches: Sequence[Sequence[Request]], done: Any = ...) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
+@register_model("capstan")
+class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
+    """A model in Capstan's page.
+
+    `model` is a folder, a GGUF file, an address, or a repository of `hub`; `site` the folder of Capstan's page, see
+    `find_site`; `browsers` how many are started, each with the model. `max_length` limits context and continuation
+    together: what is longer loses its beginning, which a warning counts. The other arguments are those of
+    `capstan.Model.load`. Raises OptionError, SiteError, BrowserError and RequestError.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        site: str | None = None,
+        browsers: int = 1,
+        hub: str | None = None,
+        revision: str | None = None,
+        dtype: str | None = None,
+        kv_cache_dtype: str | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = NEW_TOKENS,
+        device: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        pages: PagesLike | None = None,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        if unknown:
+            known = "model, site, browsers, hub, revision, dtype, kv_cache_dtype, max_length, max_gen_toks"
+            raise OptionError(f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}")
+        if model is None:
+            raise OptionError("no model is named: give --model_args model=FOLDER, a GGUF file or OWNER/NAME")
+        if batch_size not in (1, "1") or max_batch_size is not None:
+            raise OptionError(
+                f"batch_size is {batch_size}: a page takes one sequence after another; leave --batch_size and "
+                "--max_batch_size out, and use browsers=N for several at a time"
+            )
+        device = "webgpu" if device in (None, HARNESS_DEVICE) else device
+        if device not in ("webgpu", "wasm", "auto"):
+            raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for webgpu")
+        for name, value, least in (("browsers", browsers, 1), ("max_gen_toks", max_gen_toks, 1)):
+            if type(value) is not int or value < least:
+                raise OptionError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        self._name, self._revision, self.max_gen_toks = str(model), revision, max_gen_toks
+        place, mounts = model_place(self._name, hub, revision)
+        self._model: Request = {"model": place, "dtype": dtype, "device": device}
+        self._model |= {"capture": None, "run_ahead": None, "kv_cache_dtype": kv_cache_dtype}
+        self._pages = pages or Pages(find_site(site), mounts, browsers)
+        load = {"kind": "load", **self._model, "max_length": max_length, "max_new_tokens": None, "search": {}}
+        self._about = self._pages.everywhere(load)[0]
+        context = self._about["context_length"]
+        self.max_length = min(context, MOST_TOKENS) if max_length is None else max_length
+        if type(self.max_length) is not int or not 2 <= self.max_length <= context:
+            raise OptionError(f"max_length is {max_length!r}; take 2 to the model's context_length {context}")
+        self._encoded: dict[str, list[int]] = {}
+        self._begins = self.tok_encode("a")[:1] == [self.eot_token_id]
+
+    def close(self) -> None:
+        """End the browsers; the end of the program does that, too."""
+        self._pages.close()
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token before texts without a context: the beginning of a sequence, else the end of one."""
+        return int(self._about["begin_token_id"])
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for the harness' cache of requests."""
+        return "__".join(["capstan", *self._name.split("/"), self._revision or "main"])
+
+    def get_model_info(self) -> dict[str, Any]:
+        """About the model, for the harness' results."""
+        return {"capstan_device": self._about["device"], "capstan_adapter": self._about["adapter"]}
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as a prompt. Without a generation prompt the last message is one that goes on."""
+        request = {"kind": "tokenizer", **self._model, "action": "template", "messages": chat_history}
+        request["add_generation_prompt"] = add_generation_prompt
+        text: str = self._pages.run([[request]])[0]["text"]
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"].strip()
+        return text[: text.rindex(last) + len(last)]
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The tokens of a text, behind the beginning of a sequence if the tokenizer puts that there. A text that has
+        it keeps one; with `add_special_tokens` False it has none."""
+        self._encode([string])
+        ids = self._encoded[string]
+        if ids[:1] == [self.eot_token_id] and getattr(self, "_begins", False):
+            return ids[1:] if add_special_tokens is False or ids[1:2] == ids[:1] else ids
+        return ids
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """See TemplateLM; all texts are tokenized first."""
+        pairs = [request.args for request in requests]
+        texts = [text for context, continuation in pairs for text in (context.rstrip(), context + continuation)]
+        self._encode(texts, disable_tqdm)
+        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scored
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of each text behind the beginning of a sequence, in windows of `max_length` tokens, of
+        which each but the first has as many tokens before those that it scores as fit."""
+        texts = [request.args[0] for request in requests]
+        self._encode(texts, disable_tqdm)
+        windows: list[Pair] = []
+        owners: list[int] = []
+        for place, text in enumerate(texts):
+            ids = self.tok_encode(text, add_special_tokens=False)
+            for window in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1):
+                windows.append((None, *make_disjoint_window(window)))
+                owners.append(place)
+        totals = [0.0] * len(texts)
+        for place, (value, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[place] += value
+        for text, total in zip(texts, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that the model writes behind each context, up to the first of the strings of `until`. An unknown
+        generation option raises OptionError."""
+        contexts = [request.args[0] for request in requests]
+        self._encode(contexts, disable_tqdm)
+        asked = [self._generate_request(*request.args) for request in requests]
+        self._warn_of_cuts([self.tok_encode(text) for text in contexts], [each["prompt_ids"] for each in asked])
+        # The longest come first: a failure for lack of memory shows at once.
+        order = sorted(range(len(asked)), key=lambda place: -len(asked[place]["prompt_ids"]))
+        with tqdm(total=len(asked), disable=disable_tqdm, desc="Generating texts") as bar:
+            results = self._pages.run([[asked[place]] for place in order], bar.update)
+        texts = [""] * len(asked)
+        for place, result in zip(order, results, strict=True):
+            texts[place] = result["text"]
+            self.cache_hook.add_partial("generate_until", requests[place].args, texts[place])
+        return texts
+
+    def _loglikelihood_tokens(self, requests: list[Pair], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        cut = [self._cut(context, tokens) for _, context, tokens in requests]
+        self._warn_of_cuts([[*context, *tokens] for _, context, tokens in requests], [[*a, *b] for a, b in cut])
+        # Each distinct sequence once, in an order in which those that begin alike follow one another.
+        keys = [(tuple(context), tuple(tokens)) for context, tokens in cut]
+        order = sorted({key for key in keys if key[1]}, key=lambda key: (key[0] + key[1], len(key[0])))
+        asked = [{"context_ids": [*key[0]], "token_ids": [*key[1]]} for key in order]
+        batches = [
+            [{"kind": "score", **self._model, "sequences": part, "max_length": self.max_length}]
+            for part in parts(asked, SCORED_AT_ONCE)
+        ]
+        with tqdm(total=len(order), disable=disable_tqdm, desc="Scoring sequences") as bar:
+
+            def advance(count: int) -> None:
+                # The last request may have fewer.
+                bar.update(min(count * SCORED_AT_ONCE, len(order) - bar.n))
+
+            results = self._pages.run(batches, advance)
+        told = [one for result in results for one in result["sequences"]]
+        found = {key: (sum(one["log_probabilities"]), all(one["greedy"])) for key, one in zip(order, told, strict=True)}
+        answers = [found.get(key, (0.0, True)) for key in keys]
+        for (name, _, _), answer in zip(requests, answers, strict=True):
+            if name is not None:
+                self.cache_hook.add_partial("loglikelihood", name, answer)
+        return answers
+
+    def _cut(self, context: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
+        """The last `max_length` tokens of a context and those behind it, of which one at least stays context."""
+        whole = [*context, *tokens][-self.max_length :]
+        scored = min(len(tokens), len(whole) - 1)
+        return whole[: len(whole) - scored], whole[len(whole) - scored :]
+
+    def _warn_of_cuts(self, wholes: Iterable[list[int]], kept: Iterable[list[int]]) -> None:
+        lost = [len(whole) - len(rest) for whole, rest in zip(wholes, kept, strict=True) if len(whole) > len(rest)]
+        if lost:
+            logger.warning(
+                f"{len(lost)} sequences are longer than max_length {self.max_length} allows and lost their beginnings, "
+                f"{sum(lost)} tokens in all; the model's context_length is {self._about['context_length']}"
+            )
+
+    def _encode(self, texts: Iterable[str], disable_tqdm: bool = True) -> None:
+        """Have the page tokenize the texts that it has not yet."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._encoded]
+        asked = [{"kind": "tokenizer", **self._model, "action": "encode", "text": text} for text in new]
+        with tqdm(total=len(new), disable=disable_tqdm or not new, desc="Tokenizing texts") as bar:
+            results = self._pages.run(parts(asked, ENCODED_AT_ONCE), bar.update)
+        self._encoded |= {text: result["ids"] for text, result in zip(new, results, strict=True)}
+
+    def _generate_request(self, context: str, gen_kwargs: dict[str, Any]) -> Request:
+        options = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)
+        new, until, seed = options.pop("max_gen_toks"), options.pop("until", []), options.pop("seed", None)
+        search = {name: options.pop(name) for name in SEARCH if name in options}
+        if options:
+            raise OptionError(
+                f"generation_kwargs has {', '.join(options)}, which is no option of Capstan: take until, max_gen_toks, "
+                f"seed, {', '.join(SEARCH)}"
+            )
+        if not search["do_sample"]:
+            search.pop("temperature", None)
+        if seed is not None:
+            search["random_seed"] = seed
+        if not 1 <= new < self.max_length:
+            raise OptionError(f"max_gen_toks is {new}; it must be from 1 to max_length {self.max_length}, less one")
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        return {
+            "kind": "generate",
+            **self._model,
+            "prompt": None,
+            "prompt_ids": ids[-(self.max_length - new) :],
+            "max_new_tokens": new,
+            "search": {**search, "stop_strings": [text for text in until if text]},
+        }
+
+
+def parts(values: Sequence[Any], size: int) -> list[list[Any]]:
+    """The values in lists of `size`, the last one shorter."""
+    return [list(values[start : start + size]) for start in range(0, len(values), size)]
