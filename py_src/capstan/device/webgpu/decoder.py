@@ -456,13 +456,15 @@ class WebGpuDecoder:
                 # Their checks overwrote the caches.
                 await self.prefill(tokens[:past], 0)
         scored.ask(tokens[past + 1 :])
-        for number, run in enumerate(scored.cut(past, end, back)):
+        done = past
+        for run in scored.cut(past, end, back):
             part = tokens[run.start : run.start + run.length]
             # Another continuation of the same context may come.
-            valid = self._begin_run(part, run.start, number == 0)
+            valid = self._begin_run(part, run.start, done == past)
             await self._waited(scored.run(run.length, valid))
             self._end_run(part)
-            scored.keep(run, past)
+            scored.keep(run, done, done - past)
+            done = run.start + run.length
         self._rest_at(end)
         return await scored.read(end - past)
 
