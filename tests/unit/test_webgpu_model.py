@@ -186,7 +186,8 @@ class Life:
 
     async def generate(self) -> None:
         """Run a prompt three times on each of two sequences that have drafts, the last time from a tape, have one take
-        over a copy of the other's caches, and then run it on one of the two. The step of the first is recorded late."""
+        over a copy of the other's caches and score tokens, and then run it on one of the two. The step of the first is
+        recorded late."""
         decoders = [await self.late_decoder(), await self.decoder()]
         for decoder in decoders:
             await decoder.prepare_drafts(Speculation(2, 4))
@@ -203,6 +204,9 @@ class Life:
         finally:
             kept.free()
         await decoders[1].prefill(PROMPT[:7], 3)
+        for _ in range(3):
+            # The second has a tape made, from which the third is played.
+            assert len(await decoders[1].score(PROMPT[:12], 3)) == 8
         for decoder in decoders:
             await decoder.close()
         await (await self.decoder()).prefill(PROMPT, 0)
@@ -298,7 +302,7 @@ def calls_of_a_life(graphs: Graphs) -> int:
         life = Life(graphs)
         await life.use()
         calls = life.engine.calls
-        assert life.engine.live["tape"] >= 6, "two steps, with and without drafts, and two prompts"
+        assert life.engine.live["tape"] >= 7, "two steps, with and without drafts, two prompts, and scores"
         await life.close()
         life.check("nothing went wrong")
         return calls
@@ -629,3 +633,24 @@ def test_rows_over_given_buffers_allocate_none_and_hold_them(graphs: Graphs) -> 
         life.check("closed")
 
     asyncio.run(run())
+
+
+def test_without_memory_for_their_logits_tokens_are_scored_one_a_run(graphs: Graphs) -> None:
+    async def run() -> tuple[str, int]:
+        life = Life(graphs)
+        await life.load()
+        decoder = await life.decoder()
+
+        def fail() -> None:
+            raise OutOfMemoryError("no room for logits")
+
+        life.engine.on_call = at(life.engine.calls + 1, fail)
+        with pytest.warns(FallbackWarning, match="scores of several tokens in one run: no room for logits; each token"):
+            assert len(await decoder.score(PROMPT[:6], 0)) == 5
+        told, sessions = decoder.tape_passes["scores"], life.engine.live["session"]
+        await decoder.close()
+        await life.close()
+        life.check("closed")
+        return told, sessions
+
+    assert asyncio.run(run()) == ("a run for each token: no room for logits", 2)

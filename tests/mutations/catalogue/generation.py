@@ -51,9 +51,9 @@ GENERATION = (
     Mutation(
         "scoring.rows_skipped",
         "py_src/capstan/device/webgpu/scored_runs.py",
-        "skipped, about = max(0, start - run.start), self.about",
-        "skipped, about = 0, self.about",
-        "tokens are scored by the logits of the context that a run reached back into",
+        "skipped, about, logits = done - run.start, self.about, self.buffers.logits",
+        "skipped, about, logits = 0, self.about, self.buffers.logits",
+        "tokens are scored by the logits of positions that a run reached back into",
         browser("scoring::test_runs_from_a_tape_reach_back_into_the_context"),
     ),
     Mutation(

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ClosedError, OptionError
-from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
 from ...stages.search import SearchOptions
@@ -36,7 +35,7 @@ from .row_logits import RowLogits
 from .row_sampler import RowSampler
 from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
-from .sliding import SlidingWindow
+from .sliding import reached
 from .tapes.drafts import DraftTape
 from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
 from .tapes.scratch import TapeScratch
@@ -44,7 +43,7 @@ from .tapes.scratch import TapeScratch
 if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder", "reached", "read_burst"]
+__all__ = ["WebGpuDecoder", "read_burst"]
 
 T = TypeVar("T")
 
@@ -456,13 +455,15 @@ class WebGpuDecoder:
                 # Their checks overwrote the caches.
                 await self.prefill(tokens[:past], 0)
         scored.ask(tokens[past + 1 :])
-        for number, run in enumerate(scored.cut(past, end, back)):
+        done = past
+        for run in scored.cut(past, end, back):
             part = tokens[run.start : run.start + run.length]
             # Another continuation of the same context may come.
-            valid = self._begin_run(part, run.start, number == 0)
+            valid = self._begin_run(part, run.start, done == past)
             await self._waited(scored.run(run.length, valid))
             self._end_run(part)
-            scored.keep(run, past)
+            scored.keep(run, done, done - past)
+            done = run.start + run.length
         self._rest_at(end)
         return await scored.read(end - past)
 
@@ -583,16 +584,6 @@ class WebGpuDecoder:
     def _require_open(self) -> None:
         if self._destroyed:
             raise ClosedError("the model of this generator was closed; load it again")
-
-
-def reached(sliding: SlidingWindow | None, length: int) -> int:
-    """The last position, at most `length`, behind which a sequence can be continued: 0, a step down, if its sliding
-    caches no longer hold the window before that."""
-    if sliding is None or length == 0 or sliding.holds(length):
-        return length
-    reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
-    fall_back("a sequence that goes on behind fewer positions than were run", reason, "it is run again from its start")
-    return 0
 
 
 async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:

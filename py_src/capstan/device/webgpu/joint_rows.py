@@ -21,12 +21,13 @@ from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
 from .cache_rows import CacheSpans
-from .decoder import WebGpuDecoder, reached, read_burst
+from .decoder import WebGpuDecoder, read_burst
 from .engine import GpuEngine
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
 from .row_sampler import RowSampler
+from .sliding import reached
 from .tapes.beams import BeamTape
 from .tapes.packs import PackTape, placed
 from .tapes.rows import RowTape

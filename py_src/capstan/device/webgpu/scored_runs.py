@@ -96,13 +96,12 @@ class ScoredRuns:
         if self.tapes is None or not self.tapes.play(length, valid):
             await self.engine.run(self.binding, valid, length, self.buffers.base)
 
-    def keep(self, run: Run, start: int) -> None:
-        """Score what a run gave the logits of, from position `start` on: the first token is scored by these."""
-        skipped, about = max(0, start - run.start), self.about
-        rows = run.length - skipped
-        first = run.start + skipped - start
-        logits = self.buffers.logits
-        self.engine.score(logits, about.logits_dtype, about.vocab_size, skipped, rows, self.slots.handle, first)
+    def keep(self, run: Run, done: int, first: int) -> None:
+        """Score tokens by the logits of a run from position `done` on, the `first` of those that were asked. A slot has
+        its token no more once it is scored."""
+        skipped, about, logits = done - run.start, self.about, self.buffers.logits
+        rows, slots = run.length - skipped, self.slots.handle
+        self.engine.score(logits, about.logits_dtype, about.vocab_size, skipped, rows, slots, first)
 
     async def read(self, count: int) -> list[ScoredToken]:
         """The scores of the first `count` tokens."""

@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...fallback import fall_back
 from ...graph import GraphDescription, SlidingCaches
 from ...memory import DeviceSpan, round_up
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 
-__all__ = ["BASE", "SlidingWindow", "row_bytes", "table_span"]
+__all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]
 
 BASE = 7
 """The word of the sampler's state that has the base, for kernels of ours."""
@@ -126,3 +127,13 @@ class SlidingWindow:
             length = ((pair.heads - 1) * self.room + kept) * row
             pairs.append((whole.sub(shift * row, length), whole.sub(0, length)))
         self.device.copy_tensors(pairs)
+
+
+def reached(sliding: SlidingWindow | None, length: int) -> int:
+    """The last position, at most `length`, behind which a sequence can be continued: 0, a step down, if its sliding
+    caches no longer hold the window before that."""
+    if sliding is None or length == 0 or sliding.holds(length):
+        return length
+    reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
+    fall_back("a sequence that goes on behind fewer positions than were run", reason, "it is run again from its start")
+    return 0
