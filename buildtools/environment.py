@@ -220,9 +220,9 @@ def _pip(command: str) -> list[str | Path]:
 
 
 def _pip_install(group: str) -> None:
-    """Files that are not those of the hashes are refused."""
+    """Files that are not those of the hashes are refused. Python compiles what it imports, which is little of it."""
     run_tool(
-        [*_pip("install"), "--require-hashes", "-r", _requirements(group)],
+        [*_pip("install"), "--no-compile", "--require-hashes", "-r", _requirements(group)],
         "check the network and free disk space, then run this again",
     )
 
