@@ -26,7 +26,7 @@ def test_thrown(llm):
 """
 PICK = "let largest = atomicLoad(&top);"
 """A line of the sampler's last kernel, which each of its threads runs once for each token."""
-SLOW = PICK + r"\n  for (var turn = 0u; turn < 12000u; turn++) { atomicMax(&top, turn & 1u); }"
+SLOW = PICK + r"\n  for (var turn = 0u; turn < 20000u; turn++) { atomicMax(&top, turn & 1u); }"
 
 
 def made(folder: Path) -> Path:

@@ -221,9 +221,22 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
         found = blank_page.evaluate(RUN_BLOCKS, blocks)
-        streamed, bar, result, processed, several, likely, tokens, stored, session, tabs, completion, trace, error = (
-            found
-        )
+        (
+            streamed,
+            bar,
+            result,
+            processed,
+            several,
+            likely,
+            scored,
+            tokens,
+            stored,
+            session,
+            tabs,
+            completion,
+            trace,
+            error,
+        ) = found
     assert 1 < len(streamed) <= 8
     assert bar == []
     assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
@@ -235,6 +248,8 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     assert len({text for text, _ in choices}) == 3
     assert len(likely) == 3
     assert all(re.fullmatch(r'".*" -[\d.]+ .*,.*', line, re.DOTALL) for line in likely)
+    assert [line.split()[0] for line in scored] == ["Paris", "Rome"]
+    assert all(float(line.split()[1]) < 0 for line in scored)
     assert int(tokens[0].split()[0]) > int(tokens[0].split()[1]) > 0
     assert tokens[1].endswith("hello")
     fits, listed, verified, freed = stored

@@ -40,7 +40,7 @@ GENAI = {
 }
 """Names that a script written for onnxruntime-genai uses."""
 
-IN_THE_PAGE = ("capstan._js", "capstan.page")
+IN_THE_PAGE = ("capstan._js", "capstan.page", "capstan.fleet.in_page")
 
 
 def modules() -> list[str]:
