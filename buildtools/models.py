@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from . import ROOT, find_package
 from .errors import CommandError
@@ -258,4 +257,7 @@ def mounts(models: Iterable[Path]) -> dict[str, Path]:
 
 def model_url(name: str) -> str:
     """The address of a mounted model in the page."""
-    return f"/models/{quote(name)}" + ("" if name.endswith(GGUF) else "/")
+    find_package()
+    from capstan.headless.server import model_path
+
+    return model_path(name)

@@ -33,7 +33,7 @@ from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan.fleet import Fleet, FleetError, ResultFileError
 from capstan.headless.page import open_harness
-from capstan.headless.server import serving
+from capstan.headless.server import StaticServer, running
 
 __all__ = ["Cluster", "kill_part", "main", "of_one_page"]
 
@@ -153,7 +153,7 @@ def of_one_page(site: Path, given: Sequence[Sequence[int]]) -> dict[tuple[int, .
 
     async def ask() -> dict[tuple[int, ...], list[int]]:
         found = {}
-        with serving(site, {MODEL: FIXTURES / MODEL}) as server:
+        with running(StaticServer(site, {MODEL: FIXTURES / MODEL})) as server:
             async with open_harness(server.url, lambda event: None, program=find_browser()) as page:
                 for ids in given:
                     request = {

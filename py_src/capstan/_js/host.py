@@ -104,7 +104,7 @@ def be_interrupted_once() -> None:
     the request has ended, and a later one would end the answer."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        be_interrupted_no_more()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)

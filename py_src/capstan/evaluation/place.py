@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..headless.server import model_path
 from ..model_files.file_names import is_gguf
 from ..model_files.hub import HUGGING_FACE
 
@@ -27,7 +28,7 @@ def model_place(
     if path.is_dir():
         return "/models/evaluated/", {"evaluated": path.resolve()}
     if path.is_file() and is_gguf(path.name):
-        return f"/models/{path.name}", {path.name: path.absolute()}
+        return model_path(path.name), {path.name: path.absolute()}
     if path.exists() or not re.fullmatch(ID, model) or path.parent.is_dir():
         raise OptionError(
             f"model={model} is no model: give a folder that onnxruntime-genai's model builder wrote, a GGUF file, "

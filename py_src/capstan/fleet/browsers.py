@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import json
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote
 
 from ..errors import CapstanError
 from ..headless.browser import BrowserError, find_browser
-from ..headless.page import open_harness
-from ..headless.server import StaticServer, running
+from ..headless.page import BackgroundLoop, open_harness
+from ..headless.server import StaticServer, model_path, running
 from ..headless.site import find_site
 from .items import Entry, UnfitError
 
@@ -79,9 +77,7 @@ class Browsers:
 
     def __init__(self, serving: Serving, slots: Callable[[Serving], Sequence[Slot]]) -> None:
         self._serving = serving
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="capstan browsers", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop("capstan browsers")
         self._slots = slots(serving)
         self._free: asyncio.Queue[Slot] = asyncio.Queue()
         for slot in self._slots:
@@ -92,7 +88,7 @@ class Browsers:
 
     def answer(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
         """The outcome of each item. Raises UnfitError, CancelledError where the browsers are closed meanwhile."""
-        return asyncio.run_coroutine_threadsafe(self._answer(job, entries), self._loop).result()
+        return self._loop.wait(self._answer(job, entries))
 
     def close(self) -> None:
         """Close the browsers; batches under way are cancelled."""
@@ -105,9 +101,7 @@ class Browsers:
             closing = (asyncio.wait_for(slot.close(), CLOSE_SECONDS) for slot in self._slots)
             await asyncio.gather(*closing, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(close_all(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._loop.wait(close_all())
         self._loop.close()
 
     async def _answer(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
@@ -142,7 +136,7 @@ class Browsers:
             for place, entry in enumerate(batch):
                 line = told.get(place)
                 if line is not None and "error" not in line:
-                    outcomes[entry.id] = Outcome(replaced(entry, failures[entry.id]), line)
+                    outcomes[entry.id] = Outcome(replace(entry, input=None, failures=failures[entry.id]), line)
                 elif line is not None and line["error"]["type"] not in BROKEN:
                     waiting += self._failed(entry, line["error"], failures, outcomes)
                 else:
@@ -164,7 +158,7 @@ class Browsers:
         failures[entry.id] += 1
         if failures[entry.id] < self._serving.attempts:
             return [[entry]]
-        outcomes[entry.id] = Outcome(replaced(entry, failures[entry.id]), {"error": error})
+        outcomes[entry.id] = Outcome(replace(entry, input=None, failures=failures[entry.id]), {"error": error})
         return []
 
     async def _attempt(
@@ -185,10 +179,6 @@ class Browsers:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(slot.close(), CLOSE_SECONDS)
         return fault
-
-
-def replaced(entry: Entry, failures: int) -> Entry:
-    return Entry(entry.id, entry.index, entry.digest, None, failures)
 
 
 class HeadlessSlot:
@@ -283,4 +273,4 @@ def place_of(model: str | dict[str, Any]) -> tuple[dict[str, Path], str | dict[s
     path = Path(model).resolve()
     if not path.exists():
         raise UnfitError(f"{model} does not exist on this worker: give a place that each worker can read")
-    return {path.name: path}, f"/models/{quote(path.name)}" + ("" if path.is_file() else "/")
+    return {path.name: path}, model_path(path.name)

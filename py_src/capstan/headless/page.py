@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
 
 from .browser import BrowserError, adapters_to_try, flags
 
-__all__ = ["PROBE", "Event", "HarnessPage", "Reply", "boot", "launch", "open_harness"]
+__all__ = ["PROBE", "BackgroundLoop", "Event", "HarnessPage", "Reply", "launch", "open_harness"]
 
+T = TypeVar("T")
 Event = dict[str, Any]
 Reply = dict[str, Any]
 
@@ -45,6 +48,30 @@ class HarnessPage:
         return reply
 
 
+class BackgroundLoop:
+    """An event loop in a thread of its own, in which pages are driven by code that blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the loop has ended."""
+        return self._loop.is_closed()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop to its end. Not for code of the loop itself."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 def to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -60,41 +87,29 @@ async def open_harness(
     on_input: Callable[[], Awaitable[str | None]] | None = None,
     trace: bool = False,
 ) -> AsyncIterator[HarnessPage]:
-    """Start the browser `program` and boot the page of the site at `url`; all is closed at the end of the block."""
+    """Start the browser `program`, open harness.html of the site at `url` (a folder with capstan/, as the npm package
+    is) and boot Python; all is closed at the end of the block. With `debug` the page's messages are said; `on_input`
+    gives a script the next line of its input, None at the end; `trace` begins a trace with the worker. BrowserError for
+    a browser that does not start and a page that fails."""
     async with async_playwright() as playwright:
         browser = await launch(playwright, program, url, say)
         try:
-            yield await boot(browser, url, on_event, program, say if debug else None, on_input, trace)
+            page = await browser.new_page()
+            if debug:
+                page.on("console", lambda message: say(f"console: {message.text}"))
+                page.on("pageerror", lambda error: say(f"page error: {error}"))
+            await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
+            if on_input is not None:
+                await page.expose_binding("capstanInput", lambda _source: on_input())
+            try:
+                await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
+                await page.evaluate("() => window.capstan.ready")
+            except Error as error:
+                raise page_error(error, str(program)) from error
+            yield HarnessPage(page, str(program))
         finally:
             with contextlib.suppress(Error):
                 await browser.close()
-
-
-async def boot(
-    browser: Browser,
-    url: str,
-    on_event: Callable[[Event], None],
-    program: Path,
-    console: Callable[[str], None] | None = None,
-    on_input: Callable[[], Awaitable[str | None]] | None = None,
-    trace: bool = False,
-) -> HarnessPage:
-    """A new page with harness.html of the site at `url` (a folder with capstan/, as the npm package is) and Python
-    booted. `console` gets the page's messages; `on_input` gives a script the next line of its input, None at the end;
-    `trace` begins a trace with the worker. BrowserError for a page that fails."""
-    page = await browser.new_page()
-    if console is not None:
-        page.on("console", lambda message: console(f"console: {message.text}"))
-        page.on("pageerror", lambda error: console(f"page error: {error}"))
-    await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
-    if on_input is not None:
-        await page.expose_binding("capstanInput", lambda _source: on_input())
-    try:
-        await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
-        await page.evaluate("() => window.capstan.ready")
-    except Error as error:
-        raise page_error(error, str(program)) from error
-    return HarnessPage(page, str(program))
 
 
 async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:

@@ -15,14 +15,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PureWindowsPath
 from typing import Any, BinaryIO, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ..model_files.file_names import is_gguf
 from ..model_files.gguf.shards import shard_names
 
 __all__ = [
     *("ENCODINGS", "FilePart", "LARGE_BYTES", "StaticHandler", "StaticServer"),
-    *("byte_range", "running", "serving"),
+    *("byte_range", "model_path", "running"),
 ]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
@@ -352,22 +352,14 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return (start, end - start + 1) if start < size else (0, 0)
 
 
-@contextlib.contextmanager
-def serving(
-    root: Path,
-    models: Mapping[str, Path],
-    host: str = "127.0.0.1",
-    port: int = 0,
-    files: Mapping[str, Path] | None = None,
-) -> Iterator[StaticServer]:
-    """Serve in a thread of this process for as long as the block runs."""
-    with running(StaticServer(root, models, host, port, files)) as server:
-        yield server
+def model_path(name: str) -> str:
+    """The URL path of a model that is served by this name."""
+    return f"/models/{quote(name)}" + ("" if is_gguf(name) else "/")
 
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """`serving` for a server that was made already."""
+    """Serve in a thread of this process for as long as the block runs."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:

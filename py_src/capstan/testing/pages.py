@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from ..errors import OptionError
 from ..headless.browser import BrowserError, adapters_to_try, flags
 from ..headless.page import PROBE
-from ..headless.server import StaticServer, serving
+from ..headless.server import StaticServer, model_path, running
 from ..headless.site import PAGE
-from ..model_files.file_names import is_gguf
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
 from .model import TestedModel
@@ -288,7 +286,7 @@ class Pages:
 
     def serve(self, root: Path, models: Mapping[str, Path] | None = None) -> str:
         """The address of a folder's files until the session ends; models are at models/NAME/."""
-        return self._stack.enter_context(serving(Path(root), dict(models or {}))).url
+        return self._stack.enter_context(running(StaticServer(Path(root), dict(models or {})))).url
 
     def model(self, folder: Path, site: Path, options: Mapping[str, Any]) -> PageModel:
         """A model in the page of a site folder, which all models of that site share. Raises OptionError."""
@@ -303,7 +301,7 @@ class Pages:
         if name is None:
             name = f"{len(server.models)}-{folder.name}"
             server.models[name] = folder
-        return PageModel(page, f"/models/{quote(name)}" + ("" if is_gguf(name) else "/"), folder, options)
+        return PageModel(page, model_path(name), folder, options)
 
     def app(self, url: str, handle: str, folder: Path | None) -> AppModel:
         """The model of an app's page, in a new context. Raises BrowserError."""
@@ -329,7 +327,7 @@ class Pages:
 
     def _site(self, site: Path) -> tuple[StaticServer, HarnessPage]:
         if site not in self._sites:
-            server = self._stack.enter_context(serving(site, {}))
+            server = self._stack.enter_context(running(StaticServer(site, {})))
             page = HarnessPage(f"page-{len(self.open)}", self._new_page(), server.url)
             self._sites[site] = server, page
             self._opened(page)
@@ -381,7 +379,7 @@ def launched(
 
 def hardware(browser: Browser, site: Path) -> bool:
     """Whether a page of the site is given a GPU adapter that is not software."""
-    with serving(site, {}) as server:
+    with running(StaticServer(site, {})) as server:
         page = browser.new_page()
         page.goto(server.url + PAGE.replace("harness.html", "python.json"))
         adapter = page.evaluate(PROBE)
