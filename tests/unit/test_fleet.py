@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class PaperSlot:
             await asyncio.sleep(0)
             if entry.input == "kill" or self._dies():
                 raise BrowserError("the browser crashed or was closed")
+            if entry.input == "driver":
+                raise RuntimeError("Connection closed while reading from the driver")
             if entry.input == "hang":
                 await asyncio.sleep(60)
             if entry.input == "refused":
@@ -73,7 +76,8 @@ def browsers(slots: list[PaperSlot]) -> Iterator[Browsers]:
 
 class TestBrowsers:
     @pytest.mark.parametrize(
-        ("poison", "error"), [("kill", "BrowserError"), ("hang", "TimeoutError"), ("lost", "BrowserError")]
+        ("poison", "error"),
+        [("kill", "BrowserError"), ("hang", "TimeoutError"), ("lost", "BrowserError"), ("driver", "RuntimeError")],
     )
     def test_what_kills_browsers_fails_three_times_and_the_others_are_answered(
         self, browsers: Browsers, slots: list[PaperSlot], poison: str, error: str
@@ -271,7 +275,7 @@ class TestFleet:
         cluster: Any = client.cluster
         unfit: list[Any] = []
         answer = paper.answer
-        bad = min(client.scheduler_info()["workers"])
+        bad = min(client.nthreads())
 
         async def some(slot: Any, job: Any, given: Any, done: Any) -> None:
             if slot in unfit:
@@ -285,11 +289,57 @@ class TestFleet:
             found = list(fleet.map(SAME, range(40), batch=2))
             assert [item.value for item in found] == [*range(40)]
             assert [*fleet.unfit] == [bad]
-            assert {item.worker for item in found} == {*client.scheduler_info()["workers"]} - {bad}
+            assert {item.worker for item in found} == {*client.nthreads()} - {bad}
             for each in cluster.workers.values():
                 unfit += each.plugins[fleet._name].browsers._slots
             with pytest.raises(FleetError, match=f"no worker can answer.*{bad}: ModelFileError: not there"):
                 list(fleet.map(SAME, range(4)))
+
+    def test_items_wait_while_no_worker_is_there(
+        self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        there: Any = client.nthreads
+        draw = random.Random(1)
+        monkeypatch.setattr(client, "nthreads", lambda: {} if draw.random() < 0.5 else there())
+        with Fleet(client, "/models/paper") as fleet:
+            assert [item.value for item in fleet.map(SAME, range(12), batch=1)] == [*range(12)]
+
+    def test_a_batch_for_workers_that_are_gone_goes_to_others(
+        self, paper: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        answer, unfit, hanging, begun = paper.answer, [], [], threading.Event()
+
+        async def some(slot: Any, job: Any, given: Any, done: Any) -> None:
+            if slot in unfit:
+                raise UnfitError("ModelFileError: not there")
+            if slot in hanging and given[0].index >= 24:
+                begun.set()
+                await asyncio.sleep(60)
+            await answer(slot, job, given, done)
+
+        monkeypatch.setattr(paper, "answer", some)
+        options: dict[str, Any] = {"threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+        with (
+            LocalCluster(n_workers=2, **options) as cluster,
+            Client(cluster) as client,
+            Fleet(client, "/models/paper", timeout=60) as fleet,
+        ):
+            bad, good = cluster.workers.values()
+            unfit += bad.plugins[fleet._name].browsers._slots
+            hanging += good.plugins[fleet._name].browsers._slots
+
+            def replace_the_good_one() -> None:
+                assert begun.wait(20)
+                cluster.sync(good.close, executor_wait=False)
+                cluster.scale(3)
+
+            end = threading.Thread(target=replace_the_good_one)
+            end.start()
+            found = list(fleet.map(SAME, range(40), batch=2))
+            end.join()
+            assert [item.value for item in found] == [*range(40)]
+            assert good.address not in {item.worker for item in found[-4:]}
 
     def test_wrong_options_are_refused_before_anything_is_sent(self, client: Client, paper: object) -> None:
         with pytest.raises(OptionError, match="rows is 33; a page answers 32 items"):

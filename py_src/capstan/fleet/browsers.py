@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CapstanError
 from ..headless.browser import BrowserError, find_browser
 from ..headless.page import BackgroundLoop, open_harness
 from ..headless.server import StaticServer, model_path, running
@@ -172,7 +171,8 @@ class Browsers:
                 return None
         except TimeoutError:
             fault = TimeoutError(f"no answer of {len(batch)} items in {self._serving.timeout:g} s")
-        except CapstanError as error:
+        except Exception as error:
+            # Playwright's driver, a process of its own, may die as well as the browser.
             fault = error
         self.replaced += 1
         log.warning("a browser is given up: %s", fault or "its page's device is lost")
@@ -237,7 +237,7 @@ class HeadlessSlot:
             server = stack.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
             opened = open_harness(server.url, self._event, program=find_browser(), say=log.info)
             self._page = await stack.enter_async_context(opened)
-        except (CapstanError, OSError) as error:
+        except Exception as error:
             raise UnfitError(f"{type(error).__name__}: {error}") from error
         return self._page
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,14 @@ HELD_BATCHES = 4
 POLL_SECONDS = 0.5
 LOST = ("cancelled", "lost")
 SEVERAL = ("batch_size", "num_beams", "num_return_sequences")
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A batch that Dask has, and the workers that may answer it: none named, any."""
+
+    batch: list[Entry]
+    workers: frozenset[str]
 
 
 class Fleet:
@@ -223,7 +231,7 @@ class Fleet:
         self, job: dict[str, Any], numbered: Iterator[Entry], out: str | Path | None, ordered: bool, size: int
     ) -> Iterator[Item]:
         again: deque[list[Entry]] = deque()
-        flying: dict[Future[Any], list[Entry]] = {}
+        flying: dict[Future[Any], Flight] = {}
         order: deque[str] = deque()
         held: dict[str, Item] = {}
         heard = time.monotonic()
@@ -231,21 +239,29 @@ class Fleet:
             file = None if out is None else stack.enter_context(ResultFile(out))
             fresh = (entry for entry in numbered if file is None or not file.has(entry))
             stack.callback(lambda: self._client.cancel([*flying]))
+
+            def fresh_batch() -> list[Entry]:
+                batch = list(itertools.islice(fresh, size))
+                order.extend(entry.id for entry in batch if ordered)
+                return batch
+
             while True:
                 browsers = self._browsers()
                 while len(flying) < DEPTH * browsers:
-                    batch = again.popleft() if again else []
-                    if not batch and len(held) < HELD_BATCHES * browsers * size:
-                        batch = list(itertools.islice(fresh, size))
-                        order += [entry.id for entry in batch] if ordered else []
+                    room = len(held) < HELD_BATCHES * browsers * size
+                    batch = again.popleft() if again else fresh_batch() if room else []
                     if not batch:
                         break
-                    flying[self._submit(job, batch)] = batch
+                    future, flight = self._submit(job, batch)
+                    flying[future] = flight
                 if not flying and not again:
-                    return
+                    if not (batch := fresh_batch()):
+                        return
+                    # There is no browser for it now.
+                    again.append(batch)
                 done = self._done(flying)
                 for future in done:
-                    items, rest = self._taken(future, flying.pop(future))
+                    items, rest = self._taken(future, flying.pop(future).batch)
                     again += rest
                     if file is not None and items:
                         file.append(items)
@@ -260,10 +276,10 @@ class Fleet:
                 heard = max(heard, time.monotonic() if browsers else heard)
                 self._require_workers(time.monotonic() - heard)
 
-    def _submit(self, job: dict[str, Any], batch: list[Entry]) -> Future[Any]:
-        fit = [each for each in self._workers() if each not in self.unfit] if self.unfit else None
+    def _submit(self, job: dict[str, Any], batch: list[Entry]) -> tuple[Future[Any], Flight]:
+        fit = [each for each in self._workers() if each not in self.unfit] if self.unfit else []
         options = {"workers": fit} if fit else {}
-        return self._client.submit(
+        future = self._client.submit(
             answer_batch,
             self._name,
             job,
@@ -273,18 +289,27 @@ class Fleet:
             resources=self._resources or None,
             **options,
         )
+        return future, Flight(batch, frozenset(fit))
 
-    def _done(self, flying: Mapping[Future[Any], Any]) -> list[Future[Any]]:
-        """Batches that are over, one way or another; waits a little for one."""
+    def _done(self, flying: Mapping[Future[Any], Flight]) -> list[Future[Any]]:
+        """Batches that are over, one way or another, or have no worker any more; waits a little for one."""
         if flying:
             with suppress(TimeoutError, CancelledError, OSError):
                 wait([*flying], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
         else:
             time.sleep(POLL_SECONDS)
-        return [future for future in flying if future.status in ("finished", "error", *LOST)]
+        here = {*self._workers()}
+        return [
+            future
+            for future, flight in flying.items()
+            if future.status != "pending" or (here and flight.workers and not flight.workers & here)
+        ]
 
     def _taken(self, future: Future[Any], batch: list[Entry]) -> tuple[list[Item], list[list[Entry]]]:
         """The results of a batch, and what has to be answered again."""
+        if future.status == "pending":
+            # Dask would wait for workers of these addresses.
+            future.cancel()
         try:
             found = None if future.status in LOST else future.result()
         except KilledWorker as error:
@@ -295,6 +320,9 @@ class Fleet:
             # A worker that a new scheduler has told of no plugin.
             self._register()
             found = None
+        finally:
+            # Else Dask computes it again once its worker dies.
+            future.release()
         if found is None:
             return [], [batch]
         if isinstance(found, Unfit):
@@ -317,7 +345,8 @@ class Fleet:
     def _workers(self) -> list[str]:
         """The addresses of the workers; none while the scheduler is away."""
         try:
-            return [*self._client.scheduler_info()["workers"]]
+            # Not scheduler_info(), whose workers another thread of Dask's client takes away every two seconds.
+            return [*self._client.nthreads()]
         except (OSError, ValueError, TimeoutError):
             return []
 

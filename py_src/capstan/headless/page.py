@@ -94,14 +94,14 @@ async def open_harness(
     async with async_playwright() as playwright:
         browser = await launch(playwright, program, url, say)
         try:
-            page = await browser.new_page()
-            if debug:
-                page.on("console", lambda message: say(f"console: {message.text}"))
-                page.on("pageerror", lambda error: say(f"page error: {error}"))
-            await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
-            if on_input is not None:
-                await page.expose_binding("capstanInput", lambda _source: on_input())
             try:
+                page = await browser.new_page()
+                if debug:
+                    page.on("console", lambda message: say(f"console: {message.text}"))
+                    page.on("pageerror", lambda error: say(f"page error: {error}"))
+                await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
+                if on_input is not None:
+                    await page.expose_binding("capstanInput", lambda _source: on_input())
                 await page.goto(url + "capstan/harness.html" + ("?trace" if trace else ""))
                 await page.evaluate("() => window.capstan.ready")
             except Error as error:
@@ -143,14 +143,13 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
 
 async def has_hardware_adapter(browser: Browser, url: str) -> bool:
     """Whether a page of the site is given a WebGPU adapter that is not software."""
-    page = await browser.new_page()
     try:
+        page = await browser.new_page()
         await page.goto(url + "capstan/python.json")
         adapter = await page.evaluate(PROBE)
+        await page.close()
     except Error:
         return False
-    finally:
-        await page.close()
     return adapter is not None and not adapter["software"]
 
 
