@@ -3,13 +3,16 @@ embeddings and scripts come through the same pages."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import tokenizers
 from distributed import Client, LocalCluster
 
 from buildtools.server import SiteServer
@@ -74,6 +77,32 @@ def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(site: SiteServer, 
         kinds = list(fleet.map(SCRIPT, [{"text": "a"}, {"text": "a b c d"}]))
         assert [item.value[0] for item in kinds] == ["llama", "llama"]
         assert kinds[0].value[1] < kinds[1].value[1]
+
+
+TEMPLATE = """{% if tools %}<|im_start|>tools
+{{ tools[0].function.name }}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
+
+
+def test_conversations_are_answered_by_the_models_template_with_tools_and_without_thinking(
+    site: SiteServer, client: Client, tmp_path: Path
+) -> None:
+    qwen = Path(shutil.copytree(FIXTURES / "nano-qwen2", tmp_path / "qwen"))
+    settings = json.loads((qwen / "tokenizer_config.json").read_text())
+    (qwen / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    words = tokenizers.Tokenizer.from_file(str(qwen / "tokenizer.json"))
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    talks = [[{"role": "user", "content": text}] for text in ("def f(", "import os")]
+    with Fleet(client, qwen, site=site.root, rows=2, max_length=128, capture="off") as fleet:
+        found = list(fleet.chat(talks, tools=[tool], thinking=False, **GREEDY))
+    for item, [message] in zip(found, talks, strict=True):
+        text = f"<|im_start|>tools\nweather<|im_end|>\n<|im_start|>user\n{message['content']}<|im_end|>\n"
+        ids = words.encode(text + "<|im_start|>assistant\n<think></think>", add_special_tokens=False).ids
+        assert (item.error, item.prompt_tokens) == (None, len(ids))
+        assert item.token_ids == oracle.greedy(qwen, ids, 6)
 
 
 @pytest.mark.extended

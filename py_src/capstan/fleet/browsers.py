@@ -89,6 +89,27 @@ class Browsers:
         """The outcome of each item. Raises UnfitError, CancelledError where the browsers are closed meanwhile."""
         return self._loop.wait(self._answer(job, entries))
 
+    def answer_all(
+        self, job: dict[str, Any], batches: Sequence[Sequence[Entry]], done: Callable[[int], object] = lambda _: None
+    ) -> list[list[Outcome]]:
+        """The outcomes of batches that the browsers share; `done` is told how many items were answered. Raises as
+        `answer`; the other batches are cancelled then."""
+
+        async def one(batch: Sequence[Entry]) -> list[Outcome]:
+            outcomes = await self._answer(job, batch)
+            done(len(batch))
+            return outcomes
+
+        async def every() -> list[list[Outcome]]:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(batch)) for batch in batches]
+            return [task.result() for task in tasks]
+
+        try:
+            return self._loop.wait(every())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
     def close(self) -> None:
         """Close the browsers; batches under way are cancelled."""
 

@@ -90,7 +90,8 @@ class Fleet:
                 raise OptionError(f"{name} is {seconds!r}; give seconds above 0")
         if rows > MAX_ROWS:
             raise OptionError(f"rows is {rows}; a page answers {MAX_ROWS} items together at most")
-        options = {"device": device, "dtype": dtype, "capture": capture, "kv_cache_dtype": kv_cache_dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
+        options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
         self._client = client
         self._rows, self._max_length, self._attempts = rows, max_length, attempts
         self._patience, self._resources = patience, dict(resources or {})
@@ -182,6 +183,11 @@ class Fleet:
         source = str(script) if path is None else path.read_text(encoding="utf-8")
         job = {"kind": "map", "script": source, "filename": "script.py" if path is None else path.name}
         return self._run(job, items, any_input, out, ordered, batch)
+
+    def answer(self, job: dict[str, Any], items: Iterable[Any], *, batch: int) -> Iterator[Item]:
+        """Have the pages do a job of capstan.fleet.in_page on items that it reads, such as the kinds 'about', 'encode'
+        and 'template' of capstan.evaluation. See `generate`."""
+        return self._run(job, items, any_input, None, True, batch)
 
     def close(self) -> None:
         """Close the browsers of all workers."""

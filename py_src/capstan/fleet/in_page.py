@@ -11,21 +11,25 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from capstan.embeddings import Embedder
-from capstan.errors import OptionError, PromptError
+from capstan.errors import CapstanError, OptionError, PromptError
 from capstan.generation.generator import Generator
 from capstan.generation.generator_params import GeneratorParams
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
+from capstan.generation.scored_pairs import Pair, pair_of, score_pair
+from capstan.generation.scoring import begin_of
 from capstan.model import Model
-from capstan.page.scoring import score
 from capstan.text.stream import StoppingStream
 from capstan.tokenizer import Tokenizer
 
 MARK = "\x1e"
+KEPT_POOLS = 2
+"""Row pools that stay for the next batch, each with its caches; a pool is one of search options and a max_length."""
+Handler = Callable[[Any], Awaitable[dict[str, Any]]]
 modules: dict[str, Any] = sys.modules
 kept: Any = modules.setdefault("_capstan_fleet", SimpleNamespace(models={}, pools={}, scripts={}))
 """The page's models, row pools and scripts, which outlive a batch."""
@@ -45,13 +49,14 @@ def now() -> float:
 
 async def loaded(job: dict[str, Any], place: Any) -> Any:
     """The batch's model, or its encoder of texts, loaded once."""
-    kind = "embedder" if job["kind"] == "embed" else "model"
+    pooling = job.get("pooling")
+    kind = f"embedder {pooling}" if job["kind"] == "embed" else "model"
     if kind not in kept.models:
         options = dict(job["model"])
         options["disable_file_mapped_weights"] = True  # The browser's storage goes with the browser.
-        if kind == "embedder":
+        if job["kind"] == "embed":
             names = ("device", "dtype", "disable_file_mapped_weights")
-            options = {name: options[name] for name in names if name in options} | {"pooling": job.get("pooling")}
+            options = {name: options[name] for name in names if name in options} | {"pooling": pooling}
             kept.models[kind] = await Embedder.load(place, **options)
         else:
             kept.models[kind] = await Model.load(place, **options)
@@ -59,50 +64,86 @@ async def loaded(job: dict[str, Any], place: Any) -> Any:
 
 
 async def answer(job: dict[str, Any], items: list[Any], place: Any) -> None:
-    """Answer the items, so many at a time as the job's kind can do together."""
+    """Answer the items, so many at a time as the job's kind can do together; pairs to be scored in the order in which
+    those that begin alike follow one another."""
     begun = now()
     try:
-        model = await (script(job, place) if job["kind"] == "map" else loaded(job, place))
+        model: Any = await (script(job, place) if job["kind"] == "map" else loaded(job, place))
     except Exception as error:
         tell(unfit=told(error))
         return
-    handler, together = handler_of(job, model)
+    adapter = getattr(model, "adapter", "")
+
+    async def one(number: int, handler: Handler) -> None:
+        start = now()
+        try:
+            result = await handler(items[number])
+        except Exception as error:
+            tell(number=number, error=told(error))
+            return
+        first = result.pop("first_token_ms", None)
+        timings = {"queue_ms": start - begun, "first_token_ms": first, "total_ms": now() - start}
+        tell(number=number, result=result, adapter=adapter, timings=timings)
+
+    if job["kind"] == "loglikelihood":
+        params = params_of(model, job)
+        async with Generator(model, params) as generator:
+            for number in in_order(model, items):
+                await one(number, lambda pair: loglikelihood(model, generator, pair, params.search.max_length))
+        return
+    try:
+        handler, together = await handler_of(job, model)
+    except CapstanError as error:
+        for number in range(len(items)):
+            tell(number=number, error=told(error))
+        return
     turns = asyncio.Semaphore(together)
 
-    async def one(number: int, item: Any) -> None:
+    async def in_turn(number: int) -> None:
         async with turns:
-            start = now()
-            try:
-                result = await handler(item)
-            except Exception as error:
-                tell(number=number, error=told(error))
-                return
-            adapter = getattr(model, "adapter", "")
-            first = result.pop("first_token_ms", None)
-            timings = {"queue_ms": start - begun, "first_token_ms": first, "total_ms": now() - start}
-            tell(number=number, result=result, adapter=adapter, timings=timings)
+            await one(number, handler)
 
-    await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
+    await asyncio.gather(*map(in_turn, range(len(items))))
 
 
-def handler_of(job: dict[str, Any], model: Any) -> tuple[Callable[[Any], Awaitable[dict[str, Any]]], int]:
+async def handler_of(job: dict[str, Any], model: Any) -> tuple[Handler, int]:
     """The function that answers an item, and how many items it answers at a time."""
     if job["kind"] == "embed":
         return lambda text: embed(model, text), 1
-    if job["kind"] == "loglikelihood":
-        return lambda pair: loglikelihood(model, job, pair), 1
     if job["kind"] == "map":
         return lambda item: mapped(model, item), 1
+    if job["kind"] in ("about", "encode", "template"):
+        return lambda item: asked(model, job["kind"], item), 1
+    pool = await pool_of(job, model)
+    return lambda item: generate(model, job, item, pool), job["rows"] if pool else 1
+
+
+def params_of(model: Any, job: dict[str, Any], **search: Any) -> GeneratorParams:
+    """Search options of sequences of the job's `max_length`, or of the model's context if that is shorter."""
     params = GeneratorParams(model)
-    params.set_search_options(**{**job["search"], "max_length": min(job["max_length"], model.config.context_length)})
+    params.set_search_options(**{**search, "max_length": min(job["max_length"], model.config.context_length)})
+    return params
+
+
+async def pool_of(job: dict[str, Any], model: Any) -> RowPool | None:
+    """The pool of the job's search options, whose sequences are ended at stop strings by `generate`; None for options
+    that need steps of their own. The pool that was not used for longest is freed."""
+    whole = params_of(model, job, **job["search"])
+    whole.stop_decoder()  # It refuses strings that cannot occur.
+    params = params_of(model, job, **{**job["search"], "stop_strings": []})
     if not poolable(model, params):
-        return lambda item: generate(model, job, item, None), 1
-    key = json.dumps([job["search"], job["max_length"]], sort_keys=True)
-    if key not in kept.pools:
+        return None
+    key = json.dumps([{**job["search"], "stop_strings": []}, job["max_length"]], sort_keys=True)
+    found = kept.pools.pop(key, None)
+    while len(kept.pools) >= KEPT_POOLS:
+        _, idle = kept.pools.pop(next(iter(kept.pools)))
+        await idle.aclose()
+    if found is None:
         pool = RowPool(model, params)
         # An idle sequence keeps the pool's decoder, with its tapes, between batches.
-        kept.pools[key] = pool, pool.join()
-    return lambda item: generate(model, job, item, kept.pools[key][0]), job["rows"]
+        found = pool, pool.join()
+    kept.pools[key] = found
+    return cast(RowPool, found[0])
 
 
 async def script(job: dict[str, Any], place: Any) -> Callable[[Any], Any]:
@@ -133,10 +174,45 @@ async def embed(encoder: Embedder, text: str) -> dict[str, Any]:
     return {"value": vector.tolist()}
 
 
-async def loglikelihood(model: Any, job: dict[str, Any], pair: dict[str, Any]) -> dict[str, Any]:
-    request: Any = {"sequences": [pair], "max_length": job["max_length"]}
-    found = await score(model, request, job["max_length"])
-    [scored] = found["sequences"]
+async def asked(model: Any, kind: str, item: Any) -> dict[str, Any]:
+    """Facts about the model, the ids of a text and whether they have none, being special tokens, or the text of a
+    conversation by the model's template."""
+    tokenizer = Tokenizer(model)
+    if kind == "encode":
+        ids = list(tokenizer.encode(item))
+        return {"token_ids": ids, "value": {"special": bool(ids) and not tokenizer.decode(ids)}}
+    if kind == "template":
+        return {"text": tokenizer.apply_chat_template(item["messages"], None, item["add_generation_prompt"])}
+    about = {"device": model.device_type, "adapter": model.adapter, "context_length": model.config.context_length}
+    return {"value": {**about, "begin_token_id": begin_of(model.config)}}
+
+
+def in_order(model: Any, pairs: list[dict[str, Any]]) -> Iterable[int]:
+    """The places of the pairs in the order of their tokens; those that are refused come first."""
+
+    def tokens(number: int) -> tuple[list[int], int]:
+        try:
+            pair = read_pair(model, pairs[number])
+        except (OptionError, PromptError):
+            return [], 0
+        return [*pair.context, *pair.tokens], len(pair.context)
+
+    return sorted(range(len(pairs)), key=tokens)
+
+
+def read_pair(model: Any, pair: Any) -> Pair:
+    return pair_of(model, Tokenizer(model), "the pair", pair)
+
+
+async def loglikelihood(model: Any, generator: Generator, given: dict[str, Any], longest: int) -> dict[str, Any]:
+    """The scores of a pair, by a generator that has the sequence of the one before it."""
+    pair = read_pair(model, given)
+    if len(pair.context) + len(pair.tokens) > longest:
+        raise PromptError(
+            f"the context has {len(pair.context)} tokens and the text {len(pair.tokens)}, which together are more than "
+            f"max_length ({longest}): shorten them, or raise the fleet's max_length"
+        )
+    scored = await score_pair(generator, pair)
     about = {"log_probability": sum(scored["log_probabilities"]), "greedy": all(scored["greedy"])}
     return {"token_ids": scored["token_ids"], "value": {**about, "log_probabilities": scored["log_probabilities"]}}
 
@@ -165,26 +241,23 @@ async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: 
             f"the prompt has {len(prompt)} tokens, which with {job['max_new_tokens']} new ones are more than "
             f"max_length ({limit}): shorten it, lower max_new_tokens, or raise the fleet's max_length"
         )
-    sequence: PooledSequence | Generator
-    if pool is not None:
-        sequence, search = pool.join(whole), pool.options
-    else:
-        params = GeneratorParams(model)
-        params.set_search_options(**{**job["search"], "max_length": whole})
-        sequence, search = Generator(model, params), params.search
+    params = GeneratorParams(model)
+    params.set_search_options(**{**job["search"], "max_length": whole})
+    search = params.search
+    sequence: PooledSequence | Generator = Generator(model, params) if pool is None else pool.join(whole)
     stream = StoppingStream(Tokenizer(model).decode, search.stop_strings)
     ids: list[int] = []
     first = None
     try:
         sequence.append_tokens(prompt)
-        while sequence.finish_reason is None:
+        while sequence.finish_reason is None and stream.stopped is None:
             await sequence.generate_next_token_async()
             [token] = sequence.get_next_tokens()
             first = first or now()
             ids.append(token)
             if token not in search.end_token_ids:
                 stream.push(token)
-        reason = sequence.finish_reason
+        reason = sequence.finish_reason if stream.stopped is None else "stop"
     finally:
         await sequence.aclose()
     stream.flush()

@@ -1,0 +1,71 @@
+"""Tokens to be scored behind a context, made of texts or ids; those that begin as the ones before go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionError, PromptError
+from ..tokenizer import Tokenizer
+from .generator import Generator
+from .scoring import begin_of
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["Pair", "pair_of", "score_pair"]
+
+
+async def score_pair(generator: Generator, pair: Pair) -> dict[str, Any]:
+    """The scores of a pair; the generator goes on from where the context differs from its sequence."""
+    shared = common(generator.get_sequence(), pair.context)
+    generator.rewind_to(shared)
+    if pair.context[shared:]:
+        generator.append_tokens(pair.context[shared:])
+    scores = await generator.score_async(pair.tokens)
+    return {
+        "context_tokens": len(pair.context),
+        "token_ids": pair.tokens,
+        "log_probabilities": [each.log_probability for each in scores],
+        "greedy": [each.token == each.best for each in scores],
+    }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tokens to be scored, and those before them."""
+
+    context: list[int]
+    tokens: list[int]
+
+
+def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, Any]) -> Pair:
+    """The tokens of a sequence. A text and its context are tokenized as one; spaces at the context's end are the text's
+    then, to which tokenizers join them. Raises OptionError, PromptError, which name it."""
+    ids, text = given.get("token_ids"), given.get("text")
+    context_ids, context = given.get("context_ids"), given.get("context")
+    if (ids is None) == (text is None):
+        raise OptionError(f"{name} has {'neither' if ids is None else 'both'} text and token_ids; give one of them")
+    if ids is not None:
+        if context is not None or not context_ids:
+            raise OptionError(f"{name} has token_ids: give what is before them as context_ids, of one token or more")
+        return Pair(list(context_ids), list(ids))
+    if context_ids is not None:
+        raise OptionError(f"{name} has text: give what is before it as context, a text, or as none")
+    context, text = context or "", text or ""
+    kept = context.rstrip()
+    whole = tokenizer.encode(context + text)
+    before = len(tokenizer.encode(kept)) if kept else 0
+    if not before:
+        begin = begin_of(model.config)
+        whole, before = (whole if whole[:1] == [begin] else [begin, *whole]), 1
+    if not whole[before:]:
+        raise PromptError(f"{name} has no token behind its context; give a text of one or more")
+    return Pair(whole[:before], whole[before:])
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
