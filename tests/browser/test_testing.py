@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from capstan.testing.harness import RemoteError
 from capstan.testing.oracles import Golden, NativeGenai
 from capstan.testing.pages import PageModel
 from tests.gguf_models import make, write
+from tests.llama_cpp import install_llama_cpp
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
-NODE_LLAMA = ("node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1")
 LAST_PRODUCT = 217_088
 """A place in the packed weights of nano-llama's last product."""
 Opened = Callable[..., PageModel]
@@ -71,9 +70,7 @@ def test_what_a_page_refuses_comes_with_its_type(capstan_model: Opened) -> None:
 def test_ids_of_a_gguf_file_are_those_of_llama_cpp(
     capstan_model: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "package.json").write_text('{"private": true}')
-    npm = ["npm", "install", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", *NODE_LLAMA]
-    subprocess.run(npm, cwd=tmp_path, check=True, timeout=300)
+    install_llama_cpp(tmp_path)
     monkeypatch.chdir(tmp_path)
     made = make("qwen2", {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}, {"block_count": 2}, vocabulary=512)
     (tmp_path / "m").mkdir()

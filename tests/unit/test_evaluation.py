@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import LocalCluster
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from capstan.errors import OptionError
-from capstan.evaluation import CapstanLM
+from capstan.evaluation import CapstanLM, RequestError
 from capstan.evaluation.place import model_place
+from capstan.fleet import Item
+from capstan.fleet.browsers import Serving
+from capstan.fleet.items import Entry
+from capstan.headless.browser import BrowserError
+from capstan.model_files.hub import HubRepository
 
 MODEL = str(Path(__file__).parents[1] / "fixtures" / "nano-llama")
 BEGIN = 1
@@ -26,50 +33,49 @@ def scored(context: Sequence[int], tokens: Sequence[int]) -> list[float]:
     return [-1 - (sum(whole[: place + 1]) * 31 + place) % 97 / 97 for place in range(len(context), len(whole))]
 
 
-class PaperPages:
+class PaperRunner:
     """A page whose tokens are characters, behind the beginning of a sequence if `begins`."""
 
     def __init__(self, begins: bool = False) -> None:
         self.begins = begins
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[tuple[dict[str, Any], list[Any]]] = []
+        self.closed = False
 
-    def everywhere(self, request: dict[str, Any]) -> list[Any]:
-        about = {"context_length": CONTEXT_LENGTH, "begin_token_id": BEGIN, "device": "webgpu", "adapter": "paper"}
-        return [about]
+    def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Callable[[int], object]) -> list[Item]:
+        self.asked.append((job, [*inputs]))
+        done(len(inputs))
+        return [Item(str(place), place, "", "", 1, **self.answer(job, each)) for place, each in enumerate(inputs)]
 
-    def run(self, batches: Sequence[Sequence[dict[str, Any]]], done: Callable[[int], object] = lambda _: None) -> Any:
-        results = []
-        for batch in batches:
-            results += [self.answer(request) for request in batch]
-            done(len(batch))
-        return results
-
-    def answer(self, request: dict[str, Any]) -> Any:
-        self.asked.append(request)
-        if request["kind"] == "score":
-            return {"sequences": [self.score(**each) for each in request["sequences"]]}
-        if request["kind"] == "generate":
-            return {"text": f"{len(request['prompt_ids'])} tokens"}
-        text: str = request.get("text") or ""
-        if request["action"] == "template":
-            text = "".join(f"<{each['role']}>{each['content']}</s>" for each in request["messages"])
-            text += "<assistant>" * request["add_generation_prompt"]
-        return {"text": text, "ids": [BEGIN] * self.begins + [BEGIN if each == "^" else ord(each) for each in text]}
-
-    def score(self, context_ids: list[int], token_ids: list[int]) -> dict[str, Any]:
-        values = scored(context_ids, token_ids)
-        return {"log_probabilities": values, "greedy": [value > -1.9 for value in values]}
+    def answer(self, job: dict[str, Any], given: Any) -> dict[str, Any]:
+        match job["kind"]:
+            case "about":
+                facts = {"context_length": CONTEXT_LENGTH, "begin_token_id": BEGIN}
+                return {"value": {**facts, "device": "webgpu", "adapter": "paper"}}
+            case "loglikelihood":
+                values = scored(given["context_ids"], given["token_ids"])
+                return {"value": {"log_probability": sum(values), "greedy": all(value > -1.9 for value in values)}}
+            case "generate":
+                return {"text": f"{len(given['prompt_ids'])} tokens"}
+            case "template":
+                text = "".join(f"<{each['role']}>{each['content']}</s>" for each in given["messages"])
+                return {"text": text + "<assistant>" * given["add_generation_prompt"]}
+        ids = [BEGIN] * self.begins + [BEGIN if each == "^" else ord(each) for each in given]
+        return {"token_ids": ids, "value": {"special": bool(given) and not given.strip("^")}}
 
     def close(self) -> None:
-        self.asked.append({"kind": "close", "device": "webgpu"})
+        self.closed = True
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [request for request in self.asked if request["kind"] == kind]
+    def of_kind(self, kind: str) -> list[Any]:
+        """The inputs of such jobs."""
+        return [each for job, inputs in self.asked if job["kind"] == kind for each in inputs]
+
+    def jobs(self, kind: str) -> list[tuple[dict[str, Any], list[Any]]]:
+        return [asked for asked in self.asked if asked[0]["kind"] == kind]
 
 
-def made(pages: PaperPages | None = None, **options: Any) -> tuple[CapstanLM, PaperPages]:
-    pages = pages or PaperPages()
-    return CapstanLM(MODEL, pages=pages, **options), pages
+def made(runner: PaperRunner | None = None, **options: Any) -> tuple[CapstanLM, PaperRunner]:
+    runner = runner or PaperRunner()
+    return CapstanLM(MODEL, runner=runner, **options), runner
 
 
 def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
@@ -92,8 +98,7 @@ def test_log_likelihoods_are_those_of_each_pair_alone_in_the_order_of_the_reques
     wanted = [scored(ids(context), ids(tokens)) for context, tokens in alone] + [scored([BEGIN], ids("q")), []]
     assert [value for value, _ in found] == pytest.approx([sum(each) for each in wanted])
     assert [greedy for _, greedy in found] == [all(value > -1.9 for value in each) for each in wanted]
-    [request] = pages.of_kind("score")
-    asked = [(each["context_ids"], each["token_ids"]) for each in request["sequences"]]
+    asked = [(each["context_ids"], each["token_ids"]) for each in pages.of_kind("loglikelihood")]
     assert len(asked) == 5, "a pair that is asked twice is scored once, one without a token not at all"
     contexts = [context for context, _ in asked]
     assert contexts == [[BEGIN], ids("ab"), ids("ab"), ids("ab"), ids("b")], "those that begin alike follow one another"
@@ -117,13 +122,13 @@ def test_a_long_text_is_scored_in_windows_that_score_each_token_once() -> None:
     windows = [([BEGIN], "abcde"), (ids("e"), "fghij"), (ids("hij"), "klm")]
     assert value == pytest.approx(sum(sum(scored(context, ids(tokens))) for context, tokens in windows))
     assert short == pytest.approx(sum(scored([BEGIN], ids("xyz"))))
-    asked = [each for request in pages.of_kind("score") for each in request["sequences"]]
+    asked = pages.of_kind("loglikelihood")
     assert sum(len(each["token_ids"]) for each in asked) == len(text) + 3
     assert max(len(each["token_ids"]) + len(each["context_ids"]) for each in asked) == 6
 
 
 def test_the_beginning_of_a_sequence_is_there_once() -> None:
-    lm, _ = made(PaperPages(begins=True))
+    lm, _ = made(PaperRunner(begins=True))
     assert lm.tok_encode("ab") == [BEGIN, *ids("ab")]
     assert lm.tok_encode("^ab") == [BEGIN, *ids("ab")], "a template may put it there, too"
     assert lm.tok_encode("ab", add_special_tokens=False) == ids("ab")
@@ -136,7 +141,7 @@ def test_the_beginning_of_a_sequence_is_there_once() -> None:
 def test_texts_are_written_with_the_options_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
     lm, pages = made()
     sampling: dict[str, Any] = {
-        "until": ["\n", ""],
+        "until": ["\n", "", "^", "^^"],
         "max_gen_toks": 4,
         "do_sample": True,
         "temperature": 0.5,
@@ -149,15 +154,18 @@ def test_texts_are_written_with_the_options_of_the_task(caplog: pytest.LogCaptur
             requests("generate_until", ("abc", greedy), ("abcdefghijk", sampling), ("", greedy)), disable_tqdm=True
         )
     assert texts == ["3 tokens", "8 tokens", "1 tokens"]
-    longest, first, empty = pages.of_kind("generate")
-    assert (longest["prompt_ids"], longest["max_new_tokens"]) == (ids("defghijk"), 4)
-    options = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "random_seed": 3, "stop_strings": ["\n"]}
-    assert longest["search"] == options
+    (first, prompts), (second, longest) = pages.jobs("generate")
+    assert prompts == [{"prompt_ids": ids("abc")}, {"prompt_ids": [BEGIN]}], "those of the same options, longest first"
     assert first["search"] == {"do_sample": False, "stop_strings": ["b"]}
-    assert empty["prompt_ids"] == [BEGIN]
+    assert (first["max_new_tokens"], first["max_length"]) == (2, CONTEXT_LENGTH)
+    assert longest == [{"prompt_ids": ids("defghijk")}]
+    options = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "random_seed": 3}
+    ends = {"stop_strings": ["\n", "^^"], "stop_token_ids": [BEGIN]}
+    assert (second["search"], second["max_new_tokens"]) == ({**options, **ends}, 4)
     assert "1 sequences are longer than max_length 12 allows" in caplog.text
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"num_beams": 4}, "has num_beams"),
+        ({"max_gen_toks": 2, "do_sample": True, "top_p": 7.0}, "top_p"),
         ({"max_gen_toks": 12}, "max_gen_toks is 12"),
     )
     for wrong, told in refused:
@@ -197,7 +205,10 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
     ("options", "told"),
     [
         ({"pretrained": "x"}, "pretrained: no such argument of the model capstan; there are model, site"),
-        ({"batch_size": 8}, "batch_size is 8: a page takes one sequence after another"),
+        ({"batch_size": 0}, "batch_size is 0: give 1 to 32, the prompts that a page answers together"),
+        ({"batch_size": "many"}, "batch_size is many: give 1 to 32"),
+        ({"max_batch_size": 8}, "leave --max_batch_size out"),
+        ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ({"device": "cuda"}, "device is cuda; give --device webgpu, wasm or auto"),
         ({"browsers": 0}, "browsers is 0; it must be a whole number of at least 1"),
         ({"max_length": 13}, "max_length is 13; take 2 to the model's context_length 12"),
@@ -209,22 +220,99 @@ def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], told: 
         made(**options)
 
 
-def test_the_harness_default_device_is_the_pages_own() -> None:
-    lm, pages = made(device="cuda:0")
-    lm.loglikelihood(requests("loglikelihood", ("a", "b")), disable_tqdm=True)
-    assert {request["device"] for request in pages.asked} == {"webgpu"}
+def test_browsers_end_where_an_argument_does_not_fit_the_model() -> None:
+    runner = PaperRunner()
+    with pytest.raises(OptionError, match="max_length is 13"):
+        made(runner, max_length=13)
+    assert runner.closed
+
+
+def test_the_harness_default_device_is_the_pages_own_and_a_batch_has_so_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[tuple[Any, ...]] = []
+
+    def one_machine(*given: Any) -> PaperRunner:
+        opened.append(given)
+        return PaperRunner()
+
+    monkeypatch.setattr("capstan.evaluation.model.OneMachine", one_machine)
+    CapstanLM(MODEL, device="cuda:0", batch_size="auto", browsers=2)
+    CapstanLM(MODEL, device="auto", batch_size="3", kv_cache_dtype="int8", timeout=5)
+    assert opened == [
+        (MODEL, 2, None, 8, 3600.0, {"device": "webgpu", "max_length": 4096}),
+        (MODEL, 1, None, 3, 5, {"device": "auto", "kv_cache_dtype": "int8", "max_length": 4096}),
+    ]
+
+
+class PaperSlot:
+    """A browser that dies of each second batch after half of it, and refuses the conversation of a user "nobody"."""
+
+    batches = 0
+
+    @classmethod
+    def several(cls, serving: Serving) -> list[PaperSlot]:
+        assert (serving.model, serving.site is None, serving.timeout) == (MODEL, False, 60)
+        return [cls() for _ in range(serving.browsers)]
+
+    async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
+        self.batches += 1
+        for place, entry in enumerate(entries):
+            if self.batches % 2 == 0 and len(entries) > 1 and place == len(entries) // 2:
+                raise BrowserError("the browser crashed or was closed")
+            if job["kind"] == "template" and entry.input["messages"][0]["role"] == "nobody":
+                done(place, {"number": place, "error": {"type": "ConfigError", "message": "no such role"}})
+            else:
+                done(place, {"number": place, "result": PaperRunner().answer(job, entry.input)})
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture(params=["one machine", "cluster"])
+def browsers_of_paper(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[CapstanLM]:
+    (tmp_path / "capstan").mkdir()
+    (tmp_path / "capstan/harness.html").touch()
+    monkeypatch.setattr("capstan.evaluation.runners.HeadlessSlot", PaperSlot)
+    monkeypatch.setattr("capstan.fleet.worker.HeadlessSlot", PaperSlot)
+    options: dict[str, Any] = {"site": str(tmp_path), "browsers": 2, "timeout": 60, "batch_size": 2}
+    with ExitStack() as stack:
+        if request.param == "cluster":
+            given = {"n_workers": 2, "threads_per_worker": 2, "processes": False, "dashboard_address": ":0"}
+            options["scheduler"] = stack.enter_context(LocalCluster(**given)).scheduler_address
+        lm = CapstanLM(MODEL, **options)
+        stack.callback(lm.close)
+        yield lm
+
+
+def test_browsers_that_die_are_replaced_on_one_machine_and_in_a_cluster(browsers_of_paper: CapstanLM) -> None:
+    alone, _ = made()
+    pairs = requests("loglikelihood", *(("ab" * (place % 5), f"cd{place}") for place in range(70)))
+    assert browsers_of_paper.loglikelihood(pairs, True) == alone.loglikelihood(pairs, True)
+    prompts = requests("generate_until", *(("ab" * (place % 5), {"max_gen_toks": 2}) for place in range(20)))
+    assert browsers_of_paper.generate_until(prompts, True) == alone.generate_until(prompts, True)
+    with pytest.raises(RequestError, match="ConfigError: no such role") as told:
+        browsers_of_paper.apply_chat_template([{"role": "nobody", "content": "hi"}])
+    assert told.value.type == "ConfigError"
+
+
+def test_a_scheduler_that_does_not_answer_is_told() -> None:
+    with pytest.raises(OptionError, match="scheduler is nonsense://x, which does not answer"):
+        CapstanLM("/only/on/the/workers", scheduler="nonsense://x")
 
 
 def test_a_model_is_a_folder_a_file_an_address_or_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.GGUF"
     file.touch()
-    assert model_place(str(tmp_path)) == ("/models/evaluated/", {"evaluated": tmp_path.resolve()})
-    assert model_place(str(file)) == ("/models/small.GGUF", {"small.GGUF": file})
-    assert model_place("https://models.test/a/") == ("https://models.test/a/", {})
+    assert model_place(str(tmp_path)) == str(tmp_path)
+    assert model_place(str(file)) == str(file)
+    assert model_place("https://models.test/a/") == "https://models.test/a/"
+    assert model_place("/only/on/the/workers", elsewhere=True) == "/only/on/the/workers"
     monkeypatch.setenv("CAPSTAN_HUB", "https://hub.test")
     monkeypatch.setenv("CAPSTAN_HUB_TOKEN", "secret")
-    place = {"repository": "owner/name:a.gguf", "hub": "https://hub.test", "revision": "v1", "token": "secret"}
-    assert model_place("owner/name:a.gguf", revision="v1") == (place, {})
+    place = HubRepository("owner/name:a.gguf", "https://hub.test", "v1", "secret")
+    assert model_place("owner/name:a.gguf", revision="v1") == place
     for wrong in ("no-such-model", str(tmp_path / "missing"), "/tmp/x y/z"):
         with pytest.raises(OptionError, match="is no model: give a folder"):
             model_place(wrong)

@@ -39,8 +39,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("onnxruntime",),
     ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
-    ("evaluation", "genai", "page"),
+    ("genai", "page"),
     ("fleet",),
+    ("evaluation",),
     ("capstan",),
 )
 """Rooms of the package, which are its folders and the modules at its root, lowest layer first."""
@@ -89,7 +90,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "adapters params refused request tokenizer",
         "engine generator",
     ),
-    "evaluation": ("pages task_data", "place", "model", "__main__"),
+    "evaluation": ("place runners task_data", "model", "__main__"),
     "fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "generation": (
         "beam_search processors prompt replay run_ahead speculation step_counts timing",
@@ -101,7 +102,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "beam_loop constrained_loop processed_loop speculated_loop",
         "scoring",
         "generator",
-        "conversation",
+        "conversation scored_pairs",
     ),
     "graph": (
         "onnx_pb2",
@@ -190,6 +191,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
+    ("evaluation.runners", "distributed"): "in the extra `fleet`; browsers of one machine do without",
+    ("evaluation.runners", "fleet.fleet"): "distributed is in the extra `fleet`",
     ("fleet", "fleet.fleet"): "distributed is in the extra `fleet`; a worker's half does without",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",

@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from .model import CapstanLM
-from .pages import RequestError
+from .runners import RequestError
 
 __all__ = ["TASKS", "CapstanLM", "RequestError"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -14,11 +15,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from ..errors import OptionError
-from ..headless.site import find_site
-from .pages import Pages, Request
+from ..fleet.items import Item
+from ..stages.search import MAX_ROWS, SearchOptions
 from .place import model_place
+from .runners import Cluster, OneMachine, Runner
 
-__all__ = ["CapstanLM", "PagesLike"]
+__all__ = ["CapstanLM"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +33,17 @@ NEW_TOKENS = 256
 HARNESS_DEVICE = "cuda:0"
 """The device that lm_eval's command line passes unless one was given."""
 SCORED_AT_ONCE = 32
-"""Sequences of a request for scores; they are sorted, so that most begin as the one before them."""
+"""Sequences of a batch of scores; they are sorted, so that most begin as the one before them."""
 ENCODED_AT_ONCE = 256
+TURNS = 4
+"""Prompts of a batch for each row, which the next one takes when one is done."""
+AUTO_ROWS = 8
+"""`--batch_size auto`."""
+LENGTH_STEP = 256
+"""Caches for answers have a length of so many tokens or a multiple."""
+BATCH_SECONDS = 3600.0
 SEARCH = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
 """The names that a task's generation_kwargs share with Capstan's search options."""
-
-
-class PagesLike(Protocol):
-    """The part of Pages that is used here."""
-
-    def everywhere(self, request: Request) -> list[Any]: ...
-
-    def run(self, batches: Sequence[Sequence[Request]], done: Any = ...) -> list[Any]: ...
-
-    def close(self) -> None: ...
 
 
 @register_model("capstan")
@@ -52,9 +51,12 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     """A model in Capstan's page.
 
     `model` is a folder, a GGUF file, an address, or a repository of `hub`; `site` the folder of Capstan's page, see
-    `find_site`; `browsers` how many are started, each with the model. `max_length` limits context and continuation
-    together: what is longer loses its beginning, which a warning counts. The other arguments are those of
-    `capstan.Model.load`. Raises OptionError, SiteError, BrowserError and RequestError.
+    `find_site`; `browsers` how many are started, each with the model: on this machine, or on each worker of the Dask
+    `scheduler` at an address. `batch_size` prompts are answered together in a page, 8 with "auto". A browser that has
+    no result of a batch after `timeout` seconds is replaced. `max_length` limits context and continuation together:
+    what is longer loses its beginning, which a warning counts. The other arguments are those of `capstan.Model.load`.
+
+    Raises OptionError, SiteError, RequestError and FleetError.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         *,
         site: str | None = None,
         browsers: int = 1,
+        scheduler: str | None = None,
+        timeout: float = BATCH_SECONDS,
         hub: str | None = None,
         revision: str | None = None,
         dtype: str | None = None,
@@ -72,43 +76,59 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
-        pages: PagesLike | None = None,
+        runner: Runner | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
         if unknown:
-            known = "model, site, browsers, hub, revision, dtype, kv_cache_dtype, max_length, max_gen_toks"
-            raise OptionError(f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}")
+            known = "model, site, browsers, scheduler, timeout, hub, revision, dtype, kv_cache_dtype, max_length"
+            raise OptionError(
+                f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}, max_gen_toks"
+            )
         if model is None:
             raise OptionError("no model is named: give --model_args model=FOLDER, a GGUF file or OWNER/NAME")
-        if batch_size not in (1, "1") or max_batch_size is not None:
+        rows = AUTO_ROWS if batch_size == "auto" else int(batch_size) if str(batch_size).isdecimal() else 0
+        if not 1 <= rows <= MAX_ROWS or max_batch_size is not None:
             raise OptionError(
-                f"batch_size is {batch_size}: a page takes one sequence after another; leave --batch_size and "
-                "--max_batch_size out, and use browsers=N for several at a time"
+                f"batch_size is {batch_size}: give 1 to {MAX_ROWS}, the prompts that a page answers together, or auto "
+                f"for {AUTO_ROWS}, and leave --max_batch_size out"
             )
         device = "webgpu" if device in (None, HARNESS_DEVICE) else device
         if device not in ("webgpu", "wasm", "auto"):
             raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for webgpu")
-        for name, value, least in (("browsers", browsers, 1), ("max_gen_toks", max_gen_toks, 1)):
-            if type(value) is not int or value < least:
-                raise OptionError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        for name, value in (("browsers", browsers), ("max_gen_toks", max_gen_toks)):
+            if type(value) is not int or value < 1:
+                raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if not isinstance(timeout, int | float) or timeout <= 0:
+            raise OptionError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
         self._name, self._revision, self.max_gen_toks = str(model), revision, max_gen_toks
-        place, mounts = model_place(self._name, hub, revision)
-        self._model: Request = {"model": place, "dtype": dtype, "device": device}
-        self._model |= {"capture": None, "run_ahead": None, "kv_cache_dtype": kv_cache_dtype}
-        self._pages = pages or Pages(find_site(site), mounts, browsers)
-        load = {"kind": "load", **self._model, "max_length": max_length, "max_new_tokens": None, "search": {}}
-        self._about = self._pages.everywhere(load)[0]
+        self._rows = rows
+        place = model_place(self._name, hub, revision, elsewhere=scheduler is not None)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+        options |= {"max_length": MOST_TOKENS if max_length is None else max_length}
+        given = (place, browsers, site, rows, timeout, {key: each for key, each in options.items() if each is not None})
+        self._runner = runner or (OneMachine(*given) if scheduler is None else Cluster(scheduler, *given))
+        self._encoded: dict[str, list[int]] = {}
+        self._special: set[str] = set()
+        """Encoded texts of special tokens alone."""
+        try:
+            self._learn(max_length)
+        except BaseException:
+            self.close()
+            raise
+
+    def _learn(self, max_length: int | None) -> None:
+        """Have the page load the model and tell about it."""
+        self._about: dict[str, Any] = self._ask({"kind": "about"}, [None])[0].value
         context = self._about["context_length"]
         self.max_length = min(context, MOST_TOKENS) if max_length is None else max_length
         if type(self.max_length) is not int or not 2 <= self.max_length <= context:
             raise OptionError(f"max_length is {max_length!r}; take 2 to the model's context_length {context}")
-        self._encoded: dict[str, list[int]] = {}
         self._begins = self.tok_encode("a")[:1] == [self.eot_token_id]
 
     def close(self) -> None:
         """End the browsers; the end of the program does that, too."""
-        self._pages.close()
+        self._runner.close()
 
     @property
     def eot_token_id(self) -> int:
@@ -126,9 +146,8 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as a prompt. Without a generation prompt the last message is one that goes on."""
-        request = {"kind": "tokenizer", **self._model, "action": "template", "messages": chat_history}
-        request["add_generation_prompt"] = add_generation_prompt
-        text: str = self._pages.run([[request]])[0]["text"]
+        request = {"messages": chat_history, "add_generation_prompt": add_generation_prompt}
+        text = self._ask({"kind": "template"}, [request])[0].text or ""
         if add_generation_prompt:
             return text
         last = chat_history[-1]["content"].strip()
@@ -175,16 +194,25 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         generation option raises OptionError."""
         contexts = [request.args[0] for request in requests]
         self._encode(contexts, disable_tqdm)
-        asked = [self._generate_request(*request.args) for request in requests]
-        self._warn_of_cuts([self.tok_encode(text) for text in contexts], [each["prompt_ids"] for each in asked])
-        # The longest come first: a failure for lack of memory shows at once.
-        order = sorted(range(len(asked)), key=lambda place: -len(asked[place]["prompt_ids"]))
-        with tqdm(total=len(asked), disable=disable_tqdm, desc="Generating texts") as bar:
-            results = self._pages.run([[asked[place]] for place in order], bar.update)
+        asked = [self._prompt(*request.args) for request in requests]
+        self._warn_of_cuts([self.tok_encode(text) for text in contexts], [ids for ids, _ in asked])
+        # A page answers those of the same options together.
+        groups: dict[str, list[int]] = {}
+        for place, (_, options) in enumerate(asked):
+            groups.setdefault(json.dumps(options), []).append(place)
         texts = [""] * len(asked)
-        for place, result in zip(order, results, strict=True):
-            texts[place] = result["text"]
-            self.cache_hook.add_partial("generate_until", requests[place].args, texts[place])
+        with tqdm(total=len(asked), disable=disable_tqdm, desc="Generating texts") as bar:
+            for places in groups.values():
+                # The longest come first: a failure for lack of memory shows at once.
+                places.sort(key=lambda place: -len(asked[place][0]))
+                ids, options = asked[places[0]]
+                steps = -(-(len(ids) + options["max_new_tokens"]) // LENGTH_STEP)
+                job = {"kind": "generate", **options, "max_length": min(self.max_length, steps * LENGTH_STEP)}
+                prompts = [{"prompt_ids": asked[place][0]} for place in places]
+                for place, item in zip(places, self._ask(job, prompts, TURNS * self._rows, bar), strict=True):
+                    texts[place] = item.text or ""
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
 
     def _loglikelihood_tokens(self, requests: list[Pair], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -194,19 +222,10 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         keys = [(tuple(context), tuple(tokens)) for context, tokens in cut]
         order = sorted({key for key in keys if key[1]}, key=lambda key: (key[0] + key[1], len(key[0])))
         asked = [{"context_ids": [*key[0]], "token_ids": [*key[1]]} for key in order]
-        batches = [
-            [{"kind": "score", **self._model, "sequences": part, "max_length": self.max_length}]
-            for part in parts(asked, SCORED_AT_ONCE)
-        ]
+        job = {"kind": "loglikelihood", "max_length": self.max_length}
         with tqdm(total=len(order), disable=disable_tqdm, desc="Scoring sequences") as bar:
-
-            def advance(count: int) -> None:
-                # The last request may have fewer.
-                bar.update(min(count * SCORED_AT_ONCE, len(order) - bar.n))
-
-            results = self._pages.run(batches, advance)
-        told = [one for result in results for one in result["sequences"]]
-        found = {key: (sum(one["log_probabilities"]), all(one["greedy"])) for key, one in zip(order, told, strict=True)}
+            values = [item.value for item in self._ask(job, asked, SCORED_AT_ONCE, bar)]
+        found = {key: (each["log_probability"], each["greedy"]) for key, each in zip(order, values, strict=True)}
         answers = [found.get(key, (0.0, True)) for key in keys]
         for (name, _, _), answer in zip(requests, answers, strict=True):
             if name is not None:
@@ -230,12 +249,16 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def _encode(self, texts: Iterable[str], disable_tqdm: bool = True) -> None:
         """Have the page tokenize the texts that it has not yet."""
         new = [text for text in dict.fromkeys(texts) if text not in self._encoded]
-        asked = [{"kind": "tokenizer", **self._model, "action": "encode", "text": text} for text in new]
         with tqdm(total=len(new), disable=disable_tqdm or not new, desc="Tokenizing texts") as bar:
-            results = self._pages.run(parts(asked, ENCODED_AT_ONCE), bar.update)
-        self._encoded |= {text: result["ids"] for text, result in zip(new, results, strict=True)}
+            found = self._ask({"kind": "encode"}, new, ENCODED_AT_ONCE, bar)
+        self._encoded |= {text: item.token_ids for text, item in zip(new, found, strict=True)}
+        self._special |= {text for text, item in zip(new, found, strict=True) if item.value["special"]}
 
-    def _generate_request(self, context: str, gen_kwargs: dict[str, Any]) -> Request:
+    def _ask(self, job: dict[str, Any], inputs: list[Any], size: int = 1, bar: Any = None) -> list[Item]:
+        return self._runner.run(job, inputs, size, bar.update if bar is not None else lambda _: None)
+
+    def _prompt(self, context: str, gen_kwargs: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """The tokens of a context that are kept, and the options of its answer as of a job."""
         options = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)
         new, until, seed = options.pop("max_gen_toks"), options.pop("until", []), options.pop("seed", None)
         search = {name: options.pop(name) for name in SEARCH if name in options}
@@ -250,17 +273,13 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             search["random_seed"] = seed
         if not 1 <= new < self.max_length:
             raise OptionError(f"max_gen_toks is {new}; it must be from 1 to max_length {self.max_length}, less one")
+        # A special token, such as "</s>" of many tasks, has no text: its id ends an answer in place of a stop string.
+        self._encode(until)
+        ends = {text: self.tok_encode(text, add_special_tokens=False) for text in until if text in self._special}
+        ends = {text: ids for text, ids in ends.items() if len(ids) == 1}
+        search["stop_strings"] = [text for text in until if text and text not in ends]
+        if ends:
+            search["stop_token_ids"] = [ids[0] for ids in ends.values()]
+        SearchOptions().replace(**search)
         ids = self.tok_encode(context) or [self.prefix_token_id]
-        return {
-            "kind": "generate",
-            **self._model,
-            "prompt": None,
-            "prompt_ids": ids[-(self.max_length - new) :],
-            "max_new_tokens": new,
-            "search": {**search, "stop_strings": [text for text in until if text]},
-        }
-
-
-def parts(values: Sequence[Any], size: int) -> list[list[Any]]:
-    """The values in lists of `size`, the last one shorter."""
-    return [list(values[start : start + size]) for start in range(0, len(values), size)]
+        return ids[-(self.max_length - new) :], {"max_new_tokens": new, "search": search}

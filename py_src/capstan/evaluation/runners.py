@@ -1,0 +1,140 @@
+"""The browsers that answer: those of this machine, or of the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from ..errors import CapstanError, OptionError
+from ..fleet.browsers import Browsers, HeadlessSlot, Serving
+from ..fleet.items import Entry, Item, ItemError
+from ..headless.site import find_site
+from ..model_files.hub import HubRepository
+
+__all__ = ["Cluster", "OneMachine", "RequestError", "Runner"]
+
+ATTEMPTS = 3
+"""How often an item is tried; a browser that dies is replaced."""
+Done = Callable[[int], object]
+
+
+class RequestError(CapstanError):
+    """A page answered an item with an error; `type` is its class there."""
+
+    def __init__(self, error: ItemError) -> None:
+        super().__init__(f"{error.type}: {error.message}")
+        self.type = error.type
+
+
+class Runner(Protocol):
+    """Does jobs of capstan.fleet.in_page."""
+
+    def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
+        """The results of the inputs in their order, `size` of which go to a page together; `done` is told how many more
+        were answered. Raises RequestError, FleetError."""
+
+    def close(self) -> None:
+        """End the browsers."""
+
+
+class OneMachine:
+    """Browsers of this machine with the page in the folder `site` (see find_site). A page answers `rows` prompts
+    together, and has `timeout` seconds for a batch. `options` are those of Model.load."""
+
+    def __init__(
+        self,
+        model: str | HubRepository,
+        browsers: int,
+        site: str | None,
+        rows: int,
+        timeout: float,
+        options: dict[str, Any],
+    ) -> None:
+        place: str | dict[str, Any] = model if isinstance(model, str) else request_form(model)
+        serving = Serving(place, browsers, str(find_site(site)), options, timeout, ATTEMPTS)
+        self._rows = rows
+        self._browsers: Browsers | None = Browsers(serving, HeadlessSlot.several)
+        atexit.register(self.close)
+
+    def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
+        """See Runner."""
+        assert self._browsers is not None
+        entries = [Entry(str(index), index, "", each) for index, each in enumerate(inputs)]
+        batches = [entries[start : start + size] for start in range(0, len(entries), size)]
+        found = self._browsers.answer_all({**job, "rows": self._rows}, batches, done)
+        return checked(
+            Item(each.entry.id, each.entry.index, "", "", 1, **each.told["result"])
+            if "result" in each.told
+            else Item(each.entry.id, each.entry.index, "", "", 1, error=ItemError(**each.told["error"]))
+            for outcomes in found
+            for each in outcomes
+        )
+
+    def close(self) -> None:
+        """End the browsers."""
+        browsers, self._browsers = self._browsers, None
+        if browsers is not None:
+            atexit.unregister(self.close)
+            browsers.close()
+
+
+class Cluster:
+    """`browsers` on each worker of the Dask scheduler at an address; see OneMachine. `site` is a folder of the workers.
+    Raises OptionError where no scheduler answers."""
+
+    def __init__(
+        self,
+        scheduler: str,
+        model: str | HubRepository,
+        browsers: int,
+        site: str | None,
+        rows: int,
+        timeout: float,
+        options: dict[str, Any],
+    ) -> None:
+        try:
+            from distributed import Client
+
+            from ..fleet.fleet import Fleet
+        except ImportError as error:
+            raise OptionError(
+                f'scheduler is {scheduler}: that needs Dask ({error}); run `pip install "capstan-webgpu[fleet]"`'
+            ) from error
+        try:
+            self._client = Client(scheduler)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"scheduler is {scheduler}, which does not answer ({error}): give the address that `dask scheduler` "
+                "prints, such as tcp://HOST:8786"
+            ) from error
+        self._fleet = Fleet(
+            self._client, model, browsers, site=site, rows=rows, timeout=timeout, attempts=ATTEMPTS, **options
+        )
+
+    def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
+        """See Runner."""
+        found = []
+        for item in self._fleet.answer(job, inputs, batch=size):
+            found.append(item)
+            done(1)
+        return checked(found)
+
+    def close(self) -> None:
+        """End the browsers of the workers, and the connection."""
+        self._fleet.close()
+        self._client.close()
+
+
+def request_form(model: HubRepository) -> dict[str, Any]:
+    """A repository as a page's requests name it."""
+    return {"repository": model.id, "hub": model.hub, "revision": model.revision, "token": model.token}
+
+
+def checked(items: Iterable[Item]) -> list[Item]:
+    """The items. Raises RequestError for the first with an error."""
+    found = list(items)
+    for item in found:
+        if item.error is not None:
+            raise RequestError(item.error)
+    return found
