@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutation import Mutation
 from .apis import APIS
+from .evaluation import EVALUATION
 from .generation import GENERATION
 from .graphs import GRAPHS
 from .inputs import INPUTS
@@ -30,6 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         *WEIGHTS,
         *PLACES,
         *APIS,
+        *EVALUATION,
         *TAPE,
         *WEBGPU,
         *PAGE,
