@@ -120,6 +120,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def _learn(self, max_length: int | None) -> None:
         """Have the page load the model and tell about it."""
         self._about: dict[str, Any] = self._ask({"kind": "about"}, [None])[0].value
+        logger.info(f"the model is on {self._about['device']}, adapter {self._about['adapter'] or 'none'}")
         context = self._about["context_length"]
         self.max_length = min(context, MOST_TOKENS) if max_length is None else max_length
         if type(self.max_length) is not int or not 2 <= self.max_length <= context:

@@ -108,9 +108,13 @@ class Cluster:
                 f"scheduler is {scheduler}, which does not answer ({error}): give the address that `dask scheduler` "
                 "prints, such as tcp://HOST:8786"
             ) from error
-        self._fleet = Fleet(
-            self._client, model, browsers, site=site, rows=rows, timeout=timeout, attempts=ATTEMPTS, **options
-        )
+        try:
+            self._fleet = Fleet(
+                self._client, model, browsers, site=site, rows=rows, timeout=timeout, attempts=ATTEMPTS, **options
+            )
+        except BaseException:
+            self._client.close()
+            raise
 
     def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
         """See Runner."""
