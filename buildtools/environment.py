@@ -1,7 +1,8 @@
 """Set-up with the standard library only: .venv, node_modules, the generated ONNX module and the wire's generated files.
 
 Each stage leaves a stamp, written last and keyed by the files that define the stage, so that an interrupted stage is
-done again and a finished one costs nothing.
+done again and a finished one costs nothing. Packages for Python, those for JavaScript, and what the page has besides
+come side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from . import CACHE, ROOT, VENV
@@ -65,10 +68,13 @@ def in_venv() -> bool:
 
 def ensure(group: str = "run") -> None:
     """Make everything that `requirements-<group>.txt` and the page need; does nothing when it is there."""
-    stages = [
-        Stage("virtual environment .venv", VENV / ".capstan-venv", [], _make_venv, text=str(ROOT)),
-        Stage("packages for Python: run", VENV / ".capstan-run", _pinned("run"), lambda: _pip_install("run")),
-        Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install),
+    venv = Stage("virtual environment .venv", VENV / ".capstan-venv", _pinned("pip"), _make_venv, text=str(ROOT))
+    npm = Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install)
+    packages = [
+        Stage(f"packages for Python: {name}", VENV / f".capstan-{name}", _pinned(name), partial(_pip_install, name))
+        for name in dict.fromkeys(("run", group))
+    ]
+    downloads = [
         Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
         Stage(
             "numpy for the page, inside 106 MB",
@@ -77,21 +83,29 @@ def ensure(group: str = "run") -> None:
             lambda: fetch_numpy(venv_python()),
         ),
     ]
-    if group != "run":
-        what, stamp = f"packages for Python: {group}", VENV / f".capstan-{group}"
-        stages.insert(2, Stage(what, stamp, _pinned(group), lambda: _pip_install(group)))
     if group == "dev":
-        stages.append(
+        downloads.append(
             Stage("micropip for tests", MICROPIP_WHEELS / ".capstan", [_requirements("pyodide")], _download_micropip)
         )
+    stages = (venv, npm, *packages, *downloads)
     if all(stage.is_done() for stage in stages) and not _onnx_module_is_stale() and not wire_is_stale():
         return
     with locked("set-up"):
-        for stage in stages:
-            stage.run_once()
+        with ThreadPoolExecutor() as side_by_side:
+            begun = [side_by_side.submit(run_in_turn, [npm])]
+            venv.run_once()
+            begun += [side_by_side.submit(run_in_turn, chain) for chain in (packages, downloads)]
+        for each in begun:
+            each.result()
         if _onnx_module_is_stale():
             _copy_onnx_module()
         write_wire()
+
+
+def run_in_turn(stages: Sequence[Stage]) -> None:
+    """Run the stages that are not done, one after the other."""
+    for stage in stages:
+        stage.run_once()
 
 
 class Stage:
@@ -209,6 +223,8 @@ def _make_venv() -> None:
     if VENV.is_symlink():
         raise CommandError(f"{VENV} is a link to {VENV.resolve()}, whose packages would be cleared: remove the link")
     run_tool([_base_python(), "-m", "venv", "--clear", VENV], remedy)
+    # Python 3.11 brings a pip that takes twice the processor time.
+    _pip_install("pip")
 
 
 def _base_python() -> str:
