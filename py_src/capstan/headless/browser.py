@@ -22,7 +22,7 @@ __all__ = [
         "flags",
         "gpu_devices",
     ),
-    *("installed_browser", "named_browser"),
+    *("installed_browser", "launches", "named_browser", "start_error"),
 ]
 
 
@@ -88,6 +88,23 @@ def adapters_to_try(wish: str) -> list[str]:
     if sys.platform in ("darwin", "win32") or gpu_devices():
         return ["hardware", "software"]
     return ["software"]
+
+
+def launches(wish: str) -> Iterator[tuple[str, list[str]]]:
+    """The adapters to try in turn, until a page is given one, each with Chromium's arguments. Raises BrowserError after
+    the last one."""
+    for adapter in adapters_to_try(wish):
+        yield adapter, ["--headless=new", *flags(adapter)]
+    raise BrowserError(
+        "the adapter is to be hardware, but Chromium finds no GPU here: ask for auto or software (CAPSTAN_ADAPTER)"
+    )
+
+
+def start_error(program: Path, error: Exception) -> BrowserError:
+    """The error of a browser that does not start."""
+    return BrowserError(
+        f"the browser {program} does not start: install another one or name it in CAPSTAN_BROWSER", detail=str(error)
+    )
 
 
 def gpu_devices(dev: Path = Path("/dev")) -> list[Path]:

@@ -7,16 +7,16 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
 
-from .browser import BrowserError, adapters_to_try, flags
+from .browser import BrowserError, launches, start_error
 
-__all__ = ["PROBE", "BackgroundLoop", "Event", "HarnessPage", "Reply", "launch", "open_harness"]
+__all__ = ["PROBE", "BackgroundLoop", "Event", "HarnessPage", "Reply", "is_hardware", "launch", "open_harness"]
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -115,30 +115,30 @@ async def open_harness(
 async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:
     """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
     `say` is told of a step down to software. BrowserError if it does not start."""
-    path = str(program)
     wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
-    adapters = adapters_to_try(wish)
-    for adapter in adapters:
+    for adapter, arguments in launches(wish):
         try:
             browser = await playwright.chromium.launch(
-                executable_path=path,
-                args=["--headless=new", *flags(adapter)],
+                executable_path=str(program),
+                args=arguments,
                 handle_sigint=False,
                 handle_sigterm=False,
                 handle_sighup=False,
             )
         except Error as error:
-            raise BrowserError(
-                f"the browser {path} does not start: install another one or name it in CAPSTAN_BROWSER",
-                detail=str(error),
-            ) from error
+            raise start_error(program, error) from error
         if adapter == "software" or await has_hardware_adapter(browser, url):
-            if adapter == "software" and wish == "auto":
-                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
-                say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
-            return browser
+            break
         await browser.close()
-    raise BrowserError("CAPSTAN_ADAPTER=hardware, but Chromium finds no GPU adapter here: set it to auto or software")
+    if adapter == "software" and wish == "auto":
+        say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
+        say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
+    return browser
+
+
+def is_hardware(adapter: Mapping[str, Any] | None) -> bool:
+    """Whether PROBE, run in a page, found a GPU adapter that is not software."""
+    return adapter is not None and not adapter["software"]
 
 
 async def has_hardware_adapter(browser: Browser, url: str) -> bool:
@@ -146,11 +146,11 @@ async def has_hardware_adapter(browser: Browser, url: str) -> bool:
     try:
         page = await browser.new_page()
         await page.goto(url + "capstan/python.json")
-        adapter = await page.evaluate(PROBE)
+        found = is_hardware(await page.evaluate(PROBE))
         await page.close()
     except Error:
         return False
-    return adapter is not None and not adapter["software"]
+    return found
 
 
 def page_error(error: Error, browser: str) -> BrowserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "TIE",
@@ -36,6 +37,19 @@ class Answer:
     counters: Mapping[str, int]
     log_probabilities: list[dict[int, float]] = field(default_factory=list)
     """The most probable tokens' at each id's place, its own included; empty if none were requested."""
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], log_probabilities: list[dict[int, float]]) -> Answer:
+        """The answer that a page told, by the names of its requests."""
+        first = told["time_to_first_token_ms"]
+        return cls(
+            ids=told["token_ids"],
+            text=told["text"],
+            seconds_to_first_token=None if first is None else first / 1000,
+            tokens_per_second=told["tokens_per_second"],
+            counters=told["counters"],
+            log_probabilities=log_probabilities,
+        )
 
 
 @dataclass(frozen=True)

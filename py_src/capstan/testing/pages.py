@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from ..errors import OptionError
-from ..headless.browser import BrowserError, adapters_to_try, flags
-from ..headless.page import PROBE
+from ..headless.browser import BrowserError, launches, start_error
+from ..headless.page import PROBE, is_hardware
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import PAGE
 from .answers import Answer
@@ -201,16 +202,8 @@ class PageModel(TestedModel):
             request["log_probabilities"] = log_probabilities
         told = self.page.ask(request)
         seen = [event["log_probability"] for event in self.page.harness.events if event.get("log_probability")]
-        first = told["time_to_first_token_ms"]
-        return Answer(
-            ids=told["token_ids"],
-            text=told["text"],
-            seconds_to_first_token=None if first is None else first / 1000,
-            tokens_per_second=told["tokens_per_second"],
-            counters=told["counters"],
-            log_probabilities=[
-                {each["token_id"]: each["log_probability"] for each in (*one["top"], one)} for one in seen
-            ],
+        return Answer.of(
+            told, [{each["token_id"]: each["log_probability"] for each in (*one["top"], one)} for one in seen]
         )
 
     def encode(self, text: str) -> list[int]:
@@ -248,17 +241,10 @@ class AppModel(TestedModel):
             options |= {"logprobs": True, "topLogprobs": log_probabilities}
         asked = prompt if isinstance(prompt, str) else list(prompt)
         told = self.page.call(ANSWER, {"prompt": asked, "options": options})
-        first = told["timeToFirstTokenMs"]
-        return Answer(
-            ids=told["tokenIds"],
-            text=told["text"],
-            seconds_to_first_token=None if first is None else first / 1000,
-            tokens_per_second=told["tokensPerSecond"],
-            counters=told["counters"],
-            log_probabilities=[
-                {each["tokenId"]: each["logprob"] for each in (*one["topLogprobs"], one)}
-                for one in told["logprobs"] or []
-            ],
+        seen = told["logprobs"] or []
+        return Answer.of(
+            {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name): value for name, value in told.items()},
+            [{each["tokenId"]: each["logprob"] for each in (*one["topLogprobs"], one)} for one in seen],
         )
 
     def kernel_times(self) -> dict[str, float]:
@@ -357,24 +343,19 @@ def launched(
 ) -> Iterator[Browser]:
     """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the best there is, of which a page
     of the site is asked; with further arguments. Raises BrowserError."""
-    for kind in adapters_to_try(adapter):
+    for kind, arguments in launches(adapter):
         try:
-            browser = playwright.chromium.launch(
-                executable_path=str(program), args=["--headless=new", *flags(kind), *further]
-            )
+            browser = playwright.chromium.launch(executable_path=str(program), args=[*arguments, *further])
         except Error as error:
-            raise BrowserError(
-                f"the browser {program} does not start: name another one with --capstan-browser", detail=str(error)
-            ) from error
+            raise start_error(program, error) from error
         if kind == "software" or site is None or hardware(browser, site):
-            try:
-                yield browser
-            finally:
-                with contextlib.suppress(Error):
-                    browser.close()
-            return
+            break
         browser.close()
-    raise BrowserError("the adapter is to be hardware, but the browser finds no GPU here: ask for auto or software")
+    try:
+        yield browser
+    finally:
+        with contextlib.suppress(Error):
+            browser.close()
 
 
 def hardware(browser: Browser, site: Path) -> bool:
@@ -382,9 +363,9 @@ def hardware(browser: Browser, site: Path) -> bool:
     with running(StaticServer(site, {})) as server:
         page = browser.new_page()
         page.goto(server.url + PAGE.replace("harness.html", "python.json"))
-        adapter = page.evaluate(PROBE)
+        found = is_hardware(page.evaluate(PROBE))
         page.close()
-    return adapter is not None and not adapter["software"]
+    return found
 
 
 def own_version() -> str:
