@@ -15,8 +15,8 @@ from tests.mutations.main import chosen, main, try_all
 from tests.mutations.mutation import Mutation, MutationError
 
 ROOMS = (
-    *("adapters", "device", "device/webgpu", "generation", "genai", "graph", "guidance", "memory", "model_files"),
-    *("onnxruntime", "page", "stages", "tape", "tape/ops", "tokenizer", "weights"),
+    *("adapters", "device", "device/webgpu", "fleet", "generation", "genai", "graph", "guidance", "memory"),
+    *("model_files", "onnxruntime", "page", "stages", "tape", "tape/ops", "testing", "tokenizer", "weights"),
 )
 LEAST = 60
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutation import Mutation
 from .apis import APIS
+from .drivers import DRIVERS
 from .evaluation import EVALUATION
 from .generation import GENERATION
 from .graphs import GRAPHS
@@ -31,6 +32,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         *WEIGHTS,
         *PLACES,
         *APIS,
+        *DRIVERS,
         *EVALUATION,
         *TAPE,
         *WEBGPU,
