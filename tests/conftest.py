@@ -37,7 +37,7 @@ LONGEST = (
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
-TIERING = "--js-flags=--liftoff-only"
+TIERING = "--js-flags=--wasm-tiering-budget=100000000"
 """V8 optimises no WebAssembly function: pages of tests are short, and optimising Python and onnxruntime-web took half
 of the processor time of each."""
 UNCHECKED = "--enable-dawn-features=disable_robustness"
@@ -104,6 +104,16 @@ def site() -> Iterator[SiteServer]:
         folders.insert(0, BUNDLED)
     with serving(assemble(), mounts(folders)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def quick_browser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that starts Chromium with the flags of tests, for browsers that `browser` is not."""
+    program = tmp_path_factory.mktemp("chromium") / "chromium"
+    unchecked = UNCHECKED if os.environ.get("CAPSTAN_ADAPTER", "software") == "software" else ""
+    program.write_text(f'#!/bin/sh\nexec "{find_browser()}" {TIERING} {unchecked} "$@" {BARE}\n')
+    program.chmod(0o755)
+    return program
 
 
 @pytest.fixture(scope="session")

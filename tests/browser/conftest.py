@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -13,6 +15,14 @@ from tests.browser.demo_page import Demo
 from tests.browser.kernel_page import KernelPage
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
+
+
+@pytest.fixture(scope="module", autouse=os.name != "nt")
+def quick_starts(quick_browser: Path) -> Iterator[None]:
+    """Commands, fleets and tests that start a browser themselves take this one: it uses half of the processor time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSTAN_BROWSER", str(quick_browser))
+        yield
 
 
 @pytest.fixture(scope="module")
