@@ -28,12 +28,13 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 LONGEST = (
-    *("generate", "session_weights", "weight_store", "families", "attention", "fallbacks", "tape", "stored_tapes"),
+    *("testing_example", "generate", "session_weights", "weight_store", "families", "attention", "fallbacks"),
+    *("tape", "stored_tapes"),
     *("demo", "demo_inside", "bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows"),
     *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
     *("shared", "web_api", "start_faults", "weights_ahead", "long_rope", "small_adapters", "quantized_caches"),
     *("sliding_caches", "beams", "life", "sampler", "embeddings", "stored_rows", "few_rows", "demo_looks"),
-    *("chat_element", "gguf_places", "gguf", "testing_example"),
+    *("chat_element", "gguf_places", "gguf", "fleet", "evaluation", "fault_attacks", "cli", "choices"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
