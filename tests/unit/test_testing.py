@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -253,6 +254,46 @@ def test_counters_are_told_for_a_token() -> None:
     counters = PaperModel(counting).counters(PROMPT, 4)
     assert (counters.submits, counters.buffers, counters.bytes_per_token) == (2, 0, 4.0)
     assert counters.per_token["submits"] == 0.5
+
+
+PAPER_PAGES = """
+from types import SimpleNamespace
+import pytest
+from capstan.testing.plugin import PAGES
+
+errors = []
+page = SimpleNamespace(name="paper", keep=lambda folder, write: write(folder / "errors.json", errors))
+pages = SimpleNamespace(open=[page], begin=errors.clear, end=lambda: None, errors=lambda: list(errors))
+
+def pytest_configure(config):
+    config.stash[PAGES] = pages
+
+@pytest.fixture
+def thrown():
+    return errors
+"""
+PAPER_TESTS = """
+def test_right(): pass
+def test_wrong(): assert False
+def test_thrown(thrown): thrown.append("out of the page")
+def test_right_again(): pass
+"""
+
+
+def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(PAPER_PAGES)
+    (tmp_path / "test_paper.py").write_text(PAPER_TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "py_src")}, capture_output=True, text=True
+    )
+    assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "the pages reported ['out of the page']" in done.stdout
+    kept = {path.name: (path / "paper/errors.json").read_text() for path in (tmp_path / "test-results").iterdir()}
+    assert kept == {
+        "test_paper.py-test_wrong": "[]\n",
+        "test_paper.py-test_thrown": '[\n "out of the page"\n]\n',
+    }
 
 
 def test_a_run_that_does_not_use_the_plugin_imports_no_playwright(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, browser, unit
+from ..mutation import Mutation, unit
 
 __all__ = ["DRIVERS"]
 
@@ -61,9 +61,7 @@ DRIVERS = (
         'report.when in ("setup", "call") and',
         'report.when == "setup" and',
         "of a test that failed nothing is kept",
-        browser(
-            "testing_example::test_a_slow_kernel_and_an_exception_are_found_their_failures_kept_and_the_rest_passes"
-        ),
+        unit("testing::test_a_failure_is_kept_and_an_error_of_a_page_is_one"),
     ),
     Mutation(
         "testing.silent_page",
@@ -71,9 +69,7 @@ DRIVERS = (
         "(errors := pages.errors()):",
         "(errors := pages.errors()[1:]):",
         "a test passes whose page threw an exception",
-        browser(
-            "testing_example::test_a_slow_kernel_and_an_exception_are_found_their_failures_kept_and_the_rest_passes"
-        ),
+        unit("testing::test_a_failure_is_kept_and_an_error_of_a_page_is_one"),
     ),
     Mutation(
         "fleet.one_attempt",
