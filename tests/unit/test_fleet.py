@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,23 @@ class TestFleet:
                 unfit += each.plugins[fleet._name].browsers._slots
             with pytest.raises(FleetError, match=f"no worker can answer.*{bad}: ModelFileError: not there"):
                 list(fleet.map(SAME, range(4)))
+
+    def test_workers_that_could_not_answer_are_asked_again_after_a_rest(
+        self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        monkeypatch.setattr("capstan.fleet.fleet.REST_SECONDS", 0.3)
+        answer, back = paper.answer, time.monotonic() + 1
+
+        async def late(slot: Any, job: Any, given: Any, done: Any) -> None:
+            if time.monotonic() < back:
+                raise UnfitError("BrowserError: Chromium finds no GPU here")
+            await answer(slot, job, given, done)
+
+        monkeypatch.setattr(paper, "answer", late)
+        with Fleet(client, "/models/paper", patience=20) as fleet:
+            assert [item.value for item in fleet.map(SAME, range(40), batch=2)] == [*range(40)]
+            assert len(fleet.unfit) < 2
 
     def test_items_wait_while_no_worker_is_there(
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,8 @@ DEPTH = 2
 HELD_BATCHES = 4
 """Results in order wait for an earlier one: so many batches for each browser at most."""
 POLL_SECONDS = 0.5
+REST_SECONDS = 15.0
+"""So long a worker that could not answer is left out; twice as long each further time."""
 LOST = ("cancelled", "lost")
 SEVERAL = ("batch_size", "num_beams", "num_return_sequences")
 
@@ -101,7 +103,9 @@ class Fleet:
         self._serving = Serving(self._model, browsers_per_worker, where, given, timeout, attempts)
         self._name = f"capstan-fleet-{uuid.uuid4().hex[:8]}"
         self.unfit: dict[str, str] = {}
-        """Workers that could not answer, and the reasons."""
+        """Workers that cannot answer, and the reasons."""
+        self._rests: dict[str, tuple[float, float]] = {}
+        """The end of their rest, in seconds of the monotonic clock, and its length."""
         self._register()
 
     def generate(
@@ -283,7 +287,7 @@ class Fleet:
                 self._require_workers(time.monotonic() - heard)
 
     def _submit(self, job: dict[str, Any], batch: list[Entry]) -> tuple[Future[Any], Flight]:
-        fit = [each for each in self._workers() if each not in self.unfit] if self.unfit else []
+        fit = self._fit() if self.unfit else []
         options = {"workers": fit} if fit else {}
         future = self._client.submit(
             answer_batch,
@@ -333,7 +337,13 @@ class Fleet:
             return [], [batch]
         if isinstance(found, Unfit):
             self.unfit[found.worker] = found.reason
+            until, rest = self._rests.get(found.worker, (0.0, REST_SECONDS / 2))
+            if until <= time.monotonic():
+                self._rests[found.worker] = time.monotonic() + 2 * rest, 2 * rest
             return [], [batch]
+        for worker in {item.worker for item in found}:
+            self.unfit.pop(worker, None)
+            self._rests.pop(worker, None)
         return found, []
 
     def _killed(self, batch: list[Entry], reason: str) -> tuple[list[Item], list[list[Entry]]]:
@@ -356,9 +366,13 @@ class Fleet:
         except (OSError, ValueError, TimeoutError):
             return []
 
+    def _fit(self) -> list[str]:
+        """The workers that do not rest."""
+        now = time.monotonic()
+        return [each for each in self._workers() if each not in self._rests or self._rests[each][0] <= now]
+
     def _browsers(self) -> int:
-        fit = [each for each in self._workers() if each not in self.unfit]
-        return len(fit) * self._serving.browsers
+        return len(self._fit()) * self._serving.browsers
 
     def _require_workers(self, silent: float) -> None:
         """Raises FleetError without a worker that can answer."""

@@ -98,14 +98,30 @@ DRIVERS = (
     Mutation(
         "fleet.lost_batch",
         "py_src/capstan/fleet/fleet.py",
-        """            self.unfit[found.worker] = found.reason
+        """* rest, 2 * rest
             return [], [batch]
 """,
-        """            self.unfit[found.worker] = found.reason
+        """* rest, 2 * rest
             return [], []
 """,
         "the batch of a worker that cannot answer is given to no other",
         unit("fleet::TestFleet::test_workers_that_cannot_answer_are_left_and_without_others_the_reasons_are_told"),
+    ),
+    Mutation(
+        "fleet.bound_for_ever",
+        "py_src/capstan/fleet/fleet.py",
+        """if future.status != "pending" or (here and flight.workers and not flight.workers & here)""",
+        """if future.status != "pending\"""",
+        "a batch that was meant for workers that are gone is waited for",
+        unit("fleet::TestFleet::test_a_batch_for_workers_that_are_gone_goes_to_others"),
+    ),
+    Mutation(
+        "fleet.no_rest",
+        "py_src/capstan/fleet/fleet.py",
+        "if each not in self._rests or self._rests[each][0] <= now]",
+        "if each not in self._rests]",
+        "a worker that could not answer once is never asked again",
+        unit("fleet::TestFleet::test_workers_that_could_not_answer_are_asked_again_after_a_rest"),
     ),
     Mutation(
         "fleet.finished_again",
