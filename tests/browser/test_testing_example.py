@@ -28,7 +28,7 @@ KEPT = ("trace.zip", "screenshot.png", "requests.json", "errors.json")
 PICK = "let largest = atomicLoad(&top);"
 """A line of the sampler's last kernel, which each of its threads runs once for each token."""
 TURNS = 400_000 if os.environ.get("CAPSTAN_ADAPTER") == "hardware" else 40_000
-SLOW = PICK + f"\n  for (var turn = 0u; turn < {TURNS}u; turn++) {{ atomicMax(&top, turn & 1u); }}"
+SLOW = PICK + rf"\n  for (var turn = 0u; turn < {TURNS}u; turn++) {{ atomicMax(&top, turn & 1u); }}"
 
 
 def made(folder: Path) -> Path:
