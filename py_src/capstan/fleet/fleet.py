@@ -31,6 +31,8 @@ DEPTH = 2
 HELD_BATCHES = 4
 """Results in order wait for an earlier one: so many batches for each browser at most."""
 POLL_SECONDS = 0.5
+RESULT_SECONDS = 10.0
+"""A result that does not come went with its worker: Dask would wait for its like."""
 REST_SECONDS = 15.0
 """So long a worker that could not answer is left out; twice as long each further time."""
 LOST = ("cancelled", "lost")
@@ -321,7 +323,7 @@ class Fleet:
             # Dask would wait for workers of these addresses.
             future.cancel()
         try:
-            found = None if future.status in LOST else future.result()
+            found = None if future.status in LOST else future.result(timeout=RESULT_SECONDS)
         except KilledWorker as error:
             return self._killed(batch, str(error))
         except (CancelledError, OSError):
