@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ..errors import CapstanError, OptionError
-from ..fleet.browsers import Browsers, HeadlessSlot, Serving
+from ..fleet.browsers import Browsers, HeadlessSlot, Serving, item_of, request_form
 from ..fleet.items import Entry, Item, ItemError
 from ..headless.site import find_site
 from ..model_files.hub import HubRepository
@@ -63,13 +63,7 @@ class OneMachine:
         entries = [Entry(str(index), index, "", each) for index, each in enumerate(inputs)]
         batches = [entries[start : start + size] for start in range(0, len(entries), size)]
         found = self._browsers.answer_all({**job, "rows": self._rows}, batches, done)
-        return checked(
-            Item(each.entry.id, each.entry.index, "", "", 1, **each.told["result"])
-            if "result" in each.told
-            else Item(each.entry.id, each.entry.index, "", "", 1, error=ItemError(**each.told["error"]))
-            for outcomes in found
-            for each in outcomes
-        )
+        return checked(item_of(each, "") for outcomes in found for each in outcomes)
 
     def close(self) -> None:
         """End the browsers."""
@@ -128,11 +122,6 @@ class Cluster:
         """End the browsers of the workers, and the connection."""
         self._fleet.close()
         self._client.close()
-
-
-def request_form(model: HubRepository) -> dict[str, Any]:
-    """A repository as a page's requests name it."""
-    return {"repository": model.id, "hub": model.hub, "revision": model.revision, "token": model.token}
 
 
 def checked(items: Iterable[Item]) -> list[Item]:

@@ -17,9 +17,10 @@ from ..headless.browser import BrowserError, find_browser
 from ..headless.page import BackgroundLoop, open_harness
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import find_site
-from .items import Entry, UnfitError
+from ..model_files.hub import HubRepository
+from .items import Entry, Item, ItemError, UnfitError
 
-__all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot"]
+__all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]
 
 IN_PAGE = Path(__file__).with_name("in_page.py")
 MARK = "\x1e"
@@ -56,6 +57,29 @@ class Outcome:
     entry: Entry
     told: dict[str, Any] = field(default_factory=dict)
     """The page's line: `result`, `adapter`, `timings`, or `error`."""
+
+
+def item_of(outcome: Outcome, worker: str) -> Item:
+    """The result of an item."""
+    entry, told = outcome.entry, outcome.told
+    error = told.get("error")
+    failed = entry.failures - (1 if error else 0)
+    return Item(
+        entry.id,
+        entry.index,
+        entry.digest,
+        worker,
+        failed + 1,
+        told.get("adapter", ""),
+        **told.get("result", {}),
+        timings=told.get("timings", {}),
+        error=ItemError(error["type"], error["message"]) if error else None,
+    )
+
+
+def request_form(model: HubRepository) -> dict[str, Any]:
+    """A repository as a page's requests name it."""
+    return {"repository": model.id, "hub": model.hub, "revision": model.revision, "token": model.token}
 
 
 class Slot(Protocol):

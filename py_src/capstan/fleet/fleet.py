@@ -19,7 +19,7 @@ from distributed.scheduler import KilledWorker
 from ..errors import OptionError
 from ..model_files.hub import HubRepository
 from ..stages.search import MAX_ROWS, SearchOptions
-from .browsers import Serving
+from .browsers import Serving, request_form
 from .items import Entry, FleetError, Item, ItemError, any_input, entries, pair_input, prompt_input, text_input
 from .results import ResultFile
 from .worker import BrowserPlugin, Unfit, answer_batch
@@ -390,7 +390,7 @@ class Fleet:
 def model_place(model: str | Path | HubRepository) -> str | dict[str, Any]:
     """The model's place as the workers are told."""
     if isinstance(model, HubRepository):
-        return {"repository": model.id, "hub": model.hub, "revision": model.revision, "token": model.token}
+        return request_form(model)
     if str(model).startswith(("http://", "https://")):
         return str(model)
     return str(Path(model).absolute())

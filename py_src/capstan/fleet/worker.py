@@ -9,8 +9,8 @@ from typing import Any
 from distributed import Worker, WorkerPlugin, get_worker
 
 from ..errors import OptionError
-from .browsers import Browsers, HeadlessSlot, Outcome, Serving
-from .items import Entry, FleetError, Item, ItemError, UnfitError
+from .browsers import Browsers, HeadlessSlot, Serving, item_of
+from .items import Entry, FleetError, Item, UnfitError
 
 __all__ = ["BrowserPlugin", "Unfit", "answer_batch"]
 
@@ -61,21 +61,3 @@ def answer_batch(name: str, job: dict[str, Any], entries: Sequence[Entry]) -> li
         return [item_of(outcome, worker.address) for outcome in plugin.browsers.answer(job, entries)]
     except UnfitError as error:
         return Unfit(worker.address, str(error))
-
-
-def item_of(outcome: Outcome, worker: str) -> Item:
-    """The result of an item."""
-    entry, told = outcome.entry, outcome.told
-    error = told.get("error")
-    failed = entry.failures - (1 if error else 0)
-    return Item(
-        entry.id,
-        entry.index,
-        entry.digest,
-        worker,
-        failed + 1,
-        told.get("adapter", ""),
-        **told.get("result", {}),
-        timings=told.get("timings", {}),
-        error=ItemError(error["type"], error["message"]) if error else None,
-    )
