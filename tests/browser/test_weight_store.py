@@ -277,6 +277,25 @@ def test_a_load_crosses_to_javascript_as_often_whatever_its_shards_are(origin: O
     assert small == large
 
 
+def test_a_file_that_was_cancelled_while_it_opened_does_not_stay_open(origin: Origin) -> None:
+    """As a request does that stops the page's verification of stored weights."""
+    origin.load()
+    assert origin.run("cancelled", times=8) > 4
+    assert origin.run("locked") == 0
+
+
+def test_a_file_that_another_tab_reads_is_removed_once_it_is_free(origin: Origin) -> None:
+    origin.load()
+    assert origin.run("lock", tab=1) == 1
+    with pytest.raises(AssertionError, match=r"StorageError: .*another tab has it open"):
+        origin.run("evict")
+    origin.tab().begin("weights", "evict", origin.model)
+    time.sleep(0.3)
+    origin.run("unlock", tab=1)
+    assert origin.tab().end() == SIZE
+    assert origin.run("stored") == []
+
+
 def test_weights_at_any_offset_arrive_whole(origin: Origin) -> None:
     origin.shift()
     assert origin.load()["error"] is None

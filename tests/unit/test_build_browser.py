@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from playwright.async_api import Error, Playwright
 
 from buildtools import browser
 from buildtools.browser import find_browser
 from buildtools.errors import CommandError
 from capstan.errors import OptionError
-from capstan.headless.browser import adapters_to_try, browser_version, flags, gpu_devices
+from capstan.headless.browser import BrowserError, adapters_to_try, browser_version, flags, gpu_devices
+from capstan.headless.page import launch
 
 SNAP_STUB = """#!/bin/sh
 echo "Command '$0' requires the chromium snap to be installed." >&2
@@ -98,6 +102,70 @@ def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatc
     assert adapters_to_try("hardware") == ["hardware"]
     with pytest.raises(OptionError, match="CAPSTAN_ADAPTER is 'gpu': set it to auto, hardware or software"):
         adapters_to_try("gpu")
+
+
+class PaperBrowser:
+    """A browser whose page finds what `finds` holds, or fails with it."""
+
+    def __init__(self, finds: dict[str, Any] | Error | None) -> None:
+        self.finds = finds
+        self.open = True
+
+    async def new_page(self) -> PaperBrowser:
+        return self
+
+    async def goto(self, address: str) -> None:
+        assert address == "http://site/capstan/python.json"
+
+    async def evaluate(self, script: str) -> dict[str, Any] | None:
+        if isinstance(self.finds, Error):
+            raise self.finds
+        return self.finds
+
+    async def close(self) -> None:
+        """The page and the browser are one here."""
+        self.open = self.finds is not None and not isinstance(self.finds, Error)
+
+
+class PaperPlaywright:
+    """Starts those browsers in turn."""
+
+    def __init__(self, *browsers: PaperBrowser) -> None:
+        self.browsers = list(browsers)
+        self.chromium = self
+
+    async def launch(self, *, args: list[str], **_others: object) -> PaperBrowser:
+        return self.browsers.pop(0)
+
+
+GPU = {"name": "nvidia hopper", "software": False}
+
+
+@pytest.mark.parametrize(
+    ("finds", "reason"),
+    [(GPU, None), (None, "since Chromium finds no GPU here"), (Error("GPU is off"), "the page failed: GPU is off")],
+)
+def test_a_step_down_to_the_software_adapter_tells_its_reason(
+    finds: dict[str, Any] | Error | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSTAN_ADAPTER", "auto")
+    monkeypatch.setattr("capstan.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
+    first, second, said = PaperBrowser(finds), PaperBrowser(GPU), list[str]()
+    playwright = cast("Playwright", PaperPlaywright(first, second))
+    opened = asyncio.run(launch(playwright, Path("b"), "http://site/", said.append))
+    assert cast("object", opened) is (second if reason else first)
+    assert first.open == (reason is None)
+    assert (reason or "") in " ".join(said)
+    assert bool(said) == (reason is not None)
+
+
+def test_an_adapter_that_must_be_had_and_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSTAN_ADAPTER", "hardware")
+    for finds, told in ((Error("GPU is off"), "the page failed: GPU is off"), (None, "Chromium finds no GPU here")):
+        found = PaperBrowser(finds)
+        with pytest.raises(BrowserError, match=told):
+            asyncio.run(launch(cast("Playwright", PaperPlaywright(found)), Path("b"), "http://site/"))
+        assert not found.open
 
 
 def test_gpu_device_nodes_are_seen(tmp_path: Path) -> None:

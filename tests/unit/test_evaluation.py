@@ -16,6 +16,7 @@ from lm_eval.api.registry import get_model
 from capstan.errors import OptionError
 from capstan.evaluation import CapstanLM, RequestError
 from capstan.evaluation.place import model_place
+from capstan.evaluation.runners import Pages
 from capstan.fleet import Item
 from capstan.fleet.browsers import Serving
 from capstan.fleet.items import Entry
@@ -230,18 +231,18 @@ def test_browsers_end_where_an_argument_does_not_fit_the_model() -> None:
 def test_the_harness_default_device_is_the_pages_own_and_a_batch_has_so_many_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opened: list[tuple[Any, ...]] = []
+    opened: list[Pages] = []
 
-    def one_machine(*given: Any) -> PaperRunner:
-        opened.append(given)
+    def one_machine(pages: Pages) -> PaperRunner:
+        opened.append(pages)
         return PaperRunner()
 
     monkeypatch.setattr("capstan.evaluation.model.OneMachine", one_machine)
     CapstanLM(MODEL, device="cuda:0", batch_size="auto", browsers=2)
     CapstanLM(MODEL, device="auto", batch_size="3", kv_cache_dtype="int8", timeout=5)
     assert opened == [
-        (MODEL, 2, None, 8, 3600.0, {"device": "webgpu", "max_length": 4096}),
-        (MODEL, 1, None, 3, 5, {"device": "auto", "kv_cache_dtype": "int8", "max_length": 4096}),
+        Pages(MODEL, 2, None, 8, 3600.0, {"device": "webgpu", "max_length": 4096}),
+        Pages(MODEL, 1, None, 3, 5, {"device": "auto", "kv_cache_dtype": "int8", "max_length": 4096}),
     ]
 
 

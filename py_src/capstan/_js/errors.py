@@ -1,11 +1,12 @@
-"""JavaScript errors as the exceptions of capstan.errors."""
+"""JavaScript errors as the exceptions of capstan.errors, and calls that nobody waits for any more."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from pyodide.ffi import JsException
 
@@ -13,7 +14,9 @@ from .. import errors
 from ..host.storage import BrokenDownloadError
 from .own_host import capstan_host
 
-__all__ = ["require_memory", "spent", "storage_errors", "typed_errors"]
+__all__ = ["or_undone", "require_memory", "spent", "storage_errors", "typed_errors"]
+
+T = TypeVar("T")
 
 ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
 """In what Chromium says of each call whose GPU process is gone."""
@@ -118,3 +121,19 @@ def _seconds(error: Any) -> float | None:
     """The server's requested wait (Retry-After) in an EngineError of web/src/errors.ts."""
     asked = getattr(error, "retryAfter", None)
     return float(asked) if isinstance(asked, (int, float)) else None
+
+
+async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
+    """Await something that JavaScript makes, which cannot be cancelled there. Whoever is cancelled meanwhile leaves
+    nothing behind: it is undone once it is made."""
+
+    def undone(made: asyncio.Future[T]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            undo(made.result())
+
+    task = asyncio.ensure_future(making)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(undone)
+        raise

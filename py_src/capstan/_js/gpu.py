@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -13,7 +12,7 @@ from ..stages import SamplerProgram
 from ..weights.shared import SharedWeights
 from .coding import to_json
 from .engine_calls import EngineCalls
-from .errors import typed_errors
+from .errors import or_undone, typed_errors
 from .sessions import JsModelSession, open_gpu_session
 from .storage import JsSink
 
@@ -58,18 +57,11 @@ class JsGpuEngine(EngineCalls):
         return self._shared
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        making = asyncio.ensure_future(super().create_buffers(requests, owner))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(self._destroy_made)
-            raise
+        return await or_undone(super().create_buffers(requests, owner), self._destroy)
 
-    def _destroy_made(self, making: asyncio.Future[list[int]]) -> None:
-        """Destroy buffers whose creation was cancelled while they were made."""
-        if not making.cancelled() and making.exception() is None:
-            for buffer in making.result():
-                self.destroy_buffer(buffer)
+    def _destroy(self, buffers: list[int]) -> None:
+        for buffer in buffers:
+            self.destroy_buffer(buffer)
 
     async def read_all(self, parts: Sequence[tuple[int, int, bytearray | memoryview]]) -> tuple[float, float]:
         places = to_json([(buffer, offset) for buffer, offset, _ in parts])

@@ -10,7 +10,7 @@ from ..fallback import fall_back
 from ..host.retrying import retried
 from ..host.storage import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 from ..model_files.hub import HubRepository
-from .errors import storage_errors, typed_errors
+from .errors import or_undone, storage_errors, typed_errors
 from .own_host import capstan_host
 
 __all__ = [
@@ -105,8 +105,12 @@ async def open_backing(folder: str) -> JsBacking | None:
 
 async def open_source(url: str, keep: bool) -> JsSource:
     """A URL or a file of a picked folder; the server is asked for its identity."""
-    with storage_errors():
-        return JsSource(await capstan_host.storage.openSource(url, keep))
+
+    async def opened() -> JsSource:
+        with storage_errors():
+            return JsSource(await capstan_host.storage.openSource(url, keep))
+
+    return await or_undone(opened(), JsSource.close)
 
 
 def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
@@ -215,8 +219,11 @@ class JsBacking:
             await self._js.remove(name)
 
     async def open(self, name: str, size: int, shard_size: int, write: bool) -> JsDataFile:
-        with storage_errors():
-            return JsDataFile(await self._js.open(name, size, shard_size, write), self._js)
+        async def opened() -> JsDataFile:
+            with storage_errors():
+                return JsDataFile(await self._js.open(name, size, shard_size, write), self._js)
+
+        return await or_undone(opened(), JsDataFile.close)
 
     async def free_bytes(self) -> int | None:
         return _number(await capstan_host.storage.freeBytes())

@@ -18,7 +18,7 @@ from ..errors import OptionError
 from ..fleet.items import Item
 from ..stages.search import MAX_ROWS, SearchOptions
 from .place import model_place
-from .runners import Cluster, OneMachine, Runner
+from .runners import Cluster, OneMachine, Pages, Runner
 
 __all__ = ["CapstanLM"]
 
@@ -106,8 +106,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         place = model_place(self._name, hub, revision, elsewhere=scheduler is not None)
         options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
         options |= {"max_length": MOST_TOKENS if max_length is None else max_length}
-        given = (place, browsers, site, rows, timeout, {key: each for key, each in options.items() if each is not None})
-        self._runner = runner or (OneMachine(*given) if scheduler is None else Cluster(scheduler, *given))
+        options = {key: each for key, each in options.items() if each is not None}
+        pages = Pages(place, browsers, site, rows, timeout, options)
+        self._runner = runner or (OneMachine(pages) if scheduler is None else Cluster(scheduler, pages))
         self._encoded: dict[str, list[int]] = {}
         self._special: set[str] = set()
         """Encoded texts of special tokens alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import CapstanError, OptionError
@@ -12,7 +13,7 @@ from ..fleet.items import Entry, Item, ItemError
 from ..headless.site import find_site
 from ..model_files.hub import HubRepository
 
-__all__ = ["Cluster", "OneMachine", "RequestError", "Runner"]
+__all__ = ["Cluster", "OneMachine", "Pages", "RequestError", "Runner"]
 
 ATTEMPTS = 3
 """How often an item is tried; a browser that dies is replaced."""
@@ -38,22 +39,27 @@ class Runner(Protocol):
         """End the browsers."""
 
 
-class OneMachine:
-    """Browsers of this machine with the page in the folder `site` (see find_site). A page answers `rows` prompts
-    together, and has `timeout` seconds for a batch. `options` are those of Model.load."""
+@dataclass(frozen=True)
+class Pages:
+    """The pages that answer: so many `browsers` with the page in the folder `site` (see find_site), in which the model
+    is loaded with `options` of Model.load. A page answers `rows` prompts together, and has `timeout` seconds for a
+    batch."""
 
-    def __init__(
-        self,
-        model: str | HubRepository,
-        browsers: int,
-        site: str | None,
-        rows: int,
-        timeout: float,
-        options: dict[str, Any],
-    ) -> None:
-        place: str | dict[str, Any] = model if isinstance(model, str) else request_form(model)
-        serving = Serving(place, browsers, str(find_site(site)), options, timeout, ATTEMPTS)
-        self._rows = rows
+    model: str | HubRepository
+    browsers: int
+    site: str | None
+    rows: int
+    timeout: float
+    options: dict[str, Any]
+
+
+class OneMachine:
+    """Browsers of this machine."""
+
+    def __init__(self, pages: Pages) -> None:
+        place = pages.model if isinstance(pages.model, str) else request_form(pages.model)
+        serving = Serving(place, pages.browsers, str(find_site(pages.site)), pages.options, pages.timeout, ATTEMPTS)
+        self._rows = pages.rows
         self._browsers: Browsers | None = Browsers(serving, HeadlessSlot.several)
         atexit.register(self.close)
 
@@ -74,19 +80,10 @@ class OneMachine:
 
 
 class Cluster:
-    """`browsers` on each worker of the Dask scheduler at an address; see OneMachine. `site` is a folder of the workers.
-    Raises OptionError where no scheduler answers."""
+    """Browsers on each worker of the Dask scheduler at an address, where the site's folder lies, too. Raises
+    OptionError where no scheduler answers."""
 
-    def __init__(
-        self,
-        scheduler: str,
-        model: str | HubRepository,
-        browsers: int,
-        site: str | None,
-        rows: int,
-        timeout: float,
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, scheduler: str, pages: Pages) -> None:
         try:
             from distributed import Client
 
@@ -104,7 +101,14 @@ class Cluster:
             ) from error
         try:
             self._fleet = Fleet(
-                self._client, model, browsers, site=site, rows=rows, timeout=timeout, attempts=ATTEMPTS, **options
+                self._client,
+                pages.model,
+                pages.browsers,
+                site=pages.site,
+                rows=pages.rows,
+                timeout=pages.timeout,
+                attempts=ATTEMPTS,
+                **pages.options,
             )
         except BaseException:
             self._client.close()

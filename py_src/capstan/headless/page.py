@@ -114,8 +114,10 @@ async def open_harness(
 
 async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:
     """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
-    `say` is told of a step down to software. BrowserError if it does not start."""
+    `say` is told of a step down to software. BrowserError if it does not start, or its page fails with the adapter that
+    must be had."""
     wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
+    reason = "Chromium finds no GPU here"
     for adapter, arguments in launches(wish):
         try:
             browser = await playwright.chromium.launch(
@@ -127,11 +129,20 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
             )
         except Error as error:
             raise start_error(program, error) from error
-        if adapter == "software" or await has_hardware_adapter(browser, url):
-            break
-        await browser.close()
+        try:
+            if adapter == "software" or await has_hardware_adapter(browser, url):
+                break
+        except Error as error:
+            failed = page_error(error, str(program))
+            if wish == "hardware":
+                with contextlib.suppress(Error):
+                    await browser.close()
+                raise failed from error
+            reason = f"it failed with the GPU ({failed})"
+        with contextlib.suppress(Error):
+            await browser.close()
     if adapter == "software" and wish == "auto":
-        say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists):")
+        say(f"WebGPU: software adapter, since {reason} (CAPSTAN_ADAPTER=hardware insists):")
         say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
     return browser
 
@@ -143,13 +154,10 @@ def is_hardware(adapter: Mapping[str, Any] | None) -> bool:
 
 async def has_hardware_adapter(browser: Browser, url: str) -> bool:
     """Whether a page of the site is given a WebGPU adapter that is not software."""
-    try:
-        page = await browser.new_page()
-        await page.goto(url + "capstan/python.json")
-        found = is_hardware(await page.evaluate(PROBE))
-        await page.close()
-    except Error:
-        return False
+    page = await browser.new_page()
+    await page.goto(url + "capstan/python.json")
+    found = is_hardware(await page.evaluate(PROBE))
+    await page.close()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from capstan.fallback import counted
 from capstan.graph import Part, change_of
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
+from capstan.weights.records import DATA
 
 from . import probe
 from .running import gpu
@@ -307,6 +309,27 @@ async def shorten(models: Mapping[str, str], *, size: int) -> None:
 async def lock(models: Mapping[str, str]) -> int:
     """Hold every stored data file, like a writer."""
     return int(await run_js(LOCK)())
+
+
+async def cancelled(models: Mapping[str, str], *, times: int) -> int:
+    """Open the stored data file so often, each time cancelled one turn of the loop later: how often that came before
+    it was open."""
+    backing = await WeightStore().backing()
+    assert backing is not None
+    [data] = [name for name in await backing.names() if name.endswith(DATA)]
+    [[size, *_]] = await stored(models)
+    found = 0
+    for turns in range(times):
+        opening = asyncio.ensure_future(backing.open(data, size, SHARD, write=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        found += opening.cancelled()
+        if not opening.cancelled():
+            opening.result().close()
+    (await backing.open(data, size, SHARD, write=False)).close()
+    return found
 
 
 async def locked(models: Mapping[str, str]) -> int:

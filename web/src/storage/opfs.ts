@@ -23,6 +23,10 @@ const STREAMS = "SharedWorkerGlobalScope" in globalThis && "createWritable" in F
 /** How often a text is looked up: what another tab appends makes the file that was looked up before unreadable. */
 const READS = 10;
 
+/** How often, and after which pauses, a file is removed: another tab opens it for a moment to verify a shard. */
+const REMOVALS = 40;
+const PAUSE_MS = 50;
+
 function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite"): Promise<SyncAccess> {
   return using(handle as unknown as FileSystemFileHandle & { createSyncAccessHandle: SyncOpen }, (file) =>
     file.createSyncAccessHandle({ mode }),
@@ -169,10 +173,16 @@ export class OpfsBacking implements Backing {
   remove(name: string): Promise<void> {
     return storing(name, async () => {
       this.endReading(name);
-      try {
-        await using(await this.folder(), (folder) => folder.removeEntry(name));
-      } catch (error) {
-        if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
+      for (let left = REMOVALS; ; left--) {
+        try {
+          await using(await this.folder(), (folder) => folder.removeEntry(name));
+          return;
+        } catch (error) {
+          if (!(error instanceof DOMException)) throw error;
+          if (error.name === "NotFoundError") return;
+          if (error.name !== "NoModificationAllowedError" || left === 1) throw error;
+          await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+        }
       }
     });
   }
