@@ -14,8 +14,8 @@ EXTENDED = "--extended"
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, unless --extended or a
-    test's name requests them without `-m`."""
+    """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, without n all but the
+    first, unless --extended or a test's name requests them without `-m`."""
     named = any("::" in argument for argument in config.args) and not config.getoption("markexpr")
     if config.getoption(EXTENDED) or named:
         return
@@ -26,7 +26,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out = item.get_closest_marker("extended") is not None
         if not left_out and (sample := item.get_closest_marker("one_in")):
             function = item.nodeid.partition("[")[0]
-            left_out = seen[function] % sample.args[0] > 0
+            left_out = seen[function] % (sample.args or [len(items)])[0] > 0
             seen[function] += 1
         (extended if left_out else usual).append(item)
     config.hook.pytest_deselected(items=extended)

@@ -338,7 +338,7 @@ def replaced(plans: Plans, **constants: int) -> Plans:
     )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"),
     [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256), (8, 2, 512), (2, 2, 400)],
@@ -347,7 +347,7 @@ def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in
 @pytest.mark.parametrize("element", ["f32", "f16"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head", "more"),
@@ -368,7 +368,7 @@ def test_caches_of_8_bits(
         planned(kernels, shape, (1, 2, 65, 300), lanes)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in
 @pytest.mark.parametrize("element", ["f32", "f16"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head", "sinks"), [(4, 2, 64, None), (5, 1, 128, 0), (9, 3, 16, None)])
 def test_prepared_queries_over_caches_of_4_bits(
@@ -382,7 +382,7 @@ def test_prepared_queries_over_caches_of_4_bits(
         planned(kernels, shape, (1, 2, 65, 300), lanes)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256), (4, 1, 512)]
 )
@@ -412,7 +412,7 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
             planned(kernels, replace(shape, epsilon=epsilon), (1, 65, 300), lanes)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("window", "epsilon"), pairwise([(1,), (64,), (300,)], [(2,), (63,), (65,), (100,)], (None, 0.5))
 )
@@ -463,7 +463,7 @@ def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None
     planned(kernels, Shape(2, 1, 32), (65, 129, 257, 321, 700), ALONE=2, MAX_SPLITS=4)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
 )
@@ -547,6 +547,7 @@ def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -
         assert (bytes(after) != before.tobytes()) == written
 
 
+@pytest.mark.extended
 def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None:
     """Scores of thousands, below and above: exp of them is 0 or infinite without the largest taken off."""
     shape = Shape(4, 2, 16)
@@ -637,7 +638,7 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.extended
 @FORMS
 def test_positions_of_one_sequence_in_one_dispatch(
     kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
@@ -757,7 +758,7 @@ TURNED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in
 @pytest.mark.parametrize("name", TURNED)
 @pytest.mark.parametrize("way", ["several", "one", "along"])
 def test_heads_are_turned_before_and_behind_caches_of_4_bits(kernels: KernelPage, name: str, way: str) -> None:

@@ -194,6 +194,7 @@ def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
     expect(page.get_by_role("article", name="Text and completion")).to_be_visible()
 
 
+@pytest.mark.extended
 def test_an_answer_that_begins_within_the_reasoning_is_folded_from_its_first_word(
     demo: Demo, page: Page, variants: Variants
 ) -> None:

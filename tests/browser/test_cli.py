@@ -111,6 +111,7 @@ def test_an_error_of_the_engine_is_one_line_and_status_2() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.extended
 def test_a_script_gets_its_arguments_and_models_and_gives_its_status(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page
 
 from buildtools.server import SiteServer
@@ -99,6 +100,7 @@ async with await capstan.Model.load(repository, device="wasm", dtype="q4"):
 SMALL = ["config.json", "onnx/model_q4.onnx", "tokenizer.json", "tokenizer_config.json"]
 
 
+@pytest.mark.extended
 def test_a_repository_may_be_expected(
     blank_page: Page, page_errors: list[str], site: SiteServer, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_repository_may_be_expected(
     assert {name: asked[name] for name in names} == dict.fromkeys(names, 1) | {"onnx/model_q4.onnx": 2}
 
 
+@pytest.mark.extended
 def test_a_repository_of_a_hub_may_be_expected(blank_page: Page, tmp_path: Path) -> None:
     folder = lay_out(FIXTURES / "nano-llama", tmp_path / "nano")
     with running_hub({"nano/expected": Repository(folder)}) as hub:

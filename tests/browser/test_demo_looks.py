@@ -159,6 +159,7 @@ def test_nothing_jumps_while_an_answer_streams(demo: Demo) -> None:
     assert shifts["streaming"] == []
 
 
+@pytest.mark.extended
 def test_an_answer_and_a_link_are_copied_and_the_theme_is_kept(demo: Demo) -> None:
     demo.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     demo.send()

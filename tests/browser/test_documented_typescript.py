@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser
 
 from buildtools import ROOT
@@ -65,6 +66,7 @@ def test_the_examples_are_of_the_types_that_are_exported(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.extended
 def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) -> None:
     source, made = tmp_path / "examples.ts", tmp_path / "examples.js"
     source.write_text(program(), encoding="utf-8")

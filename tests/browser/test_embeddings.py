@@ -67,6 +67,7 @@ SEARCH = """async ([address, sentences, question]) => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_search_over_many_sentences_finds_what_the_definition_finds(page: Page) -> None:
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     sentences = re.findall(r"[A-Z][a-z ,]{15,90}\.", text)[:40]
@@ -80,6 +81,7 @@ def test_a_search_over_many_sentences_finds_what_the_definition_finds(page: Page
     assert found[0] == 31
 
 
+@pytest.mark.extended
 def test_what_is_no_encoder_is_told(page: Page, encoders: SiteServer, tmp_path: Path) -> None:
     folder = tmp_path / "wrong"
     shutil.copytree(ENCODERS / "bert", folder)

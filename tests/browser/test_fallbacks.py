@@ -92,6 +92,7 @@ CHUNK = [(37 * i + 11) % 509 for i in range(64)]
 """A prompt that has a prefill tape when it comes again."""
 
 
+@pytest.mark.extended
 def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScripts) -> None:
     """The graph is made for more storage buffers than a kernel may bind."""
     call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST, "buffers": 10}

@@ -33,7 +33,7 @@ def mounted(site: SiteServer) -> None:
     site.models.update({family.name: family.folder for family in FAMILIES})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SAMPLE)
@@ -44,7 +44,7 @@ def test_greedy_ids_are_the_oracles(name: str, device: str, scripts: PageScripts
     assert found.capture == ("tape" if device == "webgpu" else "off")
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize(("name", "device"), [(name, device) for device in ("wasm", "webgpu") for name in OTHERS])
 def test_the_first_ids_are_the_oracles(name: str, device: str, scripts: PageScripts) -> None:

@@ -170,7 +170,7 @@ def compare(page: KernelPage, case: Case, tuning: Any, limits: WorkgroupLimits, 
     assert errors[worst] <= bound, f"y{worst} of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.lanes} lanes {limits.software}")
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, limits: WorkgroupLimits) -> None:
     """Rows that a thread's tiling holds, and one tiling and a part; weights that fill their tiles, and that do not."""
@@ -215,6 +215,7 @@ TILINGS = [
 ]
 
 
+@pytest.mark.one_in
 @pytest.mark.parametrize(("case", "tiling"), pairwise([(case,) for case in FORMS if case.bits], [], TILINGS), ids=str)
 def test_subgroup_matrices_multiply_weights_in_every_form(
     kernel_page: KernelPage, case: Case, tiling: FewRowsTiling

@@ -58,7 +58,7 @@ def test_greedy_ids_are_the_oracles_by_tape_by_orts_capture_and_eagerly(
             assert (found[capture]["capture"], found[capture]["note"]) == (capture, None)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["nano-ernie", "nano-phi4"])
 def test_a_hundred_ids_of_other_rotary_forms_are_the_oracles(name: str, scripts: PageScripts) -> None:
     prompt = prompt_of(70)

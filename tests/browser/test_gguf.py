@@ -29,7 +29,7 @@ LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2}
 """Operations that stay as recorded: the lookup of embeddings, and a factor of these."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in
 @pytest.mark.parametrize("family", list(MODELS))
 def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteServer, tmp_path: Path) -> None:
     further = {key: value for key, value in FURTHER[family].items() if key != "block_count"}
@@ -61,7 +61,7 @@ PRODUCTS = {
 """Products with minima of 4 bits, and of 8 beside one without, as in a K mix."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("mix", list(PRODUCTS))
 def test_prompts_over_affine_types_run_from_tapes(
     mix: str, scripts: PageScripts, site: SiteServer, tmp_path: Path

@@ -198,6 +198,7 @@ OTHER_BYTES: dict[str, tuple[str, Replaced, str]] = {
 }
 
 
+@pytest.mark.extended
 def test_other_bytes_than_a_hub_lists_are_refused_at_the_first_too_many(
     hub: HubServer, harness: Harness, scripts: PageScripts
 ) -> None:

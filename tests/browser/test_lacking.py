@@ -127,7 +127,7 @@ def page(lack: str, browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in
 @pytest.mark.parametrize("lack", TOLD)
 def test_what_is_lacking_is_told_with_what_to_do(lack: str, variants: Variants, page: Page, site: SiteServer) -> None:
     told, model = TOLD[lack], model_for(lack, variants)

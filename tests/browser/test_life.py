@@ -53,7 +53,7 @@ def script(source: str) -> dict[str, Any]:
     return exec_request(source, [], [], "script.py")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("what", FAULTS)
 def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what: str, harness: Harness) -> None:
     source, reason = FAULTS[what]
@@ -95,6 +95,7 @@ def test_requests_are_rejected_with_the_reason_why_a_new_worker_does_not_start(
 NO_LOCKS = "Object.defineProperty(Object.getPrototypeOf(navigator), 'locks', { value: undefined });\n"
 
 
+@pytest.mark.extended
 def test_a_fatal_error_is_noticed_without_locks(blank_page: Page, page_errors: list[str]) -> None:
     """As on an insecure origin."""
     before_worker(blank_page, NO_LOCKS)
@@ -183,6 +184,7 @@ CANCEL = """async ([endless, behind]) => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> None:
     blank_page.evaluate(START, DEADLINE_MS)
     [busy] = blank_page.evaluate(ASK, [script(BUSY % (2 * DEADLINE_MS))])
@@ -298,6 +300,7 @@ for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
 """The error of a copy into a heap that is full, then a copy that would work."""
 
 
+@pytest.mark.extended
 def test_a_copy_that_fails_ends_its_worker_and_the_next_one_answers(blank_page: Page, page_errors: list[str]) -> None:
     blank_page.evaluate(START, NEVER_MS)
     good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")

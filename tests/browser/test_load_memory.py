@@ -124,12 +124,14 @@ def test_the_sampler_sees_what_is_allocated(loading: Loading) -> None:
     assert 4 * LIMIT - SLACK <= growth.renderer < 5 * LIMIT, in_mib(growth)
 
 
+@pytest.mark.extended
 def test_the_first_load_streams_from_the_network(first_load: tuple[list[str], Growth]) -> None:
     asked, growth = first_load
     assert "GET" in asked
     assert_bounded(growth)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("first_load")
 def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     _, growth = loading.load("large")

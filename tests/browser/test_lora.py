@@ -31,7 +31,7 @@ def test_ids_are_the_oracles(device: str, scripts: PageScripts) -> None:
         assert found["adapters"] == 2 * sum(len(tensor.data) for tensor in tensors)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 @pytest.mark.parametrize("what", DEFAULTS)
 def test_defaults_with_elements_count_where_no_adapter_fills_them(
@@ -46,6 +46,7 @@ def test_defaults_with_elements_count_where_no_adapter_fills_them(
     assert [each["sequences"] for each in found["runs"]] == [[oracle.drive(folder, run).sequence] for run in runs]
 
 
+@pytest.mark.extended
 def test_rows_of_a_batch_have_the_adapter(scripts: PageScripts) -> None:
     actions = [("adapter", "first"), ("append", PROMPTS), ("generate", 8)]
     found = scripts.run("lora", "drive", "nano-lora", model="nano-lora", runs=[actions], prompts=2, max_length=13)

@@ -254,6 +254,7 @@ def test_links_open_elsewhere_and_others_are_words(page: Page) -> None:
     assert page.evaluate("() => slot().textContent") == "a b https://d.test e@f.test g"
 
 
+@pytest.mark.one_in
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 def test_an_answer_without_end_is_shown(page: Page, text: str) -> None:
     show(page, text)

@@ -211,6 +211,7 @@ REAL = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", [Case(1024, 67, residual=True), Case(1024, 37, norm=True, gated=True)], ids=str)
 def test_a_thread_takes_many_runs_of_a_long_row(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, cut(case, 4, 2, 4, 16, staged=True))
@@ -280,7 +281,7 @@ def test_every_cut_gives_the_same(
     check(kernel_page, case, cut(case, lanes, rows, span, workgroup, staged=staged, most=2))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
 def test_float16_is_taken_apart_as_float32_is(kernel_page: KernelPage, lanes: int, staged: bool) -> None:
@@ -321,7 +322,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 4])
 def test_rows_may_end_within_a_run(kernel_page: KernelPage, lanes: int, half: bool) -> None:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 from capstan import genai
 from capstan.testing.harness import Harness
@@ -73,6 +74,7 @@ def shown(og, model):
 """
 
 
+@pytest.mark.extended
 def test_a_page_shows_hidden_states_and_logs_tensors_on_each_device(harness: Harness, variants: Variants) -> None:
     variants.graph("nano-hidden", telling_hidden_states)
     config = genai.Config(str(variants.place / "nano-hidden"))

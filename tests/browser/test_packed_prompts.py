@@ -71,11 +71,12 @@ def test_caches_of_8_bits_hold_the_same(scripts: PageScripts) -> None:
     assert told(*found) == (6, 45)
 
 
-def test_sequences_that_are_admitted_at_once_beside_others(scripts: PageScripts) -> None:
+def test_sequences_that_are_admitted_at_once_beside_others(variants: Variants, scripts: PageScripts) -> None:
     """The tape is recorded and checked while two sequences are under way."""
     begun = [prompt(number, length) for number, length in enumerate((30, 4, 21))]
     more = [[(0, prompt(7, 9)), (2, prompt(8, 3))], [(0, [5]), (1, prompt(9, 12)), (2, prompt(3, 2))]]
-    found = scripts.run("packed", "pooled", "nano-llama", model="nano-llama", begun=begun, turns=more, count=3)
+    name = variants.folder("nano-llama-admitted").name
+    found = scripts.run("packed", "pooled", name, model=name, begun=begun, turns=more, count=3)
     given: list[list[int]] = [[], [], []]
     for turn, sequences in zip(([*enumerate(begun)], *more), found["found"], strict=True):
         for number, ids in turn:
@@ -86,6 +87,7 @@ def test_sequences_that_are_admitted_at_once_beside_others(scripts: PageScripts)
     assert (told(found), found["stepped down"]) == ((4, 27), [])
 
 
+@pytest.mark.extended
 def test_rows_whose_caches_slide_keep_bases_of_their_own(variants: Variants, scripts: PageScripts) -> None:
     source = FIXTURES / "nano-gemma3"
     name = longer(source, variants.folder("nano-gemma3-packed", source)).name

@@ -65,6 +65,7 @@ def outcome(page: Page, places: Places, origin: str, policy: str = "", frame: st
     raise AssertionError(f"nothing was told within {SECONDS} s")
 
 
+@pytest.mark.extended
 def test_the_package_of_another_origin_needs_its_origin_in_the_policy(page: Page, places: Places) -> None:
     other = places.other.rstrip("/")
     scripts = f"script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval' {other}"
@@ -79,6 +80,7 @@ def test_the_package_of_the_page_itself_needs_no_more_than_webassembly(page: Pag
     assert outcome(page, places, places.own, policy) == "loaded"
 
 
+@pytest.mark.extended
 def test_a_sandboxed_frame_needs_its_origin(page: Page, places: Places) -> None:
     told = outcome(page, places, places.own, frame="allow-scripts")
     assert told.startswith("StartError: the worker failed: ")

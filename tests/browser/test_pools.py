@@ -69,7 +69,7 @@ def test_buffers_that_cannot_be_used_are_refused(scripts: PageScripts) -> None:
 PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, 2, 2, 2, 2], [2, 7, 8, 2, 2, 2]]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.parametrize("choice", ["joint", "separate"])
 @pytest.mark.parametrize(
     ("prompts", "search"),
@@ -136,7 +136,7 @@ def test_larger_buffers_are_used_and_those_closed_early_are_held(close_early: bo
     assert (found["held"], found["left own"], found["stepped down"]) == ([], 0, [])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("choice", ["joint", "separate"])
 def test_buffers_that_rows_or_scratch_cannot_use_are_refused(choice: str, scripts: PageScripts) -> None:
     found = scripts.run("pooling", "refused", "nano-llama", model="nano-llama", choice=choice, prompts=PROMPTS)

@@ -147,7 +147,7 @@ CASES = [
 """Rows end within a tile, positions within a step; several heads share a tile."""
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_of_runs_that_end_anywhere(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, SMALL)
@@ -163,7 +163,7 @@ TILINGS = [
 """A row of scores is one thread's, or several rows are, or several threads share one."""
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize(
     "case", [Case(13, 19, group=2, head=24), Case(40, 25, rising=True, window=11, sinks=True)], ids=str

@@ -89,7 +89,7 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(scripts: PageScripts) -
     assert found == [[*where, "ClosedError", {}] for where in at]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.extended
 @pytest.mark.parametrize("at", ["record", "make_tape", "create_buffers"])
 def test_without_memory_for_a_tape_the_prompt_runs_without_one(at: str, scripts: PageScripts) -> None:
     prompt = prompt_of(CHUNK)

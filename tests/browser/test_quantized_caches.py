@@ -52,7 +52,7 @@ def test_quantized_caches_run_in_every_way(model: str, dtype: str, scripts: Page
     assert not found["stepped down"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_beams_read_quantized_caches_by_a_table(dtype: str, scripts: PageScripts) -> None:
     """The GPU chooses what the host does, which copies the caches of beams."""

@@ -56,7 +56,7 @@ def repositories(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> 
     return made
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_ids_are_those_of_the_genai_folder(

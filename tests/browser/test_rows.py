@@ -51,7 +51,7 @@ OTHERS = [
 """Those whose embeddings are scaled, and those whose products have biases, which all rows share."""
 
 
-@pytest.mark.one_in(len(OTHERS))
+@pytest.mark.extended
 @pytest.mark.parametrize("fixture", OTHERS)
 def test_rows_and_beams_of_other_families_advance_in_one_step(
     fixture: str, site: SiteServer, scripts: PageScripts

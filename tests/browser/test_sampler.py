@@ -207,7 +207,7 @@ def check_ids(
         assert got == expected, f"row {index} of {len(rows)}: {got}, not {expected}, with {option}"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in
 @pytest.mark.parametrize(
     ("vocab", "half", "count"),
     [
@@ -326,6 +326,7 @@ def check_buffers(result: Mapping[str, Any], rows: Sequence[Row], positions: boo
     assert result["positionIds"] == ([word for row in rows for word in row.position_ids] if positions else untouched)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("positions", [True, False])
 def test_every_buffer_follows_the_state_layout(sampler: SamplerPage, positions: bool) -> None:
     source = random.Random(6)
@@ -438,7 +439,7 @@ FOLLOWING: list[dict[str, Any]] = [
 """Options of stages that read the sequence."""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in
 @pytest.mark.parametrize(
     ("choice", "vocab"), [*((choice, 40) for choice in FOLLOWING), (FOLLOWING[0], 5000), (FOLLOWING[5], 5000)]
 )
@@ -591,7 +592,7 @@ def mask_of(automaton: Automaton, position: Position, tokens: TokenBytes, vocab:
     return words.tobytes()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.parametrize("scale", [1e-38, 1.0, 1e6])
 def test_a_bias_is_exact_to_the_bit(sampler: SamplerPage, scale: float) -> None:
     """Token 5 has a bias; 3 or 7 has the float32 that it must become. The lowest of equal ids wins."""

@@ -58,6 +58,7 @@ def test_scores_are_the_references_and_the_sequence_goes_on(device: str, scripts
     assert found["next"] == by_reference("nano-llama", CONTEXT, [*parts[-1], 0])[-1].best
 
 
+@pytest.mark.one_in
 @pytest.mark.parametrize("model", ["nano-gemma2", "nano-qwen2", "nano-copies"])
 def test_graphs_with_other_heads_and_one_that_gives_the_last_logits_alone(model: str, scripts: PageScripts) -> None:
     part = [each % 250 for each in tokens(12)]

@@ -45,7 +45,7 @@ def taped(shape: Shape, variants: Variants, scripts: PageScripts) -> dict[str, s
     return passes
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in
 @pytest.mark.parametrize("name", FUSED)
 def test_a_step_of_another_shape_is_fused(name: str, variants: Variants, scripts: PageScripts) -> None:
     passes = taped(FUSED[name], variants, scripts)

@@ -196,6 +196,7 @@ CHAT = """async (said) => {
 }"""
 
 
+@pytest.mark.extended
 def test_conversations_of_pages_do_not_mix(pages: Pages) -> None:
     """Both call their session the same, and both chat without one."""
     said = (("hello", "more"), ("good day to you", "and then"))
@@ -221,6 +222,7 @@ ANSWER = "Promise.race([window.answer, new Promise((resolve) => setTimeout(resol
 KEPT = "import capstan.page.page as page\nprint(len(page.conversations))"
 
 
+@pytest.mark.extended
 def test_the_run_of_a_closed_page_ends_and_its_sessions_are_given_back(pages: Pages) -> None:
     first, second = (pages.load("nano-qwen2")[0] for _ in range(2))
     second.evaluate(CHAT, "one")
@@ -277,6 +279,7 @@ TOLD = """async (request) => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_page_with_many_requests_does_not_starve_another_one(pages: Pages) -> None:
     one, other = pages.open(), pages.open()
     for page in (one, other):

@@ -40,6 +40,7 @@ def nearly(found: list[float], expected: list[float]) -> bool:
     return max(abs(one - other) for one, other in zip(found, expected, strict=True)) < 1e-3 * max(map(abs, expected))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "way"), pairwise([(name,) for name in MODELS], [], WAYS))
 def test_a_long_prompt_and_its_picks_are_those_of_whole_caches(
     name: str, way: dict[str, Any], variants: Variants, scripts: PageScripts
@@ -94,6 +95,7 @@ def test_a_rewind_recomputes_what_is_gone_and_says_so(
     assert [count for told, count in found["counted"].items() if told.startswith(TOLD)] == [1], found["counted"]
 
 
+@pytest.mark.extended
 def test_appended_tokens_are_run_behind_the_base(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     first, then = PROMPT[: ROOM - 6], PROMPT[700:708]
     found = driven(scripts, gemma3, TAPE, ("append", first), ("generate", 3), ("append", then), ("generate", 8))
@@ -102,6 +104,7 @@ def test_appended_tokens_are_run_behind_the_base(gemma3: str, variants: Variants
     assert found["recomputed"] == 0
 
 
+@pytest.mark.extended
 def test_drafts_slide(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     prompt = [467] * (ROOM - 30)
     way = {**TAPE, "passes": TOGETHER}
@@ -129,7 +132,7 @@ def test_rows_have_bases_of_their_own(
     assert ("rows" in found["passes"]) == ("passes" in way), found["passes"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ROWS)
 def test_beams_slide(way: dict[str, Any], gemma3: str, scripts: PageScripts) -> None:
     given = {"model": gemma3, "prompts": [PROMPT[: ROOM - 10]], "count": 24, "num_beams": 3, "batch_size": 1}
@@ -138,7 +141,7 @@ def test_beams_slide(way: dict[str, Any], gemma3: str, scripts: PageScripts) -> 
     assert found["sequences"] == whole["sequences"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ROWS)
 def test_a_sequence_of_a_pool_slides(
     way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts
@@ -150,7 +153,7 @@ def test_a_sequence_of_a_pool_slides(
     assert found == oracle.greedy(variants.place / gemma3, prompt, 20)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("close", [False, True], ids=["open", "closed"])
 def test_the_prefix_cache_gives_what_the_windows_hold(
     close: bool, gemma3: str, variants: Variants, scripts: PageScripts
@@ -163,6 +166,7 @@ def test_the_prefix_cache_gives_what_the_windows_hold(
     assert [reused for _, reused in found] == [0, 700, 0, 0, 300]
 
 
+@pytest.mark.extended
 def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     """A cache that lost positions cannot be read; steps that are timed have the room that a slide makes."""
     prompt = PROMPT[:LONG]
@@ -175,6 +179,7 @@ def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Varia
     assert found["asked"].endswith("the caches of its windows have no room for more")
 
 
+@pytest.mark.extended
 def test_buffers_of_the_callers_slide(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     prompt = PROMPT[: ROOM - 6]
     found = scripts.run("sliding", "given", gemma3, model=gemma3, prompt=prompt, load=TAPE)

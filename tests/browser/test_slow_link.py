@@ -119,6 +119,7 @@ def test_a_load_tells_one_fraction_over_runtime_and_model(
     assert left[-1] < left[0]
 
 
+@pytest.mark.extended
 def test_the_demo_page_has_a_bar_and_the_time_left_while_python_starts(
     slow: tuple[BrowserContext, SlowServer, SlowLink],
 ) -> None:

@@ -56,6 +56,7 @@ def told(found: dict[str, Any], largest: int) -> str:
     return str(text).removeprefix(front).removesuffix(end)
 
 
+@pytest.mark.one_in
 @pytest.mark.parametrize(
     ("name", "largest", "parts"),
     [
@@ -77,6 +78,7 @@ def test_models_in_parts_pick_the_ids_of_native_from_tapes(
     assert "not used" not in found["passes"]["prefill"]
 
 
+@pytest.mark.extended
 def test_a_tied_table_in_int4_is_looked_up_in_parts_for_all_rows(variants: Variants, scripts: PageScripts) -> None:
     """Its parts are those of the output projection."""
     name = variants.graph("parts-tied", quantized_embedding, FIXTURES / "nano-qwen3")
@@ -88,6 +90,7 @@ def test_a_tied_table_in_int4_is_looked_up_in_parts_for_all_rows(variants: Varia
     assert told(found, 8192) == f"{HEAD}_Q4 has 16384 bytes"
 
 
+@pytest.mark.extended
 def test_the_weights_of_a_gguf_file_are_in_parts(scripts: PageScripts, site: SiteServer, tmp_path: Path) -> None:
     """A table, and products with minima, which those of their parts add."""
     made = make("llama", {"": GgmlType.Q4_1, "token_embd": GgmlType.Q4_0}, {"block_count": 1}, vocabulary=512)

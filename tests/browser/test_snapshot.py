@@ -163,6 +163,7 @@ def test_a_snapshot_of_a_heap_that_had_grown_is_restored(browser: Browser, site:
         assert about(harness)["fallbacks"] == {}
 
 
+@pytest.mark.extended
 def test_a_module_that_comes_with_the_page_and_cannot_be_read_is_an_import_error(
     browser: Browser, site: SiteServer
 ) -> None:

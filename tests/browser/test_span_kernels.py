@@ -328,6 +328,7 @@ def test_steps_outside_of_their_buffers_are_refused_and_nothing_is_done(
     assert result["buffers"] == buffers
 
 
+@pytest.mark.extended
 def test_spans_of_more_workgroups_than_one_dimension_takes(spans: SpanPage) -> None:
     row = 32768 * 64  # invocations in a row of workgroups; each takes a word
     results = spans.page.evaluate("([words, fewer]) => runLarge(words, fewer)", [65535 * 64 + 4321, row + 99])

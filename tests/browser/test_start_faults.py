@@ -296,7 +296,7 @@ def test_a_page_closed_at_any_moment_leaves_nothing_that_the_next_one_trips_over
 # Two tabs at once.
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("tabs", [(CPU, EAGER), (EAGER, EAGER)], ids=["one with a GPU", "both with a GPU"])
 def test_two_tabs_that_start_at_once_answer_the_same(tabs: tuple[dict[str, str], ...], visited: Profile) -> None:
     """Both at their first visit, then both at their second one."""
@@ -493,6 +493,7 @@ def damaged_start(profile: Profile, kinds: Sequence[str], damage: str, options: 
     profile.right(**options)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "damage", [pytest.param(damage, marks=[pytest.mark.extended] if damage != "changed" else []) for damage in DAMAGES]
 )

@@ -162,6 +162,7 @@ def pages(more: tuple[str, ...], context: BrowserContext, site: SiteServer) -> l
     return [run(context, site, *more) for _ in range(2)]
 
 
+@pytest.mark.extended
 def test_the_first_page_records_and_compares(more: tuple[str, ...], pages: list[dict[str, Any]]) -> None:
     asked = pages[0]["asked"]
     assert recorded(pages[0]) == dict.fromkeys((*USED, *more), 1) | {"batch": 2, "batch again": 1, "beams": 2}
@@ -171,6 +172,7 @@ def test_the_first_page_records_and_compares(more: tuple[str, ...], pages: list[
     assert pages[0]["ids"]["beams"] == oracle.rows(LLAMA, PROMPTS[:1], num_beams=3, max_length=LENGTH).sequences
 
 
+@pytest.mark.extended
 def test_a_later_page_makes_them_again_with_the_same_ids(more: tuple[str, ...], pages: list[dict[str, Any]]) -> None:
     first, later = pages
     assert later["asked"].keys() == {"load", "batch again", *USED, *more}

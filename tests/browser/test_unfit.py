@@ -66,6 +66,7 @@ def short_rope(variants: Variants) -> str:
     return one_kind(variants.folder("nano-short-rope", LONG_ROPE)).name
 
 
+@pytest.mark.extended
 def test_a_soft_cap_with_more_is_refused_on_webgpu_before_any_weights_are_read(
     smooth: str, scripts: PageScripts
 ) -> None:
@@ -117,6 +118,7 @@ def test_quantized_embeddings_and_norms_in_attention_run_on_wasm(
     assert wanted[:24] != oracle.greedy(QWEN3, PROMPT, 24), "the embedding changes nothing"
 
 
+@pytest.mark.extended
 def test_sequences_and_plans_end_where_there_are_no_long_factors(short_rope: str, scripts: PageScripts) -> None:
     found = loaded(scripts, short_rope, device="webgpu", count=100)
     assert (found["context"], found["ids"]) == (ORIGINAL, oracle.greedy(LONG_ROPE, PROMPT, ORIGINAL - len(PROMPT)))

@@ -75,7 +75,7 @@ def test_the_model_with_outliers_is_fused(unchanged: dict[str, Any]) -> None:
     assert "left out" not in unchanged["passes"]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.extended
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_kernel_that_computes_something_else_is_left_out_and_ids_stay_right(
     mutation: str, outliers: str, unchanged: dict[str, Any], scripts: PageScripts

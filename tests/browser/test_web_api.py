@@ -369,6 +369,7 @@ LIKELY = """async ({ prompt, tokens, model }) => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_page_asks_for_log_probabilities_and_tokens(blank_page: Page) -> None:
     prompt, tokens = [5, 6, 7, 8], 10
     given = {"prompt": prompt, "tokens": tokens, "model": "/models/nano-qwen2"}

@@ -267,6 +267,7 @@ def test_the_first_load_stores_the_weights_and_later_ones_fetch_none(origin: Ori
     assert (other["warnings"], other["stored"], origin.sent) == ([], [WHOLE], 0)
 
 
+@pytest.mark.extended
 def test_a_load_crosses_to_javascript_as_often_whatever_its_shards_are(origin: Origin) -> None:
     # The first load notes all facts about the device and the graph.
     origin.load()
@@ -462,6 +463,7 @@ def test_the_next_part_is_asked_for_before_the_one_before_ends(origin: Origin) -
     assert origin.sent == SIZE
 
 
+@pytest.mark.extended
 def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origin) -> None:
     origin.faults.no_ranges = True
     origin.interrupt(6 * SHARD)
@@ -469,7 +471,7 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
     assert origin.sent == SIZE
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "told",
     [
@@ -522,6 +524,7 @@ def test_a_server_that_never_answers_is_an_error_that_names_the_timeout(origin: 
     assert origin.load(stall_timeout=30)["error"] is None
 
 
+@pytest.mark.extended
 def test_a_server_that_is_busy_is_asked_again_when_it_says(origin: Origin) -> None:
     config = origin.server.faults.setdefault(f"/models/{origin.model}/genai_config.json", Faults())
     origin.faults.refusals = [{"Retry-After": "0"}, {}]
@@ -542,6 +545,7 @@ def test_a_page_in_place_of_the_weights_is_told(origin: Origin) -> None:
     assert origin.load()["error"] is None
 
 
+@pytest.mark.extended
 def test_digests_are_checked_where_the_browser_has_no_sha_256(origin: Origin) -> None:
     """As in pages from insecure origins."""
     origin.run("insecure")
@@ -899,6 +903,7 @@ def test_without_a_private_file_system_the_cache_keeps_the_weights(origin: Origi
             origin.run("with_again", tab)
 
 
+@pytest.mark.extended
 def test_without_any_storage_the_weights_are_fetched_each_time(origin: Origin) -> None:
     origin.run("without", names=["opfs", "caches"])
     try:

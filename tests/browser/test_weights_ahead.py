@@ -124,6 +124,7 @@ def test_a_download_and_an_upload_begin_before_python_is_there(context: BrowserC
     assert uploaded == downloaded
 
 
+@pytest.mark.extended
 def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
     context: BrowserContext, site: SiteServer, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
     assert uploaded == stored
 
 
+@pytest.mark.extended
 def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
     context: BrowserContext, site: SiteServer
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
         }
 
 
+@pytest.mark.extended
 def test_of_a_hub_the_weights_come_before_python_is_there_and_each_byte_once(
     context: BrowserContext, site: SiteServer, tmp_path: Path
 ) -> None:

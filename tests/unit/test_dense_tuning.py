@@ -27,6 +27,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @looped("half", [False, True])
 @looped("limits", LIMITS)

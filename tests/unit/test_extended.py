@@ -36,15 +36,21 @@ def test_slow(): pass
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.extended), 1, 2, 3])
 def test_both(case): pass
+
+@pytest.mark.one_in
+@pytest.mark.parametrize("case", range(9))
+def test_first(case): pass
 """
 SAMPLED = ["test_sampled[0]", "test_sampled[3]", "test_sampled[6]"]
 ALL = [*(f"test_sampled[{n}]" for n in range(7)), "test_slow", *(f"test_both[{n}]" for n in range(4))]
+ALL += [f"test_first[{n}]" for n in range(9)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], [*SAMPLED, "test_both[1]", "test_both[3]"]),
+        ([], [*SAMPLED, "test_both[1]", "test_both[3]", "test_first[0]"]),
         (["--extended"], ALL),
         (["test_it.py::test_slow"], ["test_slow"]),
         (["test_it.py::test_sampled[4]"], ["test_sampled[4]"]),

@@ -86,6 +86,7 @@ def one_kernel(what: MatVec, limits: WorkgroupLimits) -> Kernel:
     return kernel
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960), (576, 53)])
 @pytest.mark.parametrize("rows", [5, 8, 16, 17, 32])
 @looped("held", [(WEIGHTS, SCALES), (WEIGHTS, SCALES, None, MINIMA)])
@@ -155,6 +156,7 @@ def test_matrices_that_no_workgroup_holds_are_not_taken() -> None:
         assert one_kernel(what, limits).plan.shader == "few_rows_q4"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("rows", [2, 3, 8, 32])
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @looped("gated", [False, True])

@@ -87,6 +87,7 @@ def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) 
     return placement
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("passes", SUBSETS.values(), ids=SUBSETS)
 @pytest.mark.parametrize("name", SMALL_DECODERS)
 def test_a_fused_step_leaves_what_the_recorded_step_leaves(name: str, passes: Collection[str]) -> None:
@@ -212,6 +213,7 @@ def test_attention_takes_in_norms_and_sinks(form: dict[str, Any]) -> None:
 
 
 class TestWhateverTheBuffers:
+    @pytest.mark.one_in(5)
     @pytest.mark.parametrize("name", SMALL_DECODERS)
     def test_recycled_at_random(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         misplaced: list[MisplacedError] = []

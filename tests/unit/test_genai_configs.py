@@ -51,6 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
 @pytest.mark.parametrize(("folder", "name"), [(name, name) for name in VARIANTS], indirect=["folder"], ids=VARIANTS)
 def test_a_variant_does_what_it_does_with_onnxruntime_genai_or_is_in_the_table(folder: Path, name: str) -> None:

@@ -21,6 +21,7 @@ def test_there_are_twelve() -> None:
     assert {path.stem for path in EXPECTED.iterdir()} == set(SCRIPTS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
 @pytest.mark.parametrize("module", [native, genai], ids=["native", "capstan"])
 @pytest.mark.parametrize("name", SCRIPTS)

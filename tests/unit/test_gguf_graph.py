@@ -44,6 +44,7 @@ def compared(made: Made, rewrite: Callable[[ModelProto], ModelProto] | None = No
     assert np.array_equal(np.argmax(steps, -1), wanted.argmax(-1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", list(GgmlType), ids=lambda kind: kind.name)
 def test_a_model_of_each_type_computes_what_its_weights_say(kind: GgmlType) -> None:
     compared(make("llama", {"": kind}, {"block_count": 1}, tied=kind % 2 == 0))
@@ -70,6 +71,7 @@ def test_other_sums_stay() -> None:
     assert [node.op_type for node in half.graph.node].count("ReduceSum") == 6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", list(FURTHER))
 def test_each_family_computes_what_its_weights_say(family: str) -> None:
     compared(make(family, MIXED, FURTHER[family]))

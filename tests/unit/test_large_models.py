@@ -142,6 +142,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read(no_run
     assert (+engine.live, engine.wrong) == ({}, [])
 
 
+@pytest.mark.extended
 def test_memory_that_ends_between_two_data_files_leaves_nothing_and_a_second_load_works(no_running_loop: None) -> None:
     graphs = rewritten(None, in_two_files)
 
@@ -172,6 +173,7 @@ def test_caches_that_do_not_fit_are_told_with_the_longest_that_do(no_running_loo
     )
 
 
+@pytest.mark.extended
 def test_a_load_for_a_length_whose_caches_do_not_fit_reads_nothing(no_running_loop: None) -> None:
     engine = SmallAdapter()
     ending = "; use a max_length of at most 32768, or .*, or load the model with kv_cache_dtype='int8' .*$"
@@ -189,6 +191,7 @@ def test_a_length_is_a_number_of_tokens(wanted: Any) -> None:
         with_room(config_of(), wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_the_lengths_of_smaller_caches_are_those_of_a_load_with_them(dtype: str, no_running_loop: None) -> None:
     floats, quantized = memory_of(rewritten()), memory_of(rewritten(dtype))

@@ -38,6 +38,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
 @looped("half", [False, True])
 @looped("bits", [4, 8])

@@ -48,6 +48,7 @@ def with_eos(folder: Path, eos: int, place: Path) -> Path:
     return twin
 
 
+@pytest.mark.one_in
 @every_fixture
 @pytest.mark.parametrize("prompt", [1, 5, 31, 63, 64, 65], ids=lambda size: f"{size}_tokens")
 def test_greedy_ids_are_the_oracles(folder: Path, prompt: int) -> None:
@@ -74,6 +75,7 @@ def test_logits_are_the_oracles(folder: Path) -> None:
     np.testing.assert_allclose(np.array(sequence.logits()), oracle.logits(folder, PROMPT), atol=1e-5)
 
 
+@pytest.mark.one_in(3)
 @every_fixture
 def test_append_after_generate_is_the_oracles(folder: Path) -> None:
     actions: list[Action] = [("append", PROMPT), ("generate", 20), ("append", [11, 12, 13]), ("generate", 50)]

@@ -326,6 +326,7 @@ def test_nano_models_in_parts_give_the_same_logits_and_caches(name: str) -> None
     np.testing.assert_allclose(outputs(last, data, feeds)[0], whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("types", "largest"),
     [

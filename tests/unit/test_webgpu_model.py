@@ -364,6 +364,7 @@ def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
     asyncio.run(run())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "every"),
     [

@@ -529,6 +529,7 @@ def test_a_stored_file_that_lost_bytes_is_downloaded_again() -> None:
 ticking = pytest.mark.parametrize("ticks", [False, True], ids=["journal at the end", "journal at all times"])
 
 
+@pytest.mark.one_in(2)
 @ticking
 def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not(
     ticks: bool, monkeypatch: pytest.MonkeyPatch
