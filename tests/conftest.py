@@ -28,13 +28,11 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 LONGEST = (
-    *("testing_example", "generate", "session_weights", "weight_store", "families", "attention", "fallbacks"),
-    *("tape", "stored_tapes"),
-    *("demo", "demo_inside", "bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows"),
-    *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
-    *("shared", "web_api", "start_faults", "weights_ahead", "long_rope", "small_adapters", "quantized_caches"),
-    *("sliding_caches", "beams", "life", "sampler", "embeddings", "stored_rows", "few_rows", "demo_looks"),
-    *("chat_element", "gguf_places", "gguf", "fleet", "evaluation", "fault_attacks", "cli", "choices"),
+    *("testing_example", "weight_store", "sliding_caches", "life", "web_api", "markdown", "sampler", "demo_looks"),
+    *("demo", "fleet", "attention", "shared", "beams", "generate", "small_adapters", "chat_element", "cli"),
+    *("document_blocks", "embeddings", "start_faults", "gguf_places", "choices", "other_browsers", "evaluation"),
+    *("quantized_caches", "matvec", "long_rope", "demo_inside", "families", "bad_input", "stored_tapes", "stop"),
+    *("session_weights", "snapshot", "scoring", "rows"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
