@@ -114,8 +114,8 @@ async def open_harness(
 
 async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:
     """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
-    `say` is told of a step down to software. BrowserError if it does not start, or fails with hardware that is asked for
-    by name."""
+    `say` is told of a step down to software. BrowserError if it does not start, or fails with the GPU where
+    CAPSTAN_ADAPTER allows nothing else."""
     wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
     reason = "Chromium finds no GPU here"
     for adapter, arguments in launches(wish):

@@ -8,6 +8,14 @@ __all__ = ["DRIVERS"]
 
 DRIVERS = (
     Mutation(
+        "headless.silent_step_down",
+        "py_src/capstan/headless/page.py",
+        'reason = f"it failed with the GPU ({failed})"',
+        "pass",
+        "a browser that fails with the GPU is told as a machine without one",
+        unit("build_browser::test_a_step_down_to_the_software_adapter_tells_its_reason"),
+    ),
+    Mutation(
         "testing.last_token",
         "py_src/capstan/testing/answers.py",
         "enumerate(zip(one, other, strict=False))",

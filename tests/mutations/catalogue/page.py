@@ -253,6 +253,22 @@ PAGE = (
         browser("weight_store::test_weights_at_any_offset_arrive_whole"),
     ),
     Mutation(
+        "page.open_left",
+        "py_src/capstan/_js/errors.py",
+        "task.add_done_callback(undone)",
+        "task.add_done_callback(lambda made: None)",
+        "a file stays open if whoever opens it is cancelled meanwhile",
+        browser("weight_store::test_a_file_that_was_cancelled_while_it_opened_does_not_stay_open"),
+    ),
+    Mutation(
+        "page.busy_removal",
+        "web/src/storage/opfs.ts",
+        "const REMOVALS = 40;",
+        "const REMOVALS = 1;",
+        "a file is not removed that another tab has open for a moment",
+        browser("weight_store::test_a_file_that_another_tab_reads_is_removed_once_it_is_free"),
+    ),
+    Mutation(
         "tapes.length_of_steps",
         "web/src/tapes.ts",
         "played.encode(step, valid++);",
