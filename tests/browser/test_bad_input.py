@@ -114,7 +114,7 @@ def refuse(harness: Harness, scripts: PageScripts, model: str, kind: str, parts:
     assert kept["devices"] <= 1, "the one that the next model gets"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("what", "device"), CASES)
 def test_a_broken_model_folder_is_refused(
     what: str, device: str, variants: Variants, harness: Harness, scripts: PageScripts

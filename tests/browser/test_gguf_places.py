@@ -150,6 +150,7 @@ NOTED = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_eviction_removes_what_was_noted_of_a_file_and_of_shards(
     folder: Path, harness: Harness, scripts: PageScripts, site: SiteServer
 ) -> None:

@@ -251,6 +251,7 @@ def full(site: SiteServer, tmp_path: Path) -> Iterator[None]:
     del site.models["full"]
 
 
+@pytest.mark.extended
 def test_a_heap_that_is_full_ends_its_worker_and_the_next_one_answers(
     blank_page: Page, full: None, page_errors: list[str]
 ) -> None:

@@ -369,6 +369,7 @@ def test_every_buffer_follows_the_state_layout(sampler: SamplerPage, positions: 
         check_buffers(result, expected, positions)
 
 
+@pytest.mark.extended
 def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
     source = random.Random(8)
     rows = [array("f", [source.gauss(0, 1) for _ in range(511)]) for _ in range(4)]

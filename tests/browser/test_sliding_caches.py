@@ -58,6 +58,7 @@ def test_a_long_prompt_and_its_picks_are_those_of_whole_caches(
     assert set(whole["caches"].values()) == {CONTEXT * ROW}
 
 
+@pytest.mark.extended
 def test_picks_go_on_past_the_room_of_the_caches(gemma3: str, variants: Variants, scripts: PageScripts) -> None:
     """Bursts are under way while the rows move, twice."""
     prompt = PROMPT[: ROOM - 40]

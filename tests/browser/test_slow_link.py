@@ -95,6 +95,7 @@ def slow(
     context.close()
 
 
+@pytest.mark.extended
 def test_a_load_tells_one_fraction_over_runtime_and_model(
     slow: tuple[BrowserContext, SlowServer, SlowLink],
 ) -> None:

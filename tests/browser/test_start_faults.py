@@ -358,7 +358,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [CPU, EAGER], ids=["wasm", "webgpu"])
 @pytest.mark.parametrize("how", REFUSALS)
 def test_storage_that_refuses_is_told_and_the_model_answers(

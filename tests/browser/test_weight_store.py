@@ -494,7 +494,7 @@ def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_store
     assert origin.load()["stored"] == [WHOLE]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_server_that_stalls_is_given_up_and_asked_again(silent: bool, origin: Origin) -> None:
     """Before its headers, or in the body."""
@@ -512,6 +512,7 @@ def test_a_server_that_stalls_is_given_up_and_asked_again(silent: bool, origin: 
     assert (found["error"], found["stored"]) == (None, [WHOLE])
 
 
+@pytest.mark.extended
 def test_a_server_that_never_answers_is_an_error_that_names_the_timeout(origin: Origin) -> None:
     origin.faults.silent = True
     found = origin.load(stall_timeout=0.2)
@@ -536,6 +537,7 @@ def test_a_server_that_is_busy_is_asked_again_when_it_says(origin: Origin) -> No
     assert "the server answered HTTP 503; try again later (tried 1 time; the server asks to wait 3600 s)" in error
 
 
+@pytest.mark.extended
 def test_a_page_in_place_of_the_weights_is_told(origin: Origin) -> None:
     origin.faults.page = True
     assert f"{origin.path}: the server answers with an HTML page" in origin.load()["error"]
