@@ -256,6 +256,17 @@ class TestFleet:
         assert len({item.worker for item in found}) == 2
         assert read < 100 + 4 * 2 * 2 * (2 + 4)
 
+    def test_a_cluster_without_the_package_is_told_what_to_install(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def register(plugin: object) -> None:
+            # The text that Dask gives for it.
+            raise RuntimeError("ModuleNotFoundError(\"No module named 'capstan.fleet'\")")
+
+        monkeypatch.setattr(client, "register_plugin", register)
+        with pytest.raises(FleetError, match=r"No module named 'capstan.fleet'.*: install capstan-webgpu\[fleet\]"):
+            Fleet(client, "/models/paper")
+
     def test_a_second_run_computes_what_the_first_did_not(self, client: Client, paper: object, tmp_path: Path) -> None:
         path = tmp_path / "r.jsonl"
         with Fleet(client, "/models/paper", 2) as fleet:

@@ -221,7 +221,17 @@ class Fleet:
         return {"kind": "generate", "search": search, **lengths}
 
     def _register(self) -> None:
-        self._client.register_plugin(BrowserPlugin(self._name, self._serving))
+        """Have every worker, and those that join later, keep browsers. FleetError where one lacks the package."""
+        try:
+            self._client.register_plugin(BrowserPlugin(self._name, self._serving))
+        except Exception as error:
+            # Dask passes the scheduler's or a worker's error on as a text.
+            if "ModuleNotFoundError" not in f"{error!r}":
+                raise
+            raise FleetError(
+                f"the scheduler or a worker lacks a package ({error}): install capstan-webgpu[fleet] of the same "
+                "version for each"
+            ) from error
 
     def _run(
         self,
