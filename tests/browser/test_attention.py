@@ -382,7 +382,7 @@ def test_prepared_queries_over_caches_of_4_bits(
         planned(kernels, shape, (1, 2, 65, 300), lanes)
 
 
-@pytest.mark.one_in
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256), (4, 1, 512)]
 )
@@ -463,7 +463,7 @@ def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None
     planned(kernels, Shape(2, 1, 32), (65, 129, 257, 321, 700), ALONE=2, MAX_SPLITS=4)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
 )

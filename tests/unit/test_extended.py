@@ -46,7 +46,6 @@ ALL = [*(f"test_sampled[{n}]" for n in range(7)), "test_slow", *(f"test_both[{n}
 ALL += [f"test_first[{n}]" for n in range(9)]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

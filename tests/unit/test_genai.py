@@ -63,7 +63,6 @@ TYPE_ERRORS = ("append_tokens wrong", "rewind_to -1", "add_model_data text")
 """Cases in which one package refuses the value's type, and the other the value, with a RuntimeError."""
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_as_onnxruntime_genai(name: str) -> None:

@@ -226,7 +226,7 @@ class Fleet:
             self._client.register_plugin(BrowserPlugin(self._name, self._serving))
         except Exception as error:
             # Dask passes the scheduler's or a worker's error on as a text.
-            if "ModuleNotFoundError" not in f"{error!r}":
+            if "ModuleNotFoundError" not in repr(error):
                 raise
             raise FleetError(
                 f"the scheduler or a worker lacks a package ({error}): install capstan-webgpu[fleet] of the same "
