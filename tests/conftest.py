@@ -76,11 +76,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection() -> None:
     """Ten thousand items and their modules stay to the end: Python's collector need not look at them again and again,
-    which took a tenth of the unit tests' time."""
+    which took a quarter of the collection's time and a tenth of the unit tests'."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 
 from .. import ROOT
@@ -15,6 +16,8 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
 MOST_CHARACTERS = 71
+MOST_WORKERS = 4
+"""Processes of mypy at most; each reads what all share again."""
 SINCE = "8e36c2d"
 """Subjects of later commits are checked; older ones stay unchanged."""
 
@@ -54,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     }
     failed = []
     # mypy takes longer than all others together.
-    mypy = subprocess.Popen([*python, "mypy"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    workers = ["--num-workers", str(min(os.cpu_count() or 1, MOST_WORKERS))]
+    mypy = subprocess.Popen(
+        [*python, "mypy", *workers], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     for name, command in commands.items():
         say(f"check: {name}")
         if subprocess.run(command, cwd=ROOT).returncode:

@@ -101,6 +101,7 @@ def test_a_run_that_fails_is_traced_and_a_trace_without_a_gpu_says_so(tmp_path: 
     assert "load the model" in {each["name"] for each in slices_by_track(json.loads(path.read_text()))["load"]}
 
 
+@pytest.mark.extended
 def test_an_error_of_the_engine_is_one_line_and_status_2() -> None:
     done = build_py("run", "--prompt-ids", "999999", "--model", str(NANO))
     assert done.returncode == 2

@@ -107,6 +107,7 @@ BLOCKS = """async (blocks) => {
 }"""
 
 
+@pytest.mark.extended
 def test_the_code_of_the_documentation_runs(page: Page) -> None:
     text = (ROOT / "docs/embeddings.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

@@ -16,8 +16,6 @@ from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import Made, make, write, write_shards, write_spread
 
-pytestmark = pytest.mark.own_page
-
 PROMPT = [5, 60, 17, 80, 33, 2]
 COUNT = 4
 SHARDS = "Q4_0/a model-00002-of-00003.gguf"

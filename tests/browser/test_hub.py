@@ -19,8 +19,6 @@ from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
 from tests.repository_layout import lay_out
 
-pytestmark = pytest.mark.own_page
-
 PROMPT = [5, 6, 7, 8, 9]
 REFUSED = "Failed to load resource"
 """The browser reports refusals by itself."""

@@ -22,7 +22,10 @@ from tests import large_model, oracle
 from tests.conftest import BOOT_MS
 from tests.page_memory import Growth, PageMemory, prepare
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc"),
+]
 IN_PAGE = Path(__file__).parents[2] / "benches/memory/in_page.py"
 MIB = 1 << 20
 LARGE = 640
@@ -124,14 +127,12 @@ def test_the_sampler_sees_what_is_allocated(loading: Loading) -> None:
     assert 4 * LIMIT - SLACK <= growth.renderer < 5 * LIMIT, in_mib(growth)
 
 
-@pytest.mark.extended
 def test_the_first_load_streams_from_the_network(first_load: tuple[list[str], Growth]) -> None:
     asked, growth = first_load
     assert "GET" in asked
     assert_bounded(growth)
 
 
-@pytest.mark.extended
 @pytest.mark.usefixtures("first_load")
 def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     _, growth = loading.load("large")
@@ -139,7 +140,6 @@ def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     assert_bounded(growth)
 
 
-@pytest.mark.extended
 def test_a_token_moves_nothing_to_the_gpu_and_four_bytes_back(loading: Loading, folder: Path) -> None:
     (_, shorter, longer), _ = loading.load("large", TOKENS, TOKENS, 2 * TOKENS)
     assert longer["ids"] == oracle.greedy(folder / "small", PROMPT, 2 * TOKENS)

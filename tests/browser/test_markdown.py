@@ -45,11 +45,12 @@ GROW = """async ([text, step]) => {
 """Answer character by character, and give the elements that are there when the answer ends."""
 PARTS = """async (parts) => {
   const seen = [];
+  const ALL = { childList: true, subtree: true, characterData: true };
   window.answer = async (turn) => {
     for (const part of parts) {
-      const drawn = new Promise((resolve) => new MutationObserver(resolve).observe(slot(), { childList: true }));
+      const drawn = new Promise((resolve) => new MutationObserver(resolve).observe(slot(), ALL));
       turn.append(part);
-      await Promise.race([drawn, new Promise((resolve) => setTimeout(resolve, 5000))]);
+      await Promise.race([drawn, new Promise((resolve) => setTimeout(resolve, 1000))]);
       seen.push(slot().innerHTML);
     }
   };

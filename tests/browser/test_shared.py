@@ -130,7 +130,7 @@ def test_a_second_page_joins_the_model_and_fetches_nothing(pages: Pages) -> None
     expected = oracle.greedy(LLAMA, PROMPT, 12)
     for page in (first, second, first):
         assert ids(page.evaluate(COMPLETE, [PROMPT, 12])) == expected
-    own, _ = pages.load(shared=False, device="webgpu")
+    own, _ = pages.load(shared=False)
     assert ids(own.evaluate(COMPLETE, [PROMPT, 12])) == expected
     assert pages.workers() == ["shared_worker", "worker"]
 

@@ -10,7 +10,6 @@ from capstan.tape import PASSES
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.extended import pairwise
 from tests.long_windows import CONTEXT, FIXTURES, PROMPT, WINDOW, longer
 
 TAPE: dict[str, Any] = {"device": "webgpu", "capture": "tape"}
@@ -40,8 +39,9 @@ def nearly(found: list[float], expected: list[float]) -> bool:
     return max(abs(one - other) for one, other in zip(found, expected, strict=True)) < 1e-3 * max(map(abs, expected))
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(("name", "way"), pairwise([(name,) for name in MODELS], [], WAYS))
+@pytest.mark.extended
+@pytest.mark.parametrize("way", WAYS, ids=["tape", "off"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_long_prompt_and_its_picks_are_those_of_whole_caches(
     name: str, way: dict[str, Any], variants: Variants, scripts: PageScripts
 ) -> None:
@@ -81,6 +81,7 @@ def test_a_rewind_recomputes_what_is_gone_and_says_so(
         way,
         ("append", prompt),
         ("generate", 4),
+        ("logits", None),
         ("rewind", LONG - 20),
         ("generate", 4),
         ("rewind", 150),
@@ -92,7 +93,10 @@ def test_a_rewind_recomputes_what_is_gone_and_says_so(
     )
     ends = (LONG, LONG - 20, 150, 30)
     assert found["ids"] == [oracle.greedy(folder, prompt[:end], 4) for end in ends]
+    assert nearly(found["logits"][0], oracle.logits(folder, [*prompt, *found["ids"][0]]).tolist())
     assert found["recomputed"] in (149, 150), "near and to the begin nothing is gone"
+    assert set(found["caches"].values()) <= {ROOM * ROW, CONTEXT * ROW}
+    assert ROOM * ROW in found["caches"].values()
     assert [count for told, count in found["counted"].items() if told.startswith(TOLD)] == [1], found["counted"]
 
 

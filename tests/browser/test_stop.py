@@ -14,8 +14,6 @@ from capstan.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
-pytestmark = pytest.mark.own_page
-
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
 APPENDED = [17, 18, 19]

@@ -17,6 +17,7 @@ from buildtools.models import BUNDLED
 from buildtools.site import assemble
 from tests.conftest import TIERING, UNCHECKED
 
+LLAMA = ROOT / "tests/fixtures/nano-llama"
 WEIGHT_AT = 2_097_152 + 4 * 100
 """An element of the first layer's norm in the bundled model's float32 weights: 0.27."""
 THROWS = """
@@ -31,13 +32,13 @@ TURNS = 400_000 if os.environ.get("CAPSTAN_ADAPTER") == "hardware" else 40_000
 SLOW = PICK + rf"\n  for (var turn = 0u; turn < {TURNS}u; turn++) {{ atomicMax(&top, turn & 1u); }}"
 
 
-def made(folder: Path) -> Path:
-    """A copy of the example with the package and the model."""
+def made(folder: Path, model: Path = BUNDLED) -> Path:
+    """A copy of the example with the package and a model."""
     app = Path(shutil.copytree(ROOT / "examples/testing", folder / "app"))
     package = app / "node_modules/capstan-webgpu"
     shutil.copytree(assemble() / "capstan", package / "capstan", copy_function=os.link)
     (package / "index.js").write_text('export * from "./capstan/capstan.js";\n')
-    shutil.copytree(BUNDLED, app / "models/bundled")
+    shutil.copytree(model, app / "models/bundled")
     return app
 
 
@@ -86,7 +87,7 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
 
 
 def test_a_slow_kernel_and_an_exception_are_found_their_failures_kept_and_the_rest_passes(tmp_path: Path) -> None:
-    app = made(tmp_path)
+    app = made(tmp_path, LLAMA)
     worker = app / "node_modules/capstan-webgpu/capstan/worker.js"
     text = worker.read_text(encoding="utf-8")
     assert text.count(PICK) == 1

@@ -24,8 +24,6 @@ from tests.browser.model_variants import (
 from tests.browser.page_scripts import PageScripts
 from tests.long_ropes import LONG_ROPE, ORIGINAL, one_kind
 
-pytestmark = pytest.mark.own_page
-
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QWEN3 = FIXTURES / "nano-qwen3"
 PROMPT = [5, 6, 7, 8, 9]

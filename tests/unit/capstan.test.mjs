@@ -39,8 +39,12 @@ let loadReply;
 /** The ends of workers that wait for another question, in place of waits by the clock. */
 let inVain = [];
 const { setTimeout: byTheClock } = globalThis;
-globalThis.setTimeout = (work, milliseconds, ...given) =>
-  milliseconds === 2000 ? inVain.push(() => work(...given)) : byTheClock(work, milliseconds, ...given);
+globalThis.setTimeout = (work, milliseconds, ...given) => {
+  if (milliseconds === 2000) return inVain.push(() => work(...given));
+  const timer = byTheClock(work, milliseconds, ...given);
+  // Node waits for no deadline of a cancelled request.
+  return milliseconds >= 10_000 ? timer.unref() : timer;
+};
 async function nobodyAsks() {
   for (const work of inVain.splice(0)) work();
   await new Promise((go) => byTheClock(go));

@@ -297,6 +297,10 @@ def test_a_step_that_is_eager_because_the_configuration_says_so_has_that_as_its_
     assert step_of(graphs, TapeOptions("off")) == ("off", None, 0)
 
 
+thinned = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.extended)])
+"""By default every third call is tried, with --extended each one."""
+
+
 def calls_of_a_life(graphs: Graphs) -> int:
     async def run() -> int:
         life = Life(graphs)
@@ -368,7 +372,8 @@ def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
-        (OutOfMemoryError, 1),
+        (OutOfMemoryError, 3),
+        pytest.param(OutOfMemoryError, 1, marks=pytest.mark.extended),
         (DeviceLostError, 3),
         (TapeError, 3),
         pytest.param(DeviceLostError, 1, marks=pytest.mark.extended),
@@ -395,7 +400,10 @@ def test_whatever_call_fails_everything_is_freed_once(kind: type[CapstanError], 
         asyncio.run(run(number))
 
 
-def test_wherever_it_is_cancelled_everything_is_freed_once_and_another_sequence_works(graphs: Graphs) -> None:
+@thinned
+def test_wherever_it_is_cancelled_everything_is_freed_once_and_another_sequence_works(
+    every: int, graphs: Graphs
+) -> None:
     async def run(number: int) -> None:
         life = Life(graphs)
         using = asyncio.ensure_future(life.use())
@@ -411,7 +419,7 @@ def test_wherever_it_is_cancelled_everything_is_freed_once_and_another_sequence_
         await life.settle()
         life.check(f"cancelled in call {number}")
 
-    for number in range(1, calls_of_a_life(graphs)):
+    for number in range(1, calls_of_a_life(graphs), every):
         asyncio.run(run(number))
 
 
@@ -439,7 +447,8 @@ def test_a_load_that_is_cancelled_twice_leaves_nothing(graphs: Graphs) -> None:
     assert number > 10
 
 
-def test_wherever_it_is_closed_everything_is_freed_once(graphs: Graphs) -> None:
+@thinned
+def test_wherever_it_is_closed_everything_is_freed_once(every: int, graphs: Graphs) -> None:
     async def run(number: int) -> bool:
         life = Life(graphs)
         await life.load()
@@ -458,7 +467,7 @@ def test_wherever_it_is_closed_everything_is_freed_once(graphs: Graphs) -> None:
 
     number = 1
     while asyncio.run(run(number)):
-        number += 1
+        number += every
     assert number > 100
 
 
