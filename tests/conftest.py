@@ -28,11 +28,11 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 LONGEST = (
-    *("testing_example", "weight_store", "sliding_caches", "life", "web_api", "markdown", "sampler", "demo_looks"),
-    *("demo", "fleet", "attention", "shared", "beams", "generate", "small_adapters", "chat_element", "cli"),
-    *("document_blocks", "embeddings", "start_faults", "gguf_places", "choices", "other_browsers", "evaluation"),
-    *("quantized_caches", "matvec", "long_rope", "demo_inside", "families", "bad_input", "stored_tapes", "stop"),
-    *("session_weights", "snapshot", "scoring", "rows"),
+    *("weight_store", "web_api", "small_adapters", "demo", "sampler", "testing_example", "attention"),
+    *("sliding_caches", "shared", "demo_looks", "fleet", "matvec", "long_rope", "stored_tapes", "document_blocks"),
+    *("life", "evaluation", "markdown", "cli", "rows", "beams", "sampled", "chat_element", "bad_input", "scoring"),
+    *("packed_prompts", "families", "testing", "snapshot", "weights_ahead", "generate", "quantized_caches"),
+    *("demo_inside", "tape", "other_browsers", "speculation", "trace", "session_weights"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000

@@ -162,7 +162,7 @@ def test_a_policy_against_inline_styles_lets_the_elements_own_in(answered: Page)
 
 def test_a_model_answers_what_the_turns_say_also_where_the_page_changed_one(page: Page) -> None:
     attributes = {"model": "models/nano-qwen2/", "run-options": GREEDY, "system": "Be brief."}
-    page.evaluate(OPEN, {**attributes, "options": '{ "device": "webgpu" }'})
+    page.evaluate(OPEN, attributes)
     page.evaluate(PUT)
     expect(page.locator("#other #prompt")).to_be_enabled(timeout=RUN_MS)
     answers = page.evaluate("""async () => {

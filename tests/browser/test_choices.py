@@ -18,7 +18,7 @@ PROMPT = [5, 6, 7, 8]
 SAMPLING = {"temperature": 1.3, "seed": 5}
 ASK = """async ({ prompt, sampling }) => {
   const { Capstan } = await import("/capstan/capstan.js");
-  const llm = await Capstan.load("/models/nano-qwen2", { device: "webgpu" });
+  const llm = await Capstan.load("/models/nano-qwen2", { device: "wasm" });
   const messages = [{ role: "user", content: "hello" }];
   const found = { parts: [] };
   const run = llm.complete(prompt, { ...sampling, n: 3, maxTokens: 8, logprobs: true });

@@ -16,6 +16,7 @@ from tests.browser.model_variants import LLAMA, Variants
 
 def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> None:
     choose(demo.page, "nano-qwen2")
+    demo.page.select_option("#device-choice", "wasm")
     example = demo.page.locator("#examples button").first
     asked = example.inner_text()
     demo.clear_status()

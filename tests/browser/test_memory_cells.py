@@ -41,6 +41,7 @@ def check_other(found: dict[str, Any]) -> None:
     assert found["answers"] == [oracle.greedy(LLAMA, PROMPT, 24)]
 
 
+@pytest.mark.extended
 def test_each_cell_is_right_or_refused_and_no_other_model_suffers(scripts: PageScripts) -> None:
     found = scripts.run("memory_cells", "walk", "nano-llama", model="nano-llama")
     assert len(found["cells"]) == 2 * len(CELLS)

@@ -35,6 +35,7 @@ def of_one_kind(found: dict[str, Any]) -> None:
     assert reused >= len(PROMPT) - 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("model", ["nano-llama", pytest.param("nano-qwen3", marks=pytest.mark.extended)])
 def test_quantized_caches_run_in_every_way(model: str, dtype: str, scripts: PageScripts) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from capstan.testing.harness import Harness
 
-pytestmark = pytest.mark.own_page
+pytestmark = [pytest.mark.extended, pytest.mark.own_page]
 
 RUN = """
 import json

@@ -74,6 +74,7 @@ def test_messages_have_a_bound() -> None:
     assert "(998510 characters)" in message
 
 
+@pytest.mark.extended
 def test_the_command_prints_a_table_and_ends_well() -> None:
     command = [sys.executable, str(ROOT / "build.py"), "test", "--faults", "--no-page", "--count", "2", "--seed", "3"]
     done = subprocess.run([*command, "--processes", "2"], capture_output=True, text=True, timeout=300)
