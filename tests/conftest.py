@@ -31,7 +31,7 @@ LONGEST = (
     *("weight_store", "web_api", "small_adapters", "demo", "sampler", "testing_example", "attention"),
     *("sliding_caches", "shared", "demo_looks", "fleet", "matvec", "long_rope", "stored_tapes", "document_blocks"),
     *("life", "evaluation", "markdown", "cli", "rows", "beams", "sampled", "chat_element", "bad_input", "scoring"),
-    *("packed_prompts", "families", "testing", "snapshot", "weights_ahead", "generate", "quantized_caches"),
+    *("packed_prompts", "families", "testing", "snapshot", "generate", "quantized_caches"),
     *("demo_inside", "tape", "other_browsers", "speculation", "trace", "session_weights"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""

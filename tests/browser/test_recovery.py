@@ -100,9 +100,11 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
     def killed(at: str, **options: Any) -> dict[str, Any]:
         """A run whose GPU process is killed once an event's text begins so."""
         scripts.begin("recovering", "run", "nano-llama", **options)
+        # The search takes as long as many tokens.
+        gpu = gpu_process(before)
         while not any(event.get("text", "").startswith(at) for event in scripts.harness.events):
             scripts.harness.page.wait_for_timeout(5)
-        kill_gpu_process(before)
+        os.kill(gpu, signal.SIGKILL)
         found: dict[str, Any] = scripts.end()
         return found
 
@@ -137,7 +139,7 @@ def test_a_gpu_process_killed_at_any_point_changes_no_token(mortal: tuple[PageSc
     for after in moments(calm):
         scripts.begin("recovering", "run", "nano-llama")
         scripts.harness.page.wait_for_timeout(after)
-        kill_gpu_process(before)
+        os.kill(gpu_process(before), signal.SIGKILL)
         survived += came_through(scripts.end(), calm, f"killed after {after:.0f}")
         scripts.harness.errors.clear()
     assert survived >= 1, "no run came through"
@@ -179,11 +181,6 @@ def test_a_page_that_takes_all_memory_does_not_stop_the_model_of_another(mortal:
     assert len(found["ids"]) > 0
     assert found["recovered"] == (0 if told == "refused" else 1)
     assert scripts.run("filling", "end", "nano-llama") == 0
-
-
-def kill_gpu_process(others: set[int]) -> None:
-    """Kill the GPU process of the browser whose processes are not among `others`."""
-    os.kill(gpu_process(others), signal.SIGKILL)
 
 
 def gpu_process(others: set[int]) -> int:

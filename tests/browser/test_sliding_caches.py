@@ -125,7 +125,7 @@ ROWS: list[Any] = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ROWS)
 def test_rows_have_bases_of_their_own(
     way: dict[str, Any], gemma3: str, variants: Variants, scripts: PageScripts

@@ -21,6 +21,8 @@ from tests.conftest import BOOT_MS
 from tests.gguf_models import make, write
 from tests.repository_layout import lay_out
 
+pytestmark = pytest.mark.extended
+
 MODEL = "/models/nano-llama"
 DATA = f"{MODEL}/model.onnx.data"
 BEGIN = """([model, options]) => {
@@ -124,7 +126,6 @@ def test_a_download_and_an_upload_begin_before_python_is_there(context: BrowserC
     assert uploaded == downloaded
 
 
-@pytest.mark.extended
 def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
     context: BrowserContext, site: SiteServer, tmp_path: Path
 ) -> None:
@@ -149,7 +150,6 @@ def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
     assert uploaded == stored
 
 
-@pytest.mark.extended
 def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
     context: BrowserContext, site: SiteServer
 ) -> None:
@@ -171,7 +171,6 @@ def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
         }
 
 
-@pytest.mark.extended
 def test_of_a_hub_the_weights_come_before_python_is_there_and_each_byte_once(
     context: BrowserContext, site: SiteServer, tmp_path: Path
 ) -> None:

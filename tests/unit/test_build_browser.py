@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from buildtools.errors import CommandError
 from capstan.errors import OptionError
 from capstan.headless.browser import BrowserError, adapters_to_try, browser_version, flags, gpu_devices
 from capstan.headless.page import launch
+from capstan.testing.pages import launched
 
 SNAP_STUB = """#!/bin/sh
 echo "Command '$0' requires the chromium snap to be installed." >&2
@@ -105,17 +107,17 @@ def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatc
 
 
 class PaperBrowser:
-    """A browser whose page finds what `finds` holds, or fails with it."""
+    """A browser whose page finds what `finds` holds, or fails with it; and the page."""
 
     def __init__(self, finds: dict[str, Any] | Error | None) -> None:
         self.finds = finds
-        self.open = True
+        self.closed = False
 
     async def new_page(self) -> PaperBrowser:
-        return self
+        return PaperBrowser(self.finds)
 
     async def goto(self, address: str) -> None:
-        assert address == "http://site/capstan/python.json"
+        assert address.endswith("/capstan/python.json")
 
     async def evaluate(self, script: str) -> dict[str, Any] | None:
         if isinstance(self.finds, Error):
@@ -123,8 +125,7 @@ class PaperBrowser:
         return self.finds
 
     async def close(self) -> None:
-        """The page and the browser are one here."""
-        self.open = self.finds is not None and not isinstance(self.finds, Error)
+        self.closed = True
 
 
 class PaperPlaywright:
@@ -138,34 +139,63 @@ class PaperPlaywright:
         return self.browsers.pop(0)
 
 
+class Blocking:
+    """The same for code that blocks."""
+
+    def __init__(self, paper: PaperBrowser | PaperPlaywright) -> None:
+        self.paper = paper
+        self.chromium = self
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            found = asyncio.run(getattr(self.paper, name)(*given, **named))
+            return Blocking(found) if isinstance(found, PaperBrowser) else found
+
+        return call
+
+
+def opened(way: str, wish: str, site: Path, browsers: Sequence[PaperBrowser], said: list[str]) -> PaperBrowser:
+    """The browser, open, that a command (`launch`) or a test (`launched`) is given."""
+    paper = PaperPlaywright(*browsers)
+    if way == "command":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CAPSTAN_ADAPTER", wish)
+            found: Any = asyncio.run(launch(cast("Playwright", paper), site, "http://s/", said.append))
+            assert not found.closed
+            return cast("PaperBrowser", found)
+    with launched(cast("Any", Blocking(paper)), Path("b"), wish, site, [], said.append) as browser:
+        found = cast("Any", browser).paper
+        assert not found.closed
+    return cast("PaperBrowser", found)
+
+
 GPU = {"name": "nvidia hopper", "software": False}
+WAYS = pytest.mark.parametrize("way", ["command", "test"])
 
 
+@WAYS
 @pytest.mark.parametrize(
     ("finds", "reason"),
     [(GPU, None), (None, "since Chromium finds no GPU here"), (Error("GPU is off"), "the page failed: GPU is off")],
 )
 def test_a_step_down_to_the_software_adapter_tells_its_reason(
-    finds: dict[str, Any] | Error | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    finds: dict[str, Any] | Error | None, reason: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CAPSTAN_ADAPTER", "auto")
     monkeypatch.setattr("capstan.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
     first, second, said = PaperBrowser(finds), PaperBrowser(GPU), list[str]()
-    playwright = cast("Playwright", PaperPlaywright(first, second))
-    opened = asyncio.run(launch(playwright, Path("b"), "http://site/", said.append))
-    assert cast("object", opened) is (second if reason else first)
-    assert first.open == (reason is None)
+    assert opened(way, "auto", tmp_path, [first, second], said) is (second if reason else first)
+    assert first.closed or reason is None
     assert (reason or "") in " ".join(said)
     assert bool(said) == (reason is not None)
 
 
-def test_an_adapter_that_must_be_had_and_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAPSTAN_ADAPTER", "hardware")
+@WAYS
+def test_an_adapter_that_must_be_had_and_fails_is_an_error(way: str, tmp_path: Path) -> None:
     for finds, told in ((Error("GPU is off"), "the page failed: GPU is off"), (None, "Chromium finds no GPU here")):
         found = PaperBrowser(finds)
         with pytest.raises(BrowserError, match=told):
-            asyncio.run(launch(cast("Playwright", PaperPlaywright(found)), Path("b"), "http://site/"))
-        assert not found.open
+            opened(way, "hardware", tmp_path, [found], [])
+        assert found.closed
 
 
 def test_gpu_device_nodes_are_seen(tmp_path: Path) -> None:

@@ -296,6 +296,37 @@ def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None
     }
 
 
+PAPER_BROWSER = """
+from types import SimpleNamespace
+import pytest
+from capstan.headless import browser
+
+browser.adapters_to_try = lambda wish: ["software"]
+
+@pytest.fixture(scope="session")
+def capstan_site():
+    return None
+
+@pytest.fixture(scope="session")
+def capstan_playwright():
+    return SimpleNamespace(chromium=SimpleNamespace(launch=lambda **_: SimpleNamespace(close=lambda: None)))
+"""
+
+
+def test_the_report_ends_with_the_reason_for_a_software_adapter(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(PAPER_BROWSER)
+    (tmp_path / "test_paper.py").write_text("def test_it(capstan_browser): pass\n")
+    (tmp_path / "chromium").write_text('#!/bin/sh\necho "Chromium 156"\n')
+    (tmp_path / "chromium").chmod(0o755)
+    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), "CAPSTAN_BROWSER": str(tmp_path / "chromium")}
+    for adapter, told in (("auto", True), ("software", False)):
+        environment["CAPSTAN_ADAPTER"] = adapter
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        assert ("Capstan: WebGPU: software adapter, since Chromium finds no GPU here" in done.stdout) == told
+
+
 def test_a_run_that_does_not_use_the_plugin_imports_no_playwright(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n\ndef test_it():\n    assert 'playwright' not in sys.modules and 'numpy' not in sys.modules\n"

@@ -22,7 +22,7 @@ __all__ = [
         "flags",
         "gpu_devices",
     ),
-    *("installed_browser", "launches", "named_browser", "start_error"),
+    *("Launches", "installed_browser", "named_browser", "start_error"),
 ]
 
 
@@ -90,14 +90,37 @@ def adapters_to_try(wish: str) -> list[str]:
     return ["software"]
 
 
-def launches(wish: str) -> Iterator[tuple[str, list[str]]]:
-    """The adapters to try in turn, until a page is given one, each with Chromium's arguments. Raises BrowserError after
-    the last one."""
-    for adapter in adapters_to_try(wish):
-        yield adapter, ["--headless=new", *flags(adapter)]
-    raise BrowserError(
-        "the adapter is to be hardware, but Chromium finds no GPU here: ask for auto or software (CAPSTAN_ADAPTER)"
-    )
+class Launches:
+    """The adapters to try in turn, until a page is given one, each with Chromium's arguments. Raises BrowserError with
+    the reason after the last one."""
+
+    def __init__(self, wish: str) -> None:
+        self.wish = wish
+        self.adapter = ""
+        """The last one that was tried."""
+        self.reason = "Chromium finds no GPU here"
+        """The cause of a step down to the software adapter."""
+
+    def __iter__(self) -> Iterator[tuple[str, list[str]]]:
+        for adapter in adapters_to_try(self.wish):
+            self.adapter = adapter
+            yield adapter, ["--headless=new", *flags(adapter)]
+        raise BrowserError(
+            f"the adapter is to be hardware, but {self.reason}: ask for auto or software (CAPSTAN_ADAPTER)"
+        )
+
+    def failed(self, error: BrowserError) -> None:
+        """The browser failed with this adapter."""
+        self.reason = f"it failed with the GPU ({error})"
+
+    def step_down(self) -> list[str]:
+        """Lines that tell of a software adapter where the best was asked for, and why."""
+        if self.adapter != "software" or self.wish != "auto":
+            return []
+        return [
+            f"WebGPU: software adapter, since {self.reason} (CAPSTAN_ADAPTER=hardware insists):",
+            "the CPU does the GPU's work, and the first answer of a chat model takes minutes",
+        ]
 
 
 def start_error(program: Path, error: Exception) -> BrowserError:

@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
 
-from .browser import BrowserError, launches, start_error
+from .browser import BrowserError, Launches, start_error
 
-__all__ = ["PROBE", "BackgroundLoop", "Event", "HarnessPage", "Reply", "is_hardware", "launch", "open_harness"]
+__all__ = [
+    *("PROBE", "BackgroundLoop", "Event", "HarnessPage", "Reply", "is_hardware", "launch", "open_harness"),
+    "page_error",
+]
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -116,9 +119,8 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
     """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
     `say` is told of a step down to software. BrowserError if it does not start, or fails with the GPU where
     CAPSTAN_ADAPTER allows nothing else."""
-    wish = os.environ.get("CAPSTAN_ADAPTER", "auto")
-    reason = "Chromium finds no GPU here"
-    for adapter, arguments in launches(wish):
+    tried = Launches(os.environ.get("CAPSTAN_ADAPTER", "auto"))
+    for adapter, arguments in tried:
         try:
             browser = await playwright.chromium.launch(
                 executable_path=str(program),
@@ -133,17 +135,11 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
             if adapter == "software" or await has_hardware_adapter(browser, url):
                 break
         except Error as error:
-            failed = page_error(error, str(program))
-            if wish == "hardware":
-                with contextlib.suppress(Error):
-                    await browser.close()
-                raise failed from error
-            reason = f"it failed with the GPU ({failed})"
+            tried.failed(page_error(error, str(program)))
         with contextlib.suppress(Error):
             await browser.close()
-    if adapter == "software" and wish == "auto":
-        say(f"WebGPU: software adapter, since {reason} (CAPSTAN_ADAPTER=hardware insists):")
-        say("the CPU does the GPU's work, and the first answer of a chat model takes minutes")
+    for line in tried.step_down():
+        say(line)
     return browser
 
 

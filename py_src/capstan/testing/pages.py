@@ -13,8 +13,8 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from ..errors import OptionError
-from ..headless.browser import BrowserError, launches, start_error
-from ..headless.page import PROBE, is_hardware
+from ..headless.browser import BrowserError, Launches, start_error
+from ..headless.page import PROBE, is_hardware, page_error
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import PAGE
 from .answers import Answer
@@ -339,18 +339,30 @@ def closed(page: Page) -> None:
 
 @contextlib.contextmanager
 def launched(
-    playwright: Playwright, program: Path, adapter: str, site: Path | None, further: Sequence[str] = ()
+    playwright: Playwright,
+    program: Path,
+    adapter: str,
+    site: Path | None,
+    further: Sequence[str],
+    say: Callable[[str], object],
 ) -> Iterator[Browser]:
     """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the best there is, of which a page
-    of the site is asked; with further arguments. Raises BrowserError."""
-    for kind, arguments in launches(adapter):
+    of the site is asked; with further arguments. `say` is told of a step down to software. Raises BrowserError."""
+    tried = Launches(adapter)
+    for kind, arguments in tried:
         try:
             browser = playwright.chromium.launch(executable_path=str(program), args=[*arguments, *further])
         except Error as error:
             raise start_error(program, error) from error
-        if kind == "software" or site is None or hardware(browser, site):
-            break
-        browser.close()
+        try:
+            if kind == "software" or site is None or hardware(browser, site):
+                break
+        except Error as error:
+            tried.failed(page_error(error, str(program)))
+        with contextlib.suppress(Error):
+            browser.close()
+    for line in tried.step_down():
+        say(line)
     try:
         yield browser
     finally:

@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 PAGES = pytest.StashKey["Pages"]()
+SAID = pytest.StashKey[list[str]]()
+"""Lines for the end of pytest's report."""
 OPTIONS = {
     "site": (
         "CAPSTAN_SITE",
@@ -95,7 +97,8 @@ def capstan_browser(request: pytest.FixtureRequest, capstan_playwright: Playwrig
     adapter = option(config, "adapter") or "auto"
     site = request.getfixturevalue("capstan_site") if adapter != "software" else None
     further = (option(config, "browser-args") or "").split()
-    with launched(capstan_playwright, program, adapter, site, further) as browser:
+    say = config.stash.setdefault(SAID, []).append
+    with launched(capstan_playwright, program, adapter, site, further, say) as browser:
         yield browser
 
 
@@ -179,6 +182,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             page.keep(folder / page.name, write_json)
         report.sections.append(("Capstan", f"kept: {folder}"))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(SAID, []):
+        terminalreporter.write_line(f"Capstan: {line}")
 
 
 @pytest.hookimpl(trylast=True)

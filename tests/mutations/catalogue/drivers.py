@@ -9,8 +9,8 @@ __all__ = ["DRIVERS"]
 DRIVERS = (
     Mutation(
         "headless.silent_step_down",
-        "py_src/capstan/headless/page.py",
-        'reason = f"it failed with the GPU ({failed})"',
+        "py_src/capstan/headless/browser.py",
+        'self.reason = f"it failed with the GPU ({error})"',
         "pass",
         "a browser that fails with the GPU is told as a machine without one",
         unit("build_browser::test_a_step_down_to_the_software_adapter_tells_its_reason"),
