@@ -16,9 +16,9 @@ from tests.browser.model_variants import LLAMA
 QWEN2 = LLAMA.parent / "nano-qwen2"
 PROMPT = [5, 6, 7, 8]
 SAMPLING = {"temperature": 1.3, "seed": 5}
-ASK = """async ({ prompt, sampling }) => {
+ASK = """async ({ prompt, sampling, device }) => {
   const { Capstan } = await import("/capstan/capstan.js");
-  const llm = await Capstan.load("/models/nano-qwen2", { device: "wasm" });
+  const llm = await Capstan.load("/models/nano-qwen2", { device });
   const messages = [{ role: "user", content: "hello" }];
   const found = { parts: [] };
   const run = llm.complete(prompt, { ...sampling, n: 3, maxTokens: 8, logprobs: true });
@@ -57,12 +57,12 @@ ASK = """async ({ prompt, sampling }) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def found(browser: Browser, site: SiteServer) -> Iterator[dict[str, Any]]:
+@pytest.fixture(scope="module", params=["wasm", pytest.param("webgpu", marks=pytest.mark.extended)])
+def found(request: pytest.FixtureRequest, browser: Browser, site: SiteServer) -> Iterator[dict[str, Any]]:
     page = browser.new_page()
     errors = watch(page, [])
     page.goto(site.url + "blank.html")
-    yield page.evaluate(ASK, {"prompt": PROMPT, "sampling": SAMPLING})
+    yield page.evaluate(ASK, {"prompt": PROMPT, "sampling": SAMPLING, "device": request.param})
     page.close()
     assert not errors, f"the page reported {errors}"
 

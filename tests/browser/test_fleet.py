@@ -50,10 +50,14 @@ def kill_browser(before: set[int]) -> None:
     raise AssertionError("no browser is there")
 
 
-def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(site: SiteServer, client: Client, tmp_path: Path) -> None:
+@pytest.mark.one_in
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(
+    device: str, site: SiteServer, client: Client, tmp_path: Path
+) -> None:
     out = tmp_path / "results.jsonl"
     before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
-    with Fleet(client, LLAMA, site=site.root, rows=4, max_length=32, device="wasm") as fleet:
+    with Fleet(client, LLAMA, site=site.root, rows=4, max_length=32, device=device, capture="off") as fleet:
         given = [*PROMPTS[:6], [10**6], *PROMPTS[6:]]
         found = []
         for item in fleet.generate(given, out=out, batch=4, **GREEDY):

@@ -53,11 +53,14 @@ def script(source: str) -> dict[str, Any]:
     return exec_request(source, [], [], "script.py")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
 @pytest.mark.parametrize("what", FAULTS)
-def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what: str, harness: Harness) -> None:
+def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(
+    what: str, device: str, harness: Harness
+) -> None:
     source, reason = FAULTS[what]
-    assert harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")["token_ids"]
+    assert harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device=device)["token_ids"]
     harness.events.clear()
     asked = [script(source + WAITING), {"kind": "models", "action": "list", "which": None}]
     found = harness.evaluate(ASK, asked)
@@ -68,7 +71,7 @@ def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what:
     assert reason in restarted["reason"]
     stored = harness.reply({"kind": "models", "action": "list", "which": None})
     assert any(LLAMA.name in source for file in stored["result"]["files"] for source in file["sources"]), stored
-    again = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=12, device="wasm")
+    again = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=12, device=device)
     assert again["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
 
 

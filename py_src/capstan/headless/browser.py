@@ -98,20 +98,22 @@ class Launches:
         self.wish = wish
         self.adapter = ""
         """The last one that was tried."""
-        self.reason = "Chromium finds no GPU here"
-        """The cause of a step down to the software adapter."""
+        self.failure: BrowserError | None = None
+        """How the browser failed with the GPU."""
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
         for adapter in adapters_to_try(self.wish):
             self.adapter = adapter
             yield adapter, ["--headless=new", *flags(adapter)]
         raise BrowserError(
-            f"the adapter is to be hardware, but {self.reason}: ask for auto or software (CAPSTAN_ADAPTER)"
-        )
+            f"the adapter is to be hardware, but {self.reason}: ask for auto or software (CAPSTAN_ADAPTER)",
+            detail=self.failure.detail if self.failure else "",
+        ) from self.failure
 
-    def failed(self, error: BrowserError) -> None:
-        """The browser failed with this adapter."""
-        self.reason = f"it failed with the GPU ({error})"
+    @property
+    def reason(self) -> str:
+        """The cause of a step down to the software adapter."""
+        return f"it failed with the GPU ({self.failure})" if self.failure else "Chromium finds no GPU here"
 
     def step_down(self) -> list[str]:
         """Lines that tell of a software adapter where the best was asked for, and why."""

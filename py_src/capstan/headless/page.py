@@ -135,7 +135,7 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
             if adapter == "software" or await has_hardware_adapter(browser, url):
                 break
         except Error as error:
-            tried.failed(page_error(error, str(program)))
+            tried.failure = page_error(error, str(program))
         with contextlib.suppress(Error):
             await browser.close()
     for line in tried.step_down():

@@ -358,7 +358,7 @@ def launched(
             if kind == "software" or site is None or hardware(browser, site):
                 break
         except Error as error:
-            tried.failed(page_error(error, str(program)))
+            tried.failure = page_error(error, str(program))
         with contextlib.suppress(Error):
             browser.close()
     for line in tried.step_down():

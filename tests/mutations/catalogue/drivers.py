@@ -10,8 +10,8 @@ DRIVERS = (
     Mutation(
         "headless.silent_step_down",
         "py_src/capstan/headless/browser.py",
-        'self.reason = f"it failed with the GPU ({error})"',
-        "pass",
+        '({self.failure})" if self.failure else',
+        '({self.failure})" if False else',
         "a browser that fails with the GPU is told as a machine without one",
         unit("build_browser::test_a_step_down_to_the_software_adapter_tells_its_reason"),
     ),
