@@ -13,6 +13,8 @@ from tests.browser.page_scripts import PageScripts
 from tests.guidance_runs import SCHEMAS
 from tests.json_schemas import fits
 
+pytestmark = pytest.mark.own_page
+
 NANO = Path(__file__).parents[1] / "fixtures/nano-llama"
 PROMPT = [5, 6, 7]
 HOT = {"do_sample": True, "temperature": 2.0, "top_k": 0, "random_seed": 4, "max_length": 100}

@@ -9,6 +9,8 @@ import pytest
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
+pytestmark = pytest.mark.own_page
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTHS = [1, 5, 40, 64, 150]
 """One id, few, more than 32 (where attention's kernel changes), a whole chunk, three chunks."""

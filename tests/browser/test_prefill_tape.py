@@ -11,6 +11,8 @@ from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
 
+pytestmark = pytest.mark.own_page
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CHUNK = 64
 """The chunk on the software adapter; its half and its quarter may have tapes as well."""

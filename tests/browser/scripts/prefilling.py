@@ -176,8 +176,11 @@ async def closed(
                 if step == "prefill":
                     await picked(opened, prompt, 1, max_length=256)
                 generator = Generator(opened, parameters(opened, max_length=256))
-                generator.append_tokens(prompt)
-                waiting = asyncio.ensure_future(generator.generate_next_token_async())
+                if step == "decode":
+                    waiting = asyncio.ensure_future(generator.prepare_async(record=True))
+                else:
+                    generator.append_tokens(prompt)
+                    waiting = asyncio.ensure_future(generator.generate_next_token_async())
                 closing = Closing(opened)
                 with on_call(name, closing.begin):
                     await asyncio.wait([waiting])
