@@ -176,6 +176,7 @@ async def closed(
                 if step == "prefill":
                     await picked(opened, prompt, 1, max_length=256)
                 generator = Generator(opened, parameters(opened, max_length=256))
+                waiting: asyncio.Future[Any]
                 if step == "decode":
                     waiting = asyncio.ensure_future(generator.prepare_async(record=True))
                 else:
