@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,16 +76,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank)
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Ten thousand items and their modules stay to the end: Python's collector need not look at them again and again,
-    which took a quarter of the collection's time and a tenth of the unit tests'."""
+    which took a sixth of the collection's time and a tenth of the unit tests'."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

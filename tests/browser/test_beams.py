@@ -37,9 +37,9 @@ def case(prompts: int, chosen: list[int], name: str, *marks: pytest.MarkDecorato
     ("prompts", "chosen"),
     [
         # A number of rows more is a step more to record.
-        case(1, [4, 6], "one prompt"),
+        case(1, [3, 4, 5, 6], "one prompt"),
         case(2, [3, 4, 5], "two prompts"),
-        case(1, [0, 3, 5, 7], "one prompt, all ends", pytest.mark.extended),
+        case(1, [0, 3, 4, 5, 6, 7], "one prompt, all ends", pytest.mark.extended),
         case(1, [1, 2], "one prompt, more beams", pytest.mark.extended),
         case(2, [0, 1, 2, 6, 7], "two prompts, more beams", pytest.mark.extended),
     ],
@@ -62,7 +62,7 @@ def test_the_gpu_chooses_what_the_host_chooses(
             asked = {"num_return_sequences": 1, **case}
             wanted = oracle.rows(LLAMA, prompts, returned=asked["num_return_sequences"], **asked)
             assert gpu["sequences"] == wanted.sequences, case
-    assert moved > 10 * len(chosen), "beams read the caches of others"
+    assert moved > 50, "beams read the caches of others"
 
 
 def test_steps_are_read_a_burst_at_a_time(scripts: PageScripts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -117,7 +118,7 @@ class PaperBrowser:
         return PaperBrowser(self.finds)
 
     async def goto(self, address: str) -> None:
-        assert address.endswith("/capstan/python.json")
+        assert re.fullmatch("http://[^/]+/capstan/python.json", address)
 
     async def evaluate(self, script: str) -> dict[str, Any] | None:
         if isinstance(self.finds, Error):

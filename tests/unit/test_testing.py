@@ -280,13 +280,17 @@ def test_right_again(): pass
 """
 
 
+def pytest_in(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The folder's tests with the plugin."""
+    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), **environment}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(PAPER_PAGES)
     (tmp_path / "test_paper.py").write_text(PAPER_TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "py_src")}, capture_output=True, text=True
-    )
+    done = pytest_in(tmp_path)
     assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "the pages reported ['out of the page']" in done.stdout
     kept = {path.name: (path / "paper/errors.json").read_text() for path in (tmp_path / "test-results").iterdir()}
@@ -318,11 +322,8 @@ def test_the_report_ends_with_the_reason_for_a_software_adapter(tmp_path: Path) 
     (tmp_path / "test_paper.py").write_text("def test_it(capstan_browser): pass\n")
     (tmp_path / "chromium").write_text('#!/bin/sh\necho "Chromium 156"\n')
     (tmp_path / "chromium").chmod(0o755)
-    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), "CAPSTAN_BROWSER": str(tmp_path / "chromium")}
     for adapter, told in (("auto", True), ("software", False)):
-        environment["CAPSTAN_ADAPTER"] = adapter
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = pytest_in(tmp_path, CAPSTAN_BROWSER=str(tmp_path / "chromium"), CAPSTAN_ADAPTER=adapter)
         assert "1 passed" in done.stdout, done.stdout + done.stderr
         assert ("Capstan: WebGPU: software adapter, since Chromium finds no GPU here" in done.stdout) == told
 

@@ -34,8 +34,7 @@ async def guided(
         params.set_search_options(**search)
         params.set_guidance(kind, data, forced)
         async with Generator(opened, params) as generator:
-            if device == "webgpu" and not source:
-                await generator.prepare_async(record=True)
+            await generator.prepare_async(record=True)
             generator.append_tokens(prompt)
             ids = [token async for token in generator]
             steps, waits = generator.counters["steps"], generator.counters["python_crossings"]

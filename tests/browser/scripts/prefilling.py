@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -176,12 +176,10 @@ async def closed(
                 if step == "prefill":
                     await picked(opened, prompt, 1, max_length=256)
                 generator = Generator(opened, parameters(opened, max_length=256))
-                waiting: asyncio.Future[Any]
-                if step == "decode":
-                    waiting = asyncio.ensure_future(generator.prepare_async(record=True))
-                else:
-                    generator.append_tokens(prompt)
-                    waiting = asyncio.ensure_future(generator.generate_next_token_async())
+                generator.append_tokens(prompt)
+                recorded, token = generator.prepare_async, generator.generate_next_token_async
+                work: Coroutine[Any, Any, object] = recorded(record=True) if step == "decode" else token()
+                waiting = asyncio.ensure_future(work)
                 closing = Closing(opened)
                 with on_call(name, closing.begin):
                     await asyncio.wait([waiting])
