@@ -1,10 +1,10 @@
-"""Capstan on `wasm` beside wllama on its CPU, in a browser without WebGPU: load, first token, tokens a second.
+"""Capstan on `wasm` beside wllama on its CPU, one GGUF file, in a browser without WebGPU: start, first token, pace.
 
-usage: python3 benches/without_gpu.py FOLDER FILE.gguf [--tokens N] [--rounds N] [--threads N] [--browser PATH]
+usage: python3 benches/without_gpu.py FILE.gguf [--tokens N] [--rounds N] [--starts N] [--threads N] [--browser PATH]
 
-FOLDER is a model for Capstan, FILE.gguf the same one for wllama. Both answer one prompt greedily by turns in one page;
-medians are printed, and the whole as JSON. A warm load is the second of two pages, with what the first one stored. Run
-it on a machine that does nothing else.
+A start lasts from the navigation to the first token, in a page with one engine: a first visit with nothing stored, then a
+warm one with what the first stored; the engines take turns. For the pace, both answer one prompt greedily by turns in
+one page. Medians are printed, and the whole as JSON. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SITE = ROOT / ("site" if PACKED else "build/site")
 WLLAMA = ROOT / ("wllama" if PACKED else "build/cache/wllama")
 PROMPT = "The capital of France is Paris, and it is known for its museums, its food and"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-features=WebGPU")
+ENGINES = ("capstan", "wllama")
 LIMIT = 600.0
 """Seconds for a page."""
 
@@ -50,27 +51,38 @@ def measured(server: BenchServer, browser: Path, profile: Path, args: dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
     parser.add_argument("file", type=Path)
-    for name, default in (("tokens", 64), ("rounds", 3), ("threads", 2)):
+    for name, default in (("tokens", 64), ("rounds", 3), ("starts", 3), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--browser", type=Path, default=Path("/usr/bin/chromium"))
     given = parser.parse_args()
-    models = {path.name: path.resolve() for path in (given.folder, given.file)}
-    server = BenchServer(SITE, ROOT / "benches/page", {"wllama": WLLAMA}, models)
+    server = BenchServer(SITE, ROOT / "benches/page", {"wllama": WLLAMA}, {given.file.name: given.file.resolve()})
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    args = {"model": given.folder.name, "file": given.file.name, "prompt": PROMPT}
+    args = {"engines": ENGINES, "file": given.file.name, "prompt": PROMPT}
     args |= {name: getattr(given, name) for name in ("tokens", "rounds", "threads")}
-    with tempfile.TemporaryDirectory() as profile:
-        cold = measured(server, given.browser, Path(profile), {**args, "rounds": 0})
-        warm = measured(server, given.browser, Path(profile), args)
+    starts: dict[str, dict[str, list[float]]] = {name: {"first visit": [], "warm": []} for name in ENGINES}
+    for turn in range(given.starts):
+        for name in ENGINES[:: 1 - 2 * (turn % 2)]:
+            with tempfile.TemporaryDirectory() as profile:
+                for kind in ("first visit", "warm"):
+                    alone = {**args, "engines": [name], "rounds": 0}
+                    found = measured(server, given.browser, Path(profile), alone)
+                    starts[name][kind].append(found[name]["first_token_ms"])
+    pace: dict[str, Any] = {}
+    if given.rounds:
+        with tempfile.TemporaryDirectory() as profile:
+            pace = measured(server, given.browser, Path(profile), args)
     server.shutdown()
-    for name in ("capstan", "wllama"):
-        rounds = warm[name]["rounds"]
-        first, each = (statistics.median(one[key] for one in rounds) for key in ("first_ms", "token_ms"))
-        loads = f"load {cold[name]['load_ms']:.0f} ms at first, {warm[name]['load_ms']:.0f} warm"
-        print(f"{name}: {1000 / each:.1f} tokens/s, first token after {first:.0f} ms, {loads}", file=sys.stderr)
-    print(json.dumps({"cold": cold, "warm": warm}))
+    for name in ENGINES:
+        told = [f"{kind} {statistics.median(times):.0f} ms" for kind, times in starts[name].items() if times]
+        if pace:
+            of = {key: [one[key] for one in pace[name]["rounds"]] for key in ("first_ms", "token_ms", "whole_ms")}
+            first, each, whole = (statistics.median(times) for times in of.values())
+            told += [
+                f"{1000 / each:.1f} tokens/s, {given.tokens} tokens in {whole:.0f} ms, the first after {first:.0f}"
+            ]
+        print(f"{name}: {', '.join(told)}", file=sys.stderr)
+    print(json.dumps({"starts": starts, "pace": pace}))
     return 0
 
 

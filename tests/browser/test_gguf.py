@@ -37,12 +37,7 @@ def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteS
     name = f"gguf-{family}"
     site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
     try:
-        # By itself a page takes the CPU where the adapter is software.
-        device = "auto" if family == "llama" else "webgpu"
-        found = scripts.run("gguf", "picked", name, model=name, device=device, prompt=PROMPT, count=COUNT)
-        if family == "llama":
-            error = scripts.run("gguf", "refused", name, model=name)
-            assert error.startswith("UncomputedError: wasm takes no GGUF file")
+        found = scripts.run("gguf", "picked", name, model=name, prompt=PROMPT, count=COUNT)
     finally:
         del site.models[name]
     wanted = made.defined([*PROMPT, *found["ids"]])[len(PROMPT) - 1 :]
@@ -52,6 +47,54 @@ def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteS
     assert np.all(wanted[:COUNT].max(-1) - picked <= 2e-3 * largest), found
     assert (found["device"], found["capture"]) == ("webgpu", ["tape", None])
     assert found["passes"]["fused"].endswith(f" {LEFT[family]} of them as recorded"), found["passes"]
+
+
+ON_CPU = {
+    "llama": {"": GgmlType.Q4_1, "token_embd": GgmlType.Q8_0},
+    "gemma3": MIXED,
+    "phi3": {"": GgmlType.Q4_K, "ffn_down": GgmlType.Q6_K, "token_embd": GgmlType.F16},
+}
+LONG = [(37 * i + 11) % 509 for i in range(250)]
+"""The caches get more room in the steps after it."""
+
+
+@pytest.mark.one_in
+@pytest.mark.parametrize("family", list(ON_CPU))
+def test_the_cpu_picks_the_definition_s_ids(
+    family: str, scripts: PageScripts, site: SiteServer, tmp_path: Path
+) -> None:
+    """Beside a software adapter a page takes the CPU by itself."""
+    software = os.environ.get("CAPSTAN_ADAPTER", "software") == "software"
+    sizes = {"block_count": 2, "context_length": 600}
+    made = make(family, ON_CPU[family], {**FURTHER[family], **sizes}, vocabulary=512)
+    name = f"gguf-cpu-{family}"
+    site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
+    device = "auto" if software else "wasm"
+    try:
+        found = scripts.run("gguf", "picked", name, model=name, device=device, prompt=LONG, count=COUNT)
+    finally:
+        del site.models[name]
+    wanted = made.defined([*LONG, *found["ids"]])[len(LONG) - 1 :]
+    largest = np.abs(wanted).max()
+    np.testing.assert_allclose(found["logits"], wanted[0], rtol=0, atol=1e-3 * largest)
+    picked = wanted[np.arange(COUNT), found["ids"]]
+    assert np.all(wanted[:COUNT].max(-1) - picked <= 1e-3 * largest), found
+    assert (found["device"], found["capture"][0]) == ("wasm", "off")
+
+
+def test_weights_that_are_too_large_for_the_cpu_are_not_read(
+    scripts: PageScripts, site: SiteServer, tmp_path: Path
+) -> None:
+    made = make("llama", ON_CPU["llama"], {"block_count": 1}, vocabulary=512)
+    name = "gguf-large"
+    site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
+    try:
+        found = scripts.run("gguf", "too_large", name, model=name, most=3 << 20)
+    finally:
+        del site.models[name]
+    assert found["error"].startswith("OutOfMemoryError: weights takes ")
+    assert "a model of at most 0 million parameters fits: use a smaller model, or a GPU by WebGPU" in found["error"]
+    assert found["told"] == []
 
 
 PRODUCTS = {

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from capstan import OutOfMemoryError
 from capstan.device.wasm import model_graph
+from capstan.device.wasm.device import WasmDevice
+from capstan.device.wasm.model import wasm_memory
 from capstan.device.wasm.model_graph import WasmGraph, prepare, wasm_graph
-from capstan.graph import parse
+from capstan.graph import WeightEntry, parse
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.config import GenaiConfig, parse_genai_config
 from tests.unit.shelf import Shelf
@@ -18,6 +22,10 @@ from tests.unit.shelf import Shelf
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
 WIDE = 1 << 30
+
+
+async def no_session(*_: Any) -> Any:
+    raise AssertionError("a session was opened")
 
 
 async def no_weights(location: str) -> Any:
@@ -61,8 +69,8 @@ def test_a_noted_graph_is_the_one_that_was_rewritten(model: str, prepared: list[
 
 def test_what_else_it_depends_on_rewrites_it(prepared: list[ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Shelf()
-    assert loaded(shelf, "nano-llama").wide
-    assert not loaded(shelf, "nano-llama", wide_bytes=0).wide
+    assert loaded(shelf, "nano-llama").made
+    assert not loaded(shelf, "nano-llama", wide_bytes=0).made
     loaded(shelf, "nano-llama", wide_bytes=0)
     assert len(prepared) == 2
     loaded(shelf, "nano-llama", 0, bytes_of("nano-llama") + b"\x1a\x00")  # an empty domain
@@ -90,3 +98,18 @@ def test_a_graph_with_defaults_of_the_data_file_is_not_noted(
         loaded(shelf, "nano-llama")
     assert len(prepared) == 2
     assert not shelf.texts
+
+
+def test_weights_that_the_heap_does_not_hold_are_told_before_the_load() -> None:
+    found = prepare(parse(bytes_of("nano-llama"), "nano-llama"), config_of("nano-llama"), WIDE)
+    large = WeightEntry("table", (1 << 15, 1 << 15), 1, "model.onnx.data", 0, 1 << 32)
+    memory = wasm_memory(WasmDevice(no_session, {}), replace(found, weights=(large,)), config_of("nano-llama"))
+    progress: list[tuple[str, int, int]] = []
+    with pytest.raises(OutOfMemoryError, match=r"wasm allows 3221225472 bytes .* at most 80\d million parameters"):
+        memory.before_load(lambda *told: progress.append(told))
+    assert not progress
+    small = wasm_memory(WasmDevice(no_session, {}), found, config_of("nano-llama"))
+    small.before_load(lambda *told: progress.append(told))
+    assert [what for what, *_ in progress] == ["weights"]
+    assert not memory.fit(1, 1)
+    assert memory.fit(1, 1).largest_max_length == 0

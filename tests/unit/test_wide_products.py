@@ -83,7 +83,7 @@ def kinds(model: ModelProto) -> list[str]:
 def widened(node: subprocess.Popen[str], wide: graph.WideWeight, data: bytes) -> bytes:
     assert node.stdin
     assert node.stdout
-    line = json.dumps({"wide": wide.told(), "files": {DATA: b64encode(data).decode()}})
+    line = json.dumps({"wide": wide.as_json(), "files": {DATA: b64encode(data).decode()}})
     node.stdin.write(line + "\n")
     node.stdin.flush()
     return b64decode(node.stdout.readline())

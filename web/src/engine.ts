@@ -19,7 +19,7 @@ import { Turner } from "./gpu/turn";
 import { type PieceFields, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
-import { loadOrt, type Ort, PROVIDERS } from "./ort";
+import { loadOrt, machineMemory, type Ort, PROVIDERS } from "./ort";
 import { type EngineSide, ModelSession } from "./sessions";
 import { Tapes } from "./tapes";
 import type { DataFile } from "./storage/backing";
@@ -73,9 +73,7 @@ export class GpuEngine implements EngineCalls {
   /** The adapter's summary, the runtime that computes on it, and the options of its execution provider. */
   adapter(): string {
     const runtime = `onnxruntime-web ${this.ort.env.versions.web}, ${navigator.userAgent}`;
-    // Chromium tells it, in GiB.
-    const { deviceMemory = 0 } = navigator as { deviceMemory?: number };
-    const machine_memory = deviceMemory * 2 ** 30;
+    const machine_memory = machineMemory();
     return JSON.stringify({ ...this.watched.summary, runtime, machine_memory, provider: PROVIDERS.webgpu });
   }
 

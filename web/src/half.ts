@@ -9,3 +9,25 @@ export function fromHalf(bits: number): number {
   if (exponent === 31) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
+
+const FLOAT = new Float32Array(1);
+const BITS = new Uint32Array(FLOAT.buffer);
+
+/** The bits of the float16 nearest to a float32, of two those of the even one. */
+export function toHalf(value: number): number {
+  FLOAT[0] = value;
+  const bits = BITS[0]!;
+  const sign = (bits >>> 16) & 0x8000;
+  const size = bits & 0x7fffffff;
+  if (size > 0x7f800000) return sign | 0x7e00;
+  // 65520 and more are nearer to infinity.
+  if (size >= 0x477ff000) return sign | 0x7c00;
+  const exponent = size >>> 23;
+  if (exponent < 102) return sign;
+  const shift = exponent < 113 ? 126 - exponent : 13;
+  const digits = exponent < 113 ? (size & 0x7fffff) | 0x800000 : size - (112 << 23);
+  const rest = digits & ((1 << shift) - 1);
+  const nearest = digits >>> shift;
+  const middle = 1 << (shift - 1);
+  return sign | (nearest + Number(rest > middle || (rest === middle && (nearest & 1) === 1)));
+}

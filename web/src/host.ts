@@ -19,7 +19,7 @@ import { adopt, listing } from "./storage/picked";
 import { sha256 } from "./storage/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
 import { setStallTimeout } from "./storage/whole";
-import { cpuThreads, loadOrt, PROVIDERS, requireUnloaded } from "./ort";
+import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "./ort";
 import { ModelSession } from "./sessions";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizers";
@@ -51,7 +51,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
       ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => {
       const shared = typeof SharedArrayBuffer !== "undefined";
-      return JSON.stringify({ threads: cpuThreads(), shared, provider: PROVIDERS.wasm });
+      const memory = machineMemory();
+      return JSON.stringify({ threads: cpuThreads(), shared, memory, provider: PROVIDERS.wasm });
     },
     adapter: async (required: boolean) => {
       const adapter = await (required ? requireAdapter() : requestAdapter());

@@ -43,6 +43,12 @@ export function cpuThreads(): number {
   return typeof SharedArrayBuffer === "undefined" ? 1 : Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS);
 }
 
+/** Bytes of memory of the machine, as Chromium tells them in GiB; 0 in other browsers. */
+export function machineMemory(): number {
+  const { deviceMemory = 0 } = navigator as { deviceMemory?: number };
+  return deviceMemory * 2 ** 30;
+}
+
 /** Load a build of onnxruntime-web once. */
 export function loadOrt(assets: Assets, build: Build = "webgpu"): Promise<typeof Ort> {
   let loading = loaded.get(build);

@@ -58,17 +58,18 @@ const HOST = "_capstan_host";
 
 /**
  * Start Python with Capstan's wheels in its file system and on its path; `host` is what Python imports as
- * `_capstan_host`. If the snapshot is missing or refused, Python starts without it and `refused` says why.
+ * `_capstan_host`, `build` the build of onnxruntime-web that is prepared beside it. If the snapshot is missing or refused, Python starts without it and `refused` says why.
  */
 export async function startPython(
   assets: Assets,
   host: object,
   snapshot: boolean,
-  build: Build,
+  build: Promise<Build | null>,
 ): Promise<StartedPython> {
   const told = await fetched(assetUrl(assets, "python.json"));
   const index = (await told.json()) as PythonFiles;
-  loadBytes.expectRuntime(sizesOf(assets, index, snapshot && packedSnapshot(index.snapshot, isBrotli(told)), build));
+  const packed = snapshot && packedSnapshot(index.snapshot, isBrotli(told));
+  void build.then((known) => loadBytes.expectRuntime(sizesOf(assets, index, packed, known)));
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
@@ -106,9 +107,9 @@ function sizesOf(
   assets: Assets,
   { sizes, snapshot }: PythonFiles,
   packed: string | false,
-  build: Build,
+  build: Build | null,
 ): Record<string, number> {
-  const ort = ortFiles(build);
+  const ort = build ? ortFiles(build) : [];
   const found: Record<string, number> = {};
   for (const [name, size] of Object.entries(sizes))
     if (name !== snapshot.file && (!name.startsWith("ort/") || ort.includes(name)))

@@ -6,10 +6,11 @@ import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { fromHalf } from "./half";
-import { createSession, exclusively, loadOrt, type Ort } from "./ort";
+import { createSession, type ExternalFile, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
 import { tracer } from "./trace";
-import { widened, type WideWeight } from "./wide_weights";
+import { unpack, type UnpackedWeight } from "./unpacked_weights";
+import { widen, type WideWeight } from "./wide_weights";
 
 /** The graph's names of its inputs and outputs, and the shapes of its caches. */
 interface SequenceSpec {
@@ -18,7 +19,7 @@ interface SequenceSpec {
   /** null where the graph has no position ids. */
   positions: string | null;
   logits: string;
-  /** Caches; they begin without positions if they grow with each run. */
+  /** Caches of the sequence's capacity, or without positions if they grow with each run. */
   caches: StateSpec[];
   /** The states that each run overwrites as a whole. */
   states: StateSpec[];
@@ -33,6 +34,12 @@ const ARRAYS = {
 } as const;
 
 const BYTES = { float32: 4, float16: 2 };
+
+/**
+ * Caches have room for a multiple of so many positions. Each run copies them into onnxruntime-web's heap and back: caches
+ * of the whole capacity would cost a short sequence more time than the model itself.
+ */
+const ROOM = 256;
 
 /** Messages wait no longer than this and a step. */
 const BREATH_MS = 25;
@@ -50,23 +57,25 @@ export class WasmEngine {
   ) {}
 
   /**
-   * `paths` is a JSON array with the name of each file of `external`, as the graph names it, `wide` one of WideWeight: the
-   * files to be made of these.
+   * `paths` is a JSON array with the name of each file of `external`, as the graph names it, `made` one of the weights to
+   * be made of these.
    */
   static async open(
     assets: Assets,
     model: PyProxy,
     paths: string,
-    wide: string,
+    made: string,
     external: Memory[],
   ): Promise<WasmEngine> {
     const bytes = copyBytes(model);
     const given = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
     const read = new Map(given.map(({ path, data }) => [path, data]));
-    const begun = performance.now();
-    const made = (JSON.parse(wide) as WideWeight[]).map((each) => ({ path: each.location, data: widened(each, read) }));
-    if (made.length) tracer.add("load", "widen weights", begun);
-    const files = [...given, ...made];
+    const weights = (JSON.parse(made) as (WideWeight | UnpackedWeight)[]).map((each) =>
+      "parts" in each
+        ? { path: each.location, bytes: each.bytes, make: (into: ArrayBuffer) => unpack(each, read, into) }
+        : { path: each.location, bytes: 4 * each.n * each.k, make: (into: ArrayBuffer) => widen(each, read, into) },
+    );
+    const files = [...given, ...madeLater(weights)];
     const ort = await loadOrt(assets, "cpu");
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }
@@ -96,8 +105,7 @@ export class WasmEngine {
   }
 }
 
-/** One sequence's KV cache, kept as CPU tensors of the full max_length or of the positions that there are, and its other
- * states. */
+/** One sequence's KV cache, kept as CPU tensors with room for its positions or with exactly these, and its other states. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
   /** The inputs that LoRA adapters fill. */
@@ -111,7 +119,7 @@ export class WasmDecoder {
     private readonly cut: boolean,
     private readonly run: (feeds: Record<string, Ort.Tensor>) => Promise<Ort.InferenceSession.OnnxValueMapType>,
   ) {
-    this.cache = this.zeros([...spec.caches, ...spec.states]);
+    this.cache = { ...this.zeros(spec.states), ...this.zeros(spec.caches.map((cache) => this.withRoom(cache, 0))) };
   }
 
   /** The bytes of a cache or state, by the name of the input that reads it. */
@@ -150,13 +158,15 @@ export class WasmDecoder {
   }
 
   /**
-   * Run the model on `ids` (int64 [n]) after `past` positions, under a mask int64 [max_length or past + n];
-   * resolves to the last `kept` positions' logits as float32 [kept, vocab].
+   * Run the model on `ids` (int64 [n]) after `past` positions; resolves to the last `kept` positions' logits as float32
+   * [kept, vocab].
    */
-  async step(ids: PyProxy, mask: PyProxy, past: number, kept: number): Promise<Float32Array> {
-    this.rewind(past);
+  async step(ids: PyProxy, past: number, kept: number): Promise<Float32Array> {
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
-    const valid = new BigInt64Array(copyBytes(mask).buffer);
+    const length = past + tokens.length;
+    const room = this.makeRoom(past, length);
+    // The mask has as many positions as the caches: attention reads their length from it.
+    const valid = new BigInt64Array(room).fill(1n, 0, length);
     const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
     const { ids: idsName, mask: maskName, positions } = this.spec;
     const feeds: Record<string, Ort.Tensor> = {
@@ -177,25 +187,40 @@ export class WasmDecoder {
 
   /** Make the first `length` positions of the caches those of another sequence, whose caches may be of another size. */
   adopt(other: WasmDecoder, length: number): void {
-    for (const [input, , dtype, dims] of this.spec.caches) {
-      const [batch, heads, positions, size] = dims as [number, number, number, number];
-      // Caches that grow have exactly the present positions.
-      const room = positions === 0 ? length : positions;
-      const made = this.positionsOf(other.cache[input]!, dtype, batch * heads, size, length, room);
-      this.cache[input] = this.tensor(dtype, made, [batch, heads, room, size]);
-    }
+    for (const cache of this.spec.caches)
+      this.cache[cache[0]] = this.copied(other.cache[cache[0]]!, this.withRoom(cache, length), length);
   }
 
-  /** Let caches that grow have no more than the first `past` positions. */
-  private rewind(past: number): void {
-    for (const [input, , dtype, dims] of this.spec.caches) {
-      const [batch, heads, positions, size] = dims as [number, number, number, number];
-      const tensor = this.cache[input]!;
-      const length = tensor.dims[2]!;
-      if (positions !== 0 || length === past) continue;
-      const kept = this.positionsOf(tensor, dtype, batch * heads, size, past, past);
-      this.cache[input] = this.tensor(dtype, kept, [batch, heads, past, size]);
+  /**
+   * Let the caches have room for `length` positions, of which the first `past` are kept, or no more than these if they
+   * grow. Returns the number of positions of the mask.
+   */
+  private makeRoom(past: number, length: number): number {
+    let room = length;
+    for (const cache of this.spec.caches) {
+      const tensor = this.cache[cache[0]]!;
+      const growing = cache[3][2] === 0;
+      const wanted = this.withRoom(cache, growing ? past : length);
+      // A cache that has more room keeps it: positions that were rewound are run again.
+      const keeps = growing ? tensor.dims[2] === past : tensor.dims[2]! >= wanted[3][2]!;
+      const made = keeps ? tensor : this.copied(tensor, wanted, past);
+      this.cache[cache[0]] = made;
+      if (!growing) room = made.dims[2]!;
     }
+    return room;
+  }
+
+  /** A cache with room for `length` positions, exactly those if it grows. */
+  private withRoom([input, output, dtype, dims]: StateSpec, length: number): StateSpec {
+    const [batch, heads, capacity, size] = dims as [number, number, number, number];
+    const room = capacity === 0 ? length : Math.min(capacity, Math.ceil(Math.max(length, 1) / ROOM) * ROOM);
+    return [input, output, dtype, [batch, heads, room, size]];
+  }
+
+  /** A cache of the size of `spec` with the first `count` positions of another one. */
+  private copied(cache: Ort.Tensor, [, , dtype, dims]: StateSpec, count: number): Ort.Tensor {
+    const [batch, heads, room, size] = dims as [number, number, number, number];
+    return this.tensor(dtype, this.positionsOf(cache, dtype, batch * heads, size, count, room), dims);
   }
 
   /** The first `count` positions of each head of a cache, at the start of `room` positions each. */
@@ -230,6 +255,35 @@ export class WasmDecoder {
       ? new this.ort.Tensor("float32", new Float32Array(data), dims)
       : new this.ort.Tensor("float16", new Uint16Array(data), dims);
   }
+}
+
+interface MadeWeight {
+  path: string;
+  bytes: number;
+  /** Writes them to the start of a buffer. */
+  make: (into: ArrayBuffer) => void;
+}
+
+/**
+ * Files that are made when onnxruntime-web reads them: it asks for the size, then for all bytes by `subarray`, and copies
+ * these into its heap before it asks for others. So one buffer serves all; every weight in float32 beside that heap would
+ * need twice the memory.
+ */
+function madeLater(weights: MadeWeight[]): ExternalFile[] {
+  const buffer = new ArrayBuffer(Math.max(0, ...weights.map(({ bytes }) => bytes)));
+  return weights.map(({ path, bytes, make }) => {
+    const subarray = (start: number, end: number): Uint8Array => {
+      const begun = performance.now();
+      make(buffer);
+      tracer.add("load", "widen a weight", begun);
+      return new Uint8Array(buffer, start, end - start);
+    };
+    const data = new Uint8Array(0);
+    return {
+      path,
+      data: Object.defineProperties(data, { byteLength: { value: bytes }, subarray: { value: subarray } }),
+    };
+  });
 }
 
 let breathed = 0;

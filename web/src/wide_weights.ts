@@ -19,8 +19,8 @@ export interface WideWeight {
   zeros: Place | null;
 }
 
-/** The bytes of the weight: (q - zero) * scale, row after row. */
-export function widened(wide: WideWeight, files: ReadonlyMap<string, Uint8Array>): Uint8Array {
+/** Write the bytes of the weight to the start of a buffer: (q - zero) * scale, row after row. */
+export function widen(wide: WideWeight, files: ReadonlyMap<string, Uint8Array>, into: ArrayBuffer): void {
   const { n, k, bits, block, halves } = wide;
   const from = ([location, offset]: Place, length: number): Uint8Array =>
     files.get(location)!.subarray(offset, offset + length);
@@ -36,7 +36,7 @@ export function widened(wide: WideWeight, files: ReadonlyMap<string, Uint8Array>
     if (bits === 8) return zeros[row * zeroRow + at]!;
     return (zeros[row * zeroRow + (at >> 1)]! >> (4 * (at & 1))) & 15;
   };
-  const made = new Float32Array(n * k);
+  const made = new Float32Array(into, 0, n * k);
   const sixteen = new Float32Array(16);
   for (let row = 0; row < n; row++) {
     for (let at = 0; at < blocks; at++) {
@@ -57,5 +57,4 @@ export function widened(wide: WideWeight, files: ReadonlyMap<string, Uint8Array>
       }
     }
   }
-  return new Uint8Array(made.buffer);
 }

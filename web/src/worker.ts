@@ -23,7 +23,7 @@ import type {
 } from "./protocol";
 import { hashShards } from "./storage/hashing";
 import { adopt } from "./storage/picked";
-import { onFatalError, warmUpOrt } from "./ort";
+import { type Build, onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
@@ -195,6 +195,18 @@ interface WithFatal {
   _api: { on_fatal?: (error: unknown) => void };
 }
 
+/**
+ * The build of onnxruntime-web that a device needs, "auto" as `choose_device` in Python chooses. Null where no device is expected
+ * and the adapter is software.
+ */
+async function preparedBuild(device: Device | null): Promise<Build | null> {
+  if (device === "wasm" || device === "webgpu") return device === "wasm" ? "cpu" : "webgpu";
+  const adapter = await requestAdapter();
+  if (!adapter) return "cpu";
+  if (!summarize(adapter).software) return "webgpu";
+  return device === "auto" ? "cpu" : null;
+}
+
 type Boot = Extract<ToWorker, { tag: "boot" }>;
 
 async function boot(given: Boot): Promise<Readiness> {
@@ -216,10 +228,12 @@ async function boot(given: Boot): Promise<Readiness> {
     spent: spend,
   };
   const begun = performance.now();
-  const build = expected?.device === "wasm" || !navigator.gpu ? "cpu" : "webgpu";
+  const build = preparedBuild(expected?.device ?? null).catch(() => null);
   const starting = startPython(assets, host, snapshot, build);
   // Both take their time, and nearly everything that Python is asked for needs them.
-  void (build === "cpu" ? warmUpOrt(assets, build) : warmUpBeside(assets, bytes));
+  void build.then((known) => {
+    if (known) void (known === "cpu" ? warmUpOrt(assets, known) : warmUpBeside(assets, bytes));
+  });
   (expected ? prepare(assets, expected, tellEvent) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   tracer.add("load", "start Python", begun, performance.now(), { from });

@@ -15,7 +15,7 @@ from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
-from ..graph import WideWeight
+from ..graph import UnpackedWeight, WideWeight
 from ..host.retrying import retried
 from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
@@ -225,12 +225,12 @@ def gpu() -> JsGpuEngine | None:
     return _gpu.result()
 
 
-async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight]) -> Any:
+async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight | UnpackedWeight]) -> Any:
     """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` are JavaScript Memories
     (web/src/storage/memory.ts) by the names of their files, `wide` weights to be made of these."""
 
     with typed_errors():
-        paths, made = json.dumps(list(external)), json.dumps([each.told() for each in wide])
+        paths, made = json.dumps(list(external)), json.dumps([each.as_json() for each in wide])
         return await capstan_host.openWasm(model, paths, made, *external.values())
 
 

@@ -268,7 +268,7 @@ class PageHost:
         with phase("weights"):
             external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
         with phase("session"):
-            session = await host.open_wasm(found.model, external, found.wide)
+            session = await host.open_wasm(found.model, external, found.made)
         return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora, found.tables)
 
     async def has_webgpu(self) -> bool:
@@ -405,9 +405,9 @@ class JsWasmSequence:
     def __init__(self, sequence: Any) -> None:
         self._js = sequence
 
-    async def step(self, ids: bytes, mask: bytes, past: int, kept: int) -> array[float]:
+    async def step(self, ids: bytes, past: int, kept: int) -> array[float]:
         with typed_errors():
-            return array("f", (await self._js.step(ids, mask, past, kept)).to_bytes())
+            return array("f", (await self._js.step(ids, past, kept)).to_bytes())
 
     def carried(self, name: str) -> bytes:
         with typed_errors():

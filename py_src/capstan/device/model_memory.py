@@ -111,13 +111,15 @@ class ModelMemory:
     """The weights of the file that are larger than the GPU adapter binds."""
     room: int = 0
     """Tokens of a sequence that has to fit for a load to begin; 0 is for the shortest one."""
+    most: int | None = None
+    """Bytes that the device holds in all; None where it does not tell."""
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""
         capacity = capacity_for(max_length, self.context_length)
         if batch_size > 1 and self.joint(batch_size, capacity):
             together = self._requirements(batch_size, capacity, "joint")
-            if fits(together, self.interface.about()):
+            if fits(together, self.interface.about(), budget=self.most):
                 return together
         return self._requirements(batch_size, capacity, "separate")
 
@@ -155,12 +157,13 @@ class ModelMemory:
 
     def _planned(self, batch_size: int, length: int, budget: int | None) -> Fit:
         about = self.interface.about()
+        told = [each for each in (budget, self.most) if each is not None]
         found = plan(
             lambda length: self.requirements(batch_size, length),
             length,
             about,
             at_most=self.context_length,
-            budget=budget,
+            budget=min(told, default=None),
         )
         return replace(found, machine=about.machine_memory)
 
@@ -186,7 +189,7 @@ class ModelMemory:
         """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
         Raises OutOfMemoryError if the device cannot hold them with a sequence of `room` tokens."""
         about, length = self.interface.about(), min(max(self.room, 1), self.context_length)
-        wanted = replace(fits(self.requirements(1, length), about), machine=about.machine_memory)
+        wanted = replace(fits(self.requirements(1, length), about, budget=self.most), machine=about.machine_memory)
         if not wanted:
             self.fit(1, length).require()
         if wanted.tight:

@@ -30,6 +30,7 @@
     long_rope(model)                  tables with two kinds of rotary factors become inputs; where their rows are
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
+    unpacked_weights(model)           the weights of a GGUF file in float32 (for the CPU)
     wide_products(model, most)        products by float32 weights in place of packed ones (for the CPU)
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
     soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
@@ -81,6 +82,7 @@ from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
+from .unpacked_weights import UnpackedWeight, unpacked_weights
 from .weights import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
@@ -111,6 +113,7 @@ __all__ = [
     "Turn",
     "Uncapturable",
     "Unpack",
+    "UnpackedWeight",
     "WeightEntry",
     "WideWeight",
     "WindowTable",
@@ -166,6 +169,7 @@ __all__ = [
     "total_length_on_gpu",
     "turned_weights",
     "uncapturable",
+    "unpacked_weights",
     "weights_to_inputs",
     "whole_caches",
     "wide_products",

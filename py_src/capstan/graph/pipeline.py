@@ -39,6 +39,7 @@ from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import require_computed
+from .unpacked_weights import UnpackedWeight, unpacked_weights
 from .weights import DTYPES, WeightEntry, require_held, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
@@ -116,6 +117,8 @@ class Rewriting:
     """The caches of so many positions that are larger."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
+    from_gguf: tuple[UnpackedWeight, ...] = ()
+    """The float32 weights made of a GGUF file, for the CPU."""
     wide: tuple[WideWeight, ...] = ()
     """Those float32 weights."""
     description: GraphDescription | None = None
@@ -313,6 +316,11 @@ def cut_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
     return logits_cut(model, facts.about.logits) if facts.projection else model
 
 
+def weights_unpacked(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.from_gguf = unpacked_weights(model)
+    return model
+
+
 def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.wide = wide_products(model, facts.wide_bytes)
     return model
@@ -360,6 +368,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass(
         "last_token_logits", LAYERS_ON_DEVICES | {"captured prefill", "wasm", "layers on reference"}, last_logits
     ),
+    GraphPass("unpacked_weights", frozenset(["wasm"]), weights_unpacked),
     GraphPass("wide_products", frozenset(["wasm"]), products_wide),
     GraphPass("logits_cut", frozenset(["captured prefill"]), cut_logits),
     GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),

@@ -12,6 +12,8 @@ is none of a product by float16.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,9 @@ from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
 from .weights import WeightEntry, entry_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
-__all__ = ["WIDE_FILES", "WideWeight", "wide_products"]
+__all__ = ["FloatProducts", "WIDE_FILES", "WideWeight", "wide_products"]
+
+MICROSOFT = "com.microsoft"
 
 WIDE_FILES = "capstan.wide"
 """The names of the data files that are made begin so; a number follows."""
@@ -55,7 +59,7 @@ class WideWeight:
         """Whether the scales, and what the product reads and writes, are float16."""
         return self.scales.onnx_type == TensorProto.FLOAT16
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """All of it as web/src/wide_weights.ts reads it."""
 
         def place(entry: WeightEntry) -> tuple[str, int]:
@@ -74,10 +78,9 @@ def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideW
     result = copy_of(model)
     graph = result.graph
     wiring = Wiring(graph)
+    products = FloatProducts(result)
     made: dict[tuple[str, ...], tuple[str, WideWeight]] = {}
     left = most
-    floats: dict[str, str] = {}
-    """The float32 tensors by the float16 ones that products read."""
     for node in [node for node in graph.node if node.op_type == "MatMulNBits"]:
         key = tuple(node.input[1:])
         if key not in made:
@@ -86,24 +89,49 @@ def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideW
                 continue
             left -= wide.bytes
             made[key] = fresh_name(graph, f"{node.input[1]}_wide"), wide
-            graph.initializer.append(external_floats(*made[key]))
+            graph.initializer.append(external_floats(made[key][0], (wide.n, wide.k), wide.location))
         name, wide = made[key]
-        del node.input[1:], node.attribute[:]
-        node.input.append(name)
-        node.op_type = "FusedMatMul"
-        node.attribute.add(name="transB", type=AttributeProto.INT, i=1)
-        if wide.halves:
-            x, y = node.input[0], node.output[0]
-            if x not in floats:
-                floats[x] = fresh_name(graph, f"{x}_float")
-                graph.node.append(cast(x, floats[x], TensorProto.FLOAT))
-            node.input[0], node.output[0] = floats[x], fresh_name(graph, f"{y}_float")
-            graph.node.append(cast(node.output[0], y, TensorProto.FLOAT16))
-    if floats:
-        tidy(result)
-    else:
-        prune(graph)
+        products.replace(node, name, wide.halves)
+    products.finish()
     return result, tuple(wide for _, wide in made.values())
+
+
+class FloatProducts:
+    """Makes products by float32 weights of the nodes of one graph."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._floats: dict[str, str] = {}
+        """The float32 tensors by the float16 ones that products read."""
+        self._casts = False
+
+    def replace(self, node: NodeProto, weight: str, half: bool) -> None:
+        """Let a product be one by the float32 weight [n, k] of that name; `half` if it reads and writes float16."""
+        x, graph = node.input[0], self._model.graph
+        del node.input[:], node.attribute[:]
+        node.op_type, node.domain = "FusedMatMul", MICROSOFT
+        node.attribute.add(name="transB", type=AttributeProto.INT, i=1)
+        if half:
+            if x not in self._floats:
+                self._floats[x] = fresh_name(graph, f"{x}_float")
+                graph.node.append(cast(x, self._floats[x], TensorProto.FLOAT))
+            x = self._floats[x]
+            self.narrow(node)
+        node.input.extend([x, weight])
+
+    def narrow(self, node: NodeProto) -> None:
+        """Let the float32 output of a node become float16 behind it."""
+        y, graph = node.output[0], self._model.graph
+        node.output[0] = fresh_name(graph, f"{y}_float")
+        graph.node.append(cast(node.output[0], y, TensorProto.FLOAT16))
+        self._casts = True
+
+    def finish(self) -> None:
+        """Sort the nodes, and delete what nobody reads."""
+        if self._casts:
+            tidy(self._model)
+        else:
+            prune(self._model.graph)
 
 
 def cast(x: str, y: str, to: int) -> NodeProto:
@@ -135,11 +163,9 @@ def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | 
     return WideWeight(location, n, k, bits, block, packed, scales, zeros[0] if zeros else None)
 
 
-def external_floats(name: str, wide: WideWeight) -> TensorProto:
-    """The initializer of a weight that is made."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
-    tensor.dims.extend([wide.n, wide.k])
-    tensor.external_data.add(key="location", value=wide.location)
-    tensor.external_data.add(key="offset", value="0")
-    tensor.external_data.add(key="length", value=str(wide.bytes))
+def external_floats(name: str, dims: Sequence[int], location: str) -> TensorProto:
+    """The initializer of a float32 weight that is the whole data file at `location`."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL, dims=dims)
+    for key, value in (("location", location), ("offset", "0"), ("length", str(4 * math.prod(dims)))):
+        tensor.external_data.add(key=key, value=value)
     return tensor

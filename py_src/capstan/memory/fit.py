@@ -14,12 +14,13 @@ __all__ = ["Fit", "fits", "plan"]
 LIMITS = {
     "max_binding_size": "bytes in one binding (maxStorageBufferBindingSize in WebGPU)",
     "max_buffer_size": "bytes in one buffer (maxBufferSize in WebGPU)",
-    "budget": "bytes in all (the budget that was given)",
+    "budget": "bytes in all (the budget that was given, or what the device holds)",
 }
 
 
 MOST_TOLD = 8 << 30
 """Browsers tell at most that much of larger machines, some of them more."""
+FLOAT_BYTES = 4
 SHARE = 2
 """A page that takes more than one part in so many of a small machine's memory is at risk."""
 
@@ -89,11 +90,19 @@ class Fit:
             if smaller:
                 ways.append(f"load the model with kv_cache_dtype={smaller}")
             return ", or ".join(ways)
+        need = self.requirements
         breaking = self if self.shortest is None else self.shortest
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:
             whole = {each.name: each.why for each in breaking.requirements.split if each.why}
             why = f"{whole[breaking.item]}; " if breaking.item in whole else ""
+            if need.device == "wasm":
+                others = breaking.value - breaking.requirements.weights.bytes
+                millions = max(0, breaking.allowed - others) // FLOAT_BYTES // 10**6
+                return (
+                    f"the CPU holds weights in float32, so that a model of at most {millions} million parameters fits: "
+                    "use a smaller model, or a GPU by WebGPU, which holds them as the file has them"
+                )
             return f"{why}use a smaller model, or one with fewer bits a weight"
         if smaller:
             return f"load the model with kv_cache_dtype={smaller} and such a max_length"

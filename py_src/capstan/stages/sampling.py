@@ -25,7 +25,7 @@ import heapq
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
@@ -195,18 +195,20 @@ def sample(
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     if options.greedy and not edits:
         return _first_of_largest(values)
-    keys = _keys(values)
-    for edit in edits:
-        edit(keys, options, known)
-    top = max(keys)
-    if top <= NEGATIVE_INFINITY_KEY and not any(stage.allowed for stage in stages):
-        return NO_TOKEN
-    if options.greedy or top == NEGATIVE_INFINITY_KEY:
-        return keys.index(top)
-
-    # By id, without the tokens that certainly weigh 0: those come after all others in the order and add nothing.
-    floor = _weightless_below(top, options.temperature)
-    kept = [token for token, key in enumerate(keys) if key >= floor]
+    # Those of the tokens that may weigh anything, by id: all others come after them in the order and add nothing.
+    keys = None if edits else _keys_near_largest(values, options.temperature)
+    if keys is None:
+        every = _keys(values)
+        for edit in edits:
+            edit(every, options, known)
+        top = max(every)
+        if top <= NEGATIVE_INFINITY_KEY and not any(stage.allowed for stage in stages):
+            return NO_TOKEN
+        if options.greedy or top == NEGATIVE_INFINITY_KEY:
+            return every.index(top)
+        floor = _weightless_below(top, options.temperature)
+        keys = {token: key for token, key in enumerate(every) if key >= floor}
+    top, kept = max(keys.values()), list(keys)
     if 0 < options.top_k < len(kept):
         kept = _first_in_order(kept, keys, options.top_k)
     scale = temperature_scale(options.temperature)
@@ -273,7 +275,19 @@ def _first_of_largest(values: bytes | memoryview) -> int:
     return NO_TOKEN if top_key == NEGATIVE_INFINITY_KEY else keys.index(top_key)
 
 
-def _first_in_order(tokens: list[int], keys: list[int], count: int) -> list[int]:
+def _keys_near_largest(values: bytes | memoryview, temperature: float) -> dict[int, int] | None:
+    """The keys by id of all tokens that may weigh anything, in a fifth of the time that the keys of all tokens take;
+    None for logits that are not finite, which may be ordered otherwise."""
+    row = array("f")
+    row.frombytes(values)
+    if not math.isfinite(sum(row)):
+        return None
+    floor = _least_with_weight(max(row), temperature)
+    words = memoryview(values).cast("I")
+    return {token: token_key(words[token]) for token, logit in enumerate(row) if logit >= floor}
+
+
+def _first_in_order(tokens: list[int], keys: Mapping[int, int], count: int) -> list[int]:
     """The first `count` of `tokens` (which ascend) by key, largest first, equals by id; returned by id."""
     cut = heapq.nlargest(count, [keys[token] for token in tokens])[-1]
     above = sum(keys[token] > cut for token in tokens)
@@ -283,9 +297,14 @@ def _first_in_order(tokens: list[int], keys: list[int], count: int) -> list[int]
 
 
 def _weightless_below(top: int, temperature: float) -> int:
-    """A key below which every token weighs 0. Weights end 21.5 temperatures below the largest logit; 23 are kept."""
+    """A key below which every token weighs 0."""
     if top == POSITIVE_INFINITY_KEY:
         return top
     bits = top & 0x7FFFFFFF if top >> 31 else top ^ 0xFFFFFFFF
     largest = float(struct.unpack("f", struct.pack("I", bits))[0])
-    return token_key(struct.unpack("I", struct.pack("f", float32(largest - 23 * temperature)))[0])
+    return token_key(struct.unpack("I", struct.pack("f", _least_with_weight(largest, temperature)))[0])
+
+
+def _least_with_weight(largest: float, temperature: float) -> float:
+    """A logit below which every token weighs 0. Weights end 21.5 temperatures below the largest one; 23 are kept."""
+    return float32(largest - 23 * temperature)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from capstan import Generator, Model
+from capstan import Generator, Model, OutOfMemoryError
 from capstan.tape import PASSES, Recorded
 from capstan.tape.placement import Placement
 
@@ -88,10 +88,15 @@ async def prompted(
     return {"ids": ids, "kinds": kinds, "report": report}
 
 
-async def refused(models: Mapping[str, str], *, model: str) -> str:
-    """The error of loading it on the CPU provider."""
+async def too_large(models: Mapping[str, str], *, model: str, most: int) -> dict[str, Any]:
+    """The error of a load on the CPU, whose heap has `most` bytes, and the progress of the weights until then."""
+    told: list[str] = []
+    cpu: Any = import_module("capstan.device.wasm.model")
+    heap, cpu.HEAP_BYTES = cpu.HEAP_BYTES, most
     try:
-        await Model.load(models[model] + FILE, device="wasm")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        await Model.load(models[model] + FILE, device="wasm", progress=lambda what, done, total: told.append(what))
+    except OutOfMemoryError as error:
+        return {"error": f"{type(error).__name__}: {error}", "told": told}
+    finally:
+        cpu.HEAP_BYTES = heap
+    return {"error": "", "told": told}

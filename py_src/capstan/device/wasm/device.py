@@ -22,16 +22,19 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
-    def __init__(self, opener: Opener, provider: Mapping[str, Any], threads: int = 1, shared: bool = True) -> None:
+    def __init__(
+        self, opener: Opener, provider: Mapping[str, Any], threads: int = 1, shared: bool = True, memory: int = 0
+    ) -> None:
         """`provider` has the options that sessions get. `threads` compute; without `shared` memory there can be one
-        only."""
+        only. `memory` are the bytes that the browser tells of the machine, 0 if it does not."""
         self._opener = opener
         self._provider = provider
         reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
+        self._memory = memory
         self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 
     def about(self) -> DeviceFacts:
-        return DeviceFacts(adapter=self._name)
+        return DeviceFacts(adapter=self._name, machine_memory=self._memory)
 
     def provider_options_for_allocator_session(self) -> dict[str, Any]:
         return dict(self._provider)

@@ -20,12 +20,16 @@ from .model_graph import WasmGraph
 
 __all__ = ["WasmModel", "WasmSession", "wasm_memory"]
 
+HEAP_BYTES = 3 << 30
+"""onnxruntime-web's heap has 4 GiB. While a session is made it holds one weight twice, and a table that is a product's
+weight, too, to the end."""
+
 
 class WasmSequence(Protocol):
     """One sequence of the session, with its KV cache."""
 
-    def step(self, ids: bytes, mask: bytes, past: int, kept: int) -> Awaitable[array[float]]:
-        """float32 [kept, vocab]: the logits of the last `kept` positions."""
+    def step(self, ids: bytes, past: int, kept: int) -> Awaitable[array[float]]:
+        """float32 [kept, vocab]: the logits of the last `kept` positions of int64 ids [n] after `past` positions."""
 
     def carried(self, name: str) -> bytes:
         """The whole cache or state that the input of that name reads."""
@@ -55,7 +59,7 @@ def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> Mo
     """The WebAssembly memory that a model needs."""
     context = found.about.context_within(config.context_length)
     sizes = (found.weights, PREFILL_CHUNK, context, found.activations)
-    return ModelMemory(device, found.about, *sizes, room=config.room)
+    return ModelMemory(device, found.about, *sizes, room=config.room, most=HEAP_BYTES)
 
 
 class WasmModel(HostSampledModel):
@@ -109,7 +113,7 @@ class WasmRunner:
         tables: RopeTables | None = None,
     ):
         self._session, self._about, self._tables = session, about, tables
-        self._capacity, self._growing = capacity, bool(about.growing)
+        self._capacity = capacity
         self.stateful = bool(about.states)
         length = 0 if about.growing else capacity
         caches = [(pair.past, pair.present, about.cache_dtype, pair.dims(1, length)) for pair in about.cache]
@@ -139,9 +143,7 @@ class WasmRunner:
         return [found[start : start + vocab] for start in range(0, len(found), vocab)]
 
     async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
-        valid = past + len(ids)
-        mask = array("q", [1] * valid + [0] * (0 if self._growing else self._capacity - valid))
-        return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past, kept)
+        return await self._sequence.step(array("q", ids).tobytes(), past, kept)
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         if lora is None:

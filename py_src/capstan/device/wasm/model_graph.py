@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ... import graph
-from ...graph import Activations, GraphDescription, WeightEntry, WideWeight
+from ...graph import Activations, GraphDescription, UnpackedWeight, WeightEntry, WideWeight
 from ...graph.description import tell_growing
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
-from ...graph.weights import require_whole
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
 from ..lora import LoraGraph
@@ -34,7 +33,7 @@ class WasmGraph:
     lora: LoraGraph
     """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
     weights: tuple[WeightEntry, ...]
-    wide: tuple[WideWeight, ...]
+    made: tuple[WideWeight | UnpackedWeight, ...]
     """The weights among them that are made while the model loads."""
     activations: Activations
     data: tuple[tuple[str, int], ...]
@@ -59,13 +58,14 @@ def prepare(
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    require_whole(parsed, "wasm")
     facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {}, file=file)
     with graph.contradictions():
         ends, activations = tuple(graph.data_ends(parsed).items()), graph.activations(parsed)
         made = rewritten(parsed, "wasm", facts)
         weights, lora = tuple(graph.external_entries(made)), LoraGraph(facts.lora, facts.others)
-        return WasmGraph(graph.serialize(made), facts.about, lora, weights, facts.wide, activations, ends)
+        return WasmGraph(
+            graph.serialize(made), facts.about, lora, weights, (*facts.from_gguf, *facts.wide), activations, ends
+        )
 
 
 async def wasm_graph(
