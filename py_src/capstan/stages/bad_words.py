@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..errors import OptionError
 from .option import Option, ids_of_text, token_ids
-from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
+from .stage import NEGATIVE_INFINITY_KEY, Keys, Row, Stage, StageOptions
 
 __all__ = ["BadWords"]
 
@@ -33,7 +33,7 @@ def _banned(options: Any) -> list[tuple[int, ...]]:
     return [word for word in options.bad_words_ids if len(word) > 1 or word[0] not in options.eos_token_ids]
 
 
-def _edit(keys: list[int], options: Any, row: Row) -> None:
+def _edit(keys: Keys, options: Any, row: Row) -> None:
     tokens = list(row.tokens)
     for word in _banned(options):
         before = len(word) - 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .option import switch
-from .stage import Row, Stage, StageOptions
+from .stage import Keys, Row, Stage, StageOptions
 
 __all__ = ["FORBIDDEN_KEY", "STACK", "GrammarTable", "Guided", "position_words"]
 
@@ -46,7 +46,7 @@ class GrammarTable:
     bytes: int
 
 
-def _edit(keys: list[int], _options: Any, row: Row) -> None:
+def _edit(keys: Keys, _options: Any, row: Row) -> None:
     for index, word in enumerate(array("I", row.allowed)):
         if word == _ALL:
             continue

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..errors import OptionError
 from .float_arithmetic import ADD_WGSL, NEAREST_WGSL, add_to_key, float32_bits, float32_of
 from .option import INTEGER_LIMIT, Option, integer
-from .stage import Row, Stage, StageOptions
+from .stage import Keys, Row, Stage, StageOptions
 
 __all__ = ["LogitBias"]
 
@@ -45,7 +45,7 @@ def of_text(text: str) -> list[tuple[int, float]]:
     return pairs
 
 
-def _edit(keys: list[int], options: Any, row: Row) -> None:
+def _edit(keys: Keys, options: Any, row: Row) -> None:
     for token, bias in options.logit_bias:
         if token < len(keys):
             keys[token] = add_to_key(keys[token], float32_bits(bias))

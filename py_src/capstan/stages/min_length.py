@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from .option import Option
-from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
+from .stage import NEGATIVE_INFINITY_KEY, Keys, Row, Stage, StageOptions
 
 __all__ = ["MinLength"]
 
@@ -19,7 +19,7 @@ class _Options(Protocol):
     def end_token_ids(self) -> Sequence[int]: ...
 
 
-def _edit(keys: list[int], options: _Options, row: Row) -> None:
+def _edit(keys: Keys, options: _Options, row: Row) -> None:
     for token in options.end_token_ids:
         if token < len(keys):
             keys[token] = NEGATIVE_INFINITY_KEY

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .option import Option
-from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
+from .stage import NEGATIVE_INFINITY_KEY, Keys, Row, Stage, StageOptions
 
 __all__ = ["NoRepeatNgram"]
 
 
-def _edit(keys: list[int], options: Any, row: Row) -> None:
+def _edit(keys: Keys, options: Any, row: Row) -> None:
     size = options.no_repeat_ngram_size
     tokens = list(row.tokens)
     last = tokens[len(tokens) - size + 1 :]

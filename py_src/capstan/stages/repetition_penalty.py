@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 from ..errors import OptionError
 from .float_arithmetic import LARGEST, NEAREST_WGSL, float32_of, key_of_parts, nearest_float, parts_of_key
 from .option import Option, real
-from .stage import Row, Stage, StageOptions
+from .stage import Keys, Row, Stage, StageOptions
 
 __all__ = ["RepetitionPenalty"]
 
@@ -39,7 +39,7 @@ def _penalty(options: _Options) -> tuple[int, int]:
     return int(fraction * 2**24), exponent - 24
 
 
-def _edit(keys: list[int], options: _Options, row: Row) -> None:
+def _edit(keys: Keys, options: _Options, row: Row) -> None:
     penalty = _penalty(options)
     for token in set(row.tokens):
         if token < len(keys):

@@ -193,11 +193,18 @@ def sample(
     stages = options.stages()
     known = Row(position, tokens, prompt, allowed)
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
-    if options.greedy and not edits:
-        return _first_of_largest(values)
-    # Those of the tokens that may weigh anything, by id: all others come after them in the order and add nothing.
-    keys = None if edits else _keys_near_largest(values, options.temperature)
-    if keys is None:
+    # The keys of all tokens that may weigh anything: the others come after them in the order and add nothing.
+    row_of = None if any(stage.allowed for stage in stages) else _finite_row(values)
+    if row_of is not None:
+        for edit in edits:
+            edit(RowKeys(row_of), options, known)
+        largest = max(row_of)
+        if largest == -math.inf:
+            return NO_TOKEN
+        if options.greedy:
+            return row_of.index(largest)
+        keys: Mapping[int, int] = _keys_near(largest, row_of, options.temperature)
+    else:
         every = _keys(values)
         for edit in edits:
             edit(every, options, known)
@@ -263,28 +270,34 @@ def finite_logits(
     return memoryview(words).cast("B").cast("f")
 
 
-def _first_of_largest(values: bytes | memoryview) -> int:
-    """Greedy without keys, five times as fast: only NaN, which makes the sum NaN too, orders unlike its key."""
-    row = array("f")
-    row.frombytes(values)
-    if not math.isnan(sum(row)):
-        top = max(row)
-        return NO_TOKEN if top == -math.inf else row.index(top)
-    keys = _keys(values)
-    top_key = max(keys)
-    return NO_TOKEN if top_key == NEGATIVE_INFINITY_KEY else keys.index(top_key)
+class RowKeys:
+    """The keys of a row of logits without NaN. A changed key changes the logit. Few keys are ever asked for, and those
+    of a whole vocabulary take Python longer than a small model takes a step."""
+
+    def __init__(self, row: array[float]) -> None:
+        self._words = memoryview(row).cast("B").cast("I")
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __getitem__(self, token: int, /) -> int:
+        return token_key(self._words[token])
+
+    def __setitem__(self, token: int, key: int, /) -> None:
+        self._words[token] = key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF
 
 
-def _keys_near_largest(values: bytes | memoryview, temperature: float) -> dict[int, int] | None:
-    """The keys by id of all tokens that may weigh anything, in a fifth of the time that the keys of all tokens take;
-    None for logits that are not finite, which may be ordered otherwise."""
+def _finite_row(values: bytes | memoryview) -> array[float] | None:
+    """A copy of the logits as floats; None where one is not finite: NaN is ordered unlike its key."""
     row = array("f")
     row.frombytes(values)
-    if not math.isfinite(sum(row)):
-        return None
-    floor = _least_with_weight(max(row), temperature)
-    words = memoryview(values).cast("I")
-    return {token: token_key(words[token]) for token, logit in enumerate(row) if logit >= floor}
+    return row if math.isfinite(sum(row)) else None
+
+
+def _keys_near(largest: float, row: array[float], temperature: float) -> dict[int, int]:
+    """The keys by id of all tokens that may weigh anything."""
+    keys, least = RowKeys(row), _least_with_weight(largest, temperature)
+    return {token: keys[token] for token, logit in enumerate(row) if logit >= least}
 
 
 def _first_in_order(tokens: list[int], keys: Mapping[int, int], count: int) -> list[int]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from .option import Option
 
-__all__ = ["NEGATIVE_INFINITY_KEY", "Row", "Stage", "StageOptions"]
+__all__ = ["NEGATIVE_INFINITY_KEY", "Keys", "Row", "Stage", "StageOptions"]
 
 
 NEGATIVE_INFINITY_KEY = 0x007FFFFF
+
+
+class Keys(Protocol):
+    """The keys of a row's tokens, by id; see capstan.sampling."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, token: int, /) -> int: ...
+    def __setitem__(self, token: int, key: int, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Stage:
     """Its parameters, u32: fields of `params` in WGSL."""
     table: Callable[[Any, int], array[int]] | None = None
     """u32 words for the options and the vocabulary's size, of any number: `table_NAME(i)` in WGSL."""
-    edit: Callable[[list[int], Any, Row], None] | None = None
+    edit: Callable[[Keys, Any, Row], None] | None = None
     """Change the keys of a row, [vocabulary], in place."""
     due: Callable[[Any, Row], bool] = lambda _options, _row: True
     """Whether `edit` changes this row; for a row that it leaves alone, the reference sampler computes no keys."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from .float_arithmetic import ADD_WGSL, NEAREST_WGSL, SIGN, add_to_key, nearest_float
 from .option import Option
-from .stage import Row, Stage, StageOptions
+from .stage import Keys, Row, Stage, StageOptions
 
 __all__ = ["TokenPenalties"]
 
@@ -28,7 +28,7 @@ def _fixed(value: float) -> int:
     return units
 
 
-def _edit(keys: list[int], options: Any, row: Row) -> None:
+def _edit(keys: Keys, options: Any, row: Row) -> None:
     frequency, presence = _fixed(options.frequency_penalty), _fixed(options.presence_penalty)
     for token, picks in Counter(row.tokens[row.prompt :]).items():
         penalty = picks * frequency + presence
