@@ -6,12 +6,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from . import CACHE, ROOT, SITE
 from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from .environment import locked
 from .numpy_wheel import numpy_wheel
+from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, template_wheels, wheel_inputs
@@ -52,8 +54,9 @@ def assemble() -> Path:
     with locked("site"):
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
+        headers = kept_headers()
         wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt", ROOT / "package-lock.json")
-        part("wheels", wheels, copy_python)
+        part("wheels", [*wheels, *(each.path for each in headers)], partial(copy_python, headers))
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")
         part("web", [*web, *(ROOT / name for name in others)], build_web)
@@ -101,9 +104,11 @@ def copy_vendor_files() -> list[Path]:
     return made
 
 
-def copy_python() -> list[Path]:
-    """The wheels for the page, the snapshot with them imported, and python.json, which names both."""
+def copy_python(headers: Sequence[Header]) -> list[Path]:
+    """The wheels for the page, the snapshot with them imported, the results for GGUF files with these headers, and
+    python.json, which names all."""
     target = SITE / "capstan"
+    known, ready = make_ready(headers, target)
     (target / "wheels").mkdir(parents=True, exist_ok=True)
     wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in page_wheels()]
     templates = template_wheels()
@@ -115,13 +120,14 @@ def copy_python() -> list[Path]:
         "folder": WHEELS_FOLDER,
         "wheels": [f"wheels/{wheel.name}" for wheel in wheels],
         "vendored": {name: f"wheels/{wheel.name}" for name, wheel in vendored.items()},
+        "ready": known,
         "snapshot": {"file": copied.name, "bytes": snapshot.bytes, "heap": snapshot.heap},
         "sizes": {path.relative_to(target).as_posix(): path.stat().st_size for path in (*wheels, copied)}
         | {f"pyodide/{name}": (VENDORED["pyodide"] / name).stat().st_size for name in PYODIDE_FILES}
         | {f"ort/{name}": (VENDORED["ort"] / name).stat().st_size for name in ORT_FILES},
     }
     (target / "python.json").write_text(json.dumps(index))
-    return [*wheels, *vendored.values(), copied, target / "python.json"]
+    return [*wheels, *vendored.values(), copied, *ready, target / "python.json"]
 
 
 def build_web() -> list[Path]:

@@ -23,6 +23,7 @@ from .loading.folder import no_progress
 from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
 from .loading.recovery import opened_again
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
@@ -99,7 +100,7 @@ class Model:
         asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
         source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        self._set(host, host.wait(open_model(host, source, progress or no_progress, keep)), limit)
+        self._set(host, host.wait(open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep)), limit)
 
     @classmethod
     async def load(
@@ -126,7 +127,7 @@ class Model:
         asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
         source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        opened = await open_model(host, source, progress or no_progress, keep)
+        opened = await open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
         return model
@@ -137,6 +138,8 @@ class Model:
         self.folder = opened.folder
         self.config = config
         self.tokenizer_files = opened.files
+        if opened.tokenizer is not None:
+            opened.tokenizer.keep_for(self)
         self.load_times = opened.times
         """The phases of the load: when each began and ended, in ms from the call. They overlap."""
         self._loaded: DeviceModel | None = opened.loaded

@@ -65,15 +65,19 @@ class Tokenizer:
         if known is not None:
             vars(self).update(vars(known))
             return
-        files = model.tokenizer_files
-        self._set(
-            model.host.tokenizer_backend,
-            files.get("tokenizer.json", ""),
-            files.get("tokenizer_config.json"),
-            files.get("chat_template.jinja"),
-        )
+        vars(self).update(vars(Tokenizer.of_folder(model.host.tokenizer_backend, model.tokenizer_files)))
+        self.keep_for(model)
+
+    def keep_for(self, model: TokenizerSource) -> None:
+        """Be the tokenizer of a model: later ones of it are copies."""
         made[id(model)] = copy(self)
         finalize(model, made.pop, id(model), None).atexit = False
+
+    @classmethod
+    def of_folder(cls, make_backend: Callable[[str, str], Any], files: Mapping[str, str]) -> Tokenizer:
+        """Build from the texts of a folder's files, by their names."""
+        names = ("tokenizer_config.json", "chat_template.jinja")
+        return cls.from_files(make_backend, files.get("tokenizer.json", ""), *(files.get(name) for name in names))
 
     @classmethod
     def from_files(

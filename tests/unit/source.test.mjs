@@ -5,7 +5,7 @@ import { once } from "node:events";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 import { ByteReader, Chunk } from "../../web/src/storage/chunk.ts";
-import { HttpSource } from "../../web/src/storage/source.ts";
+import { dropExpected, expectSource, HttpSource, openSource } from "../../web/src/storage/source.ts";
 
 const MIB = 1 << 20;
 /** More than the buffers between a server and a page take. */
@@ -124,4 +124,62 @@ test("a stream that breaks off while it is read ahead is an error for its reader
   reader.readAhead(MIB);
   await new Promise((done) => setTimeout(done, 10));
   await assert.rejects(reader.fill(new Chunk(4), 4), /gone/);
+});
+
+test("a header is read of what comes ahead, and whoever opens the file next gets the whole stream", async () => {
+  const source = await expectSource(url);
+  const before = asked.length;
+  let release;
+  pause = (at) => at === 3 * MIB && new Promise((done) => (release = done));
+  source.expect(0, 24 * MIB, 24 * MIB);
+  const header = await openSource(url, true);
+  const chunk = new Chunk(MIB);
+  for (const start of [0, MIB + 5]) {
+    assert.equal(await header.readAt(chunk, start, MIB), MIB);
+    assert.equal(Buffer.compare(chunk.view(MIB), DATA.subarray(start, start + MIB)), 0);
+  }
+  assert.ok(await soon(() => release));
+  header.close();
+  const weights = await openSource(url, true);
+  release();
+  await weights.seek(0, 24 * MIB);
+  await reads(weights, 0, [5 * MIB, 19 * MIB]);
+  assert.deepEqual(asked.slice(before), [`bytes=0-${24 * MIB - 1}`]);
+  // Somebody has begun with the stream, or it has no such bytes: they are asked for.
+  assert.equal(await weights.readAt(chunk, 30 * MIB, MIB), MIB);
+  assert.equal(asked.at(-1), `bytes=${30 * MIB}-${31 * MIB - 1}`);
+  weights.close();
+});
+
+test("a stream ahead that breaks off is none for a header, which is asked for", async () => {
+  const source = await expectSource(url);
+  let broken = false;
+  pause = (at) => {
+    if (at < 2 * MIB || broken) return undefined;
+    broken = true;
+    server.closeAllConnections();
+    return new Promise((done) => setTimeout(done, 10));
+  };
+  source.expect(0, 24 * MIB, 24 * MIB);
+  const chunk = new Chunk(4 * MIB);
+  assert.equal(await source.readAt(chunk, 0, 4 * MIB), 4 * MIB);
+  assert.equal(Buffer.compare(chunk.view(4 * MIB), DATA.subarray(0, 4 * MIB)), 0);
+  assert.deepEqual(asked.slice(-2), [`bytes=0-${24 * MIB - 1}`, `bytes=0-${4 * MIB - 1}`]);
+  source.close();
+});
+
+test("the end of the first request ends what it did not take", async () => {
+  const source = await expectSource(url);
+  source.expect(0, 24 * MIB, 24 * MIB);
+  const header = await openSource(url, true);
+  assert.equal(await header.readAt(new Chunk(4), 0, 4), 4);
+  header.close();
+  dropExpected();
+  const before = asked.length;
+  const later = await openSource(url, true);
+  await later.seek(0, 24 * MIB);
+  await reads(later, 0, [MIB]);
+  // What a later request closes, it closes.
+  later.close();
+  assert.deepEqual(asked.slice(before), [null, `bytes=0-${24 * MIB - 1}`]);
 });

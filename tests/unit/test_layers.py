@@ -126,7 +126,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "headless": ("browser server site", "page"),
-    "host": ("disk_file leaving spans storage", "load_times notes retrying tracing"),
+    "host": ("disk_file leaving ready_made spans storage", "load_times notes retrying tracing"),
     "loading": ("recovery repository", "folder", "opening planning"),
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),

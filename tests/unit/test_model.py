@@ -26,7 +26,9 @@ from capstan import (
 )
 from capstan.device.base import TapeOptions
 from capstan.genai.config import Config
+from capstan.host.ready_made import ReadyGraphs
 from capstan.local.host import begin_now
+from capstan.local.tokenizer import LocalBackend
 from capstan.model_files.config import GenaiConfig
 from capstan.tape import PASSES
 
@@ -70,6 +72,8 @@ class PaperHost:
         self.read_names: list[str] = []
         self.opened: list[tuple[str, str, TapeOptions]] = []
         self.loaded = PaperDevice()
+        self.tokenizers = 0
+        """Tokenizers that were made."""
 
     def gguf_place(self, path: str) -> tuple[str, str] | None:
         return None
@@ -79,6 +83,10 @@ class PaperHost:
 
     def now(self) -> float:
         return 0.0
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
+        self.tokenizers += 1
+        return LocalBackend(tokenizer_json, tokenizer_config_json)
 
     def can_wait(self) -> bool:
         return self.waits
@@ -117,6 +125,7 @@ class PaperHost:
         progress: Callable[..., None],
         keep_weights: bool,
         onnx: bytes | None = None,
+        ready: ReadyGraphs | None = None,
     ) -> PaperDevice:
         self.kept = keep_weights
         self.opened.append((folder, device, options))

@@ -6,6 +6,8 @@ import { requestAdapter, summarize } from "./gpu/adapter";
 import { loadBytes } from "./load_bytes";
 import type { CapstanEvent, Expected } from "./protocol";
 import { openAhead } from "./storage/opfs";
+import { knownFiles } from "./python";
+import { dropReadyMade, readyMade } from "./ready_made";
 import { dropPrefetched, prefetch } from "./storage/prefetch";
 import { dropExpected } from "./storage/source";
 import { expectWeights, FOLDER } from "./storage/weights_ahead";
@@ -28,23 +30,38 @@ export async function prepare(
   // Whoever asks for the model hears of a failure.
   const plans = prefetch(model, dtype)
     .then(async (files) => {
-      const found = await Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) })));
+      const found = await Promise.all(files.map(async (url) => ({ url, ...(await expectWeights(url)) })));
       if (files.length) loadBytes.knowModel();
       return found;
     })
     .catch(() => []);
   if (device === "wasm") return;
   const adapter = await requestAdapter();
-  if (!adapter || (device === "auto" && summarize(adapter).software)) return;
+  const summary = adapter && summarize(adapter);
+  if (!summary || (device === "auto" && summary.software)) return;
+  const half = dtype ?? (summary.features.includes("shader-f16") ? "fp16" : "fp32");
+  void plans.then((found) => found.forEach(({ url, size }) => void expectReadyMade(assets, nameOf(url), size, half)));
   const opening = (gpuAhead = GpuEngine.open(assets));
   // Whoever asks for it hears of a failure.
   const engine = (aheadOn = await opening.catch(() => null));
   for (const { url, plan } of await plans) {
     if (!plan || firstUseOver) continue;
-    const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
-    const told = (done: number): void => tell({ kind: "progress", what, done, total: plan.load.end });
+    const told = (done: number): void => tell({ kind: "progress", what: nameOf(url), done, total: plan.load.end });
     engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data, plan.load.end), told);
   }
+}
+
+/** A file's name, by its address. */
+function nameOf(url: string): string {
+  return decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
+}
+
+/** Ask for what the site has ready-made for a file. */
+async function expectReadyMade(assets: Assets, name: string, size: number | null, dtype: string): Promise<void> {
+  if (size === null || firstUseOver) return;
+  // Whoever asks for it hears of a failure.
+  const known = await knownFiles(assets).catch(() => []);
+  await readyMade(assets, known, name, size, dtype);
 }
 
 /** The engine on which weights are uploaded before they are requested. */
@@ -57,6 +74,7 @@ export function dropAhead(): void {
   firstUseOver = true;
   dropPrefetched();
   dropExpected();
+  dropReadyMade();
   loadBytes.end();
   void aheadOn?.dropAhead();
 }

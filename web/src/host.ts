@@ -43,6 +43,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     fileExists,
     storage: { ...storage, load: (plan: string, ...given: AfterPlan) => loadWeights(assets, plan, ...given) },
     makeTokenizer,
+    /** Only a site of ours has anything ready-made; see worker.ts. */
+    readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
     openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>

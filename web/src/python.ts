@@ -4,6 +4,7 @@ import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "./assets";
 import { loadBytes } from "./load_bytes";
+import type { KnownFile } from "./ready_made";
 import { type Build, ortFiles } from "./ort";
 import { fill, unpackBeside } from "./unpack";
 
@@ -16,6 +17,8 @@ interface PythonFiles {
   sizes: Record<string, number>;
   /** Wheels of modules that are installed when they are first imported, by the modules' names. */
   vendored: Record<string, string>;
+  /** GGUF files whose graphs and tokenizers the site has ready-made; a package has none. */
+  ready?: KnownFile[];
   /** Its unpacked size, and that of the WebAssembly memory which it fills. */
   snapshot: {
     file: string;
@@ -66,9 +69,8 @@ export async function startPython(
   snapshot: boolean,
   build: Promise<Build | null>,
 ): Promise<StartedPython> {
-  const told = await fetched(assetUrl(assets, "python.json"));
-  const index = (await told.json()) as PythonFiles;
-  const packed = snapshot && packedSnapshot(index.snapshot, isBrotli(told));
+  const { index, brotli } = await pythonFiles(assets);
+  const packed = snapshot && packedSnapshot(index.snapshot, brotli);
   void build.then((known) => loadBytes.expectRuntime(sizesOf(assets, index, packed, known)));
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
@@ -86,7 +88,7 @@ export async function startPython(
   let refused: string | undefined;
   if (snapshot) {
     try {
-      const pyodide = await restore(assets, host, index.snapshot, isBrotli(told));
+      const pyodide = await restore(assets, host, index.snapshot, brotli);
       writeWheels(pyodide, index.folder, await wheels);
       return { pyodide, from: "snapshot", vendored, refused };
     } catch (error) {
@@ -100,6 +102,21 @@ export async function startPython(
   for (const [wheel] of written) path.append(wheel);
   pyodide.registerJsModule(HOST, host);
   return { pyodide, from: "plain", vendored, refused };
+}
+
+let files: Promise<{ index: PythonFiles; brotli: boolean }> | null = null;
+
+/** The contents of python.json, and whether its server compresses with brotli. It is read once. */
+function pythonFiles(assets: Assets): Promise<{ index: PythonFiles; brotli: boolean }> {
+  return (files ??= fetched(assetUrl(assets, "python.json")).then(async (told) => ({
+    index: (await told.json()) as PythonFiles,
+    brotli: isBrotli(told),
+  })));
+}
+
+/** The GGUF files that the site knows. */
+export async function knownFiles(assets: Assets): Promise<KnownFile[]> {
+  return (await pythonFiles(assets)).index.ready ?? [];
 }
 
 /** The sizes of what this start loads, by addresses. */

@@ -24,7 +24,8 @@ import type {
 import { hashShards } from "./storage/hashing";
 import { adopt } from "./storage/picked";
 import { type Build, onFatalError, warmUpOrt } from "./ort";
-import { startPython } from "./python";
+import { knownFiles, startPython } from "./python";
+import { readyMade } from "./ready_made";
 import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
 import { unpackPieces } from "./unpack";
@@ -225,6 +226,8 @@ async function boot(given: Boot): Promise<Readiness> {
     readLine,
     mountFile,
     openGpu: () => openGpu(assets),
+    readyMade: async (name: string, size: number, dtype: string) =>
+      readyMade(assets, await knownFiles(assets), name, size, dtype),
     spent: spend,
   };
   const begun = performance.now();

@@ -16,6 +16,7 @@ from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
 from ..graph import UnpackedWeight, WideWeight
+from ..host.ready_made import ReadyMade
 from ..host.retrying import retried
 from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
@@ -45,6 +46,7 @@ __all__ = [
     "open_wasm",
     "read_line",
     "read_now",
+    "ready_made",
     "wait",
     "wide_bytes",
 ]
@@ -244,3 +246,11 @@ def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
     """The JavaScript tokenizer (web/src/tokenizers.ts)."""
     with typed_errors():
         return capstan_host.makeTokenizer(tokenizer_json, tokenizer_config_json)
+
+
+async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
+    """What the site has for a GGUF file (web/src/ready_made.ts)."""
+    found = await capstan_host.readyMade(name, size, dtype)
+    if not hasattr(found, "sha256"):
+        return None
+    return ReadyMade(int(found.header), str(found.sha256), found.text if isinstance(found.text, str) else None)

@@ -25,6 +25,7 @@ from ..fallback import fall_back
 from ..graph import parse, without_weights
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
+from ..host.ready_made import ReadyGraphs, ReadyMade
 from ..host.retrying import pause, retried
 from ..host.spans import HostSpans
 from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
@@ -183,6 +184,7 @@ class PageHost:
         progress: Progress,
         keep_weights: bool,
         onnx: bytes | None = None,
+        ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
         def open_weights(location: str) -> Awaitable[WeightFile]:
             store = WeightStore() if keep_weights else None
@@ -195,7 +197,7 @@ class PageHost:
         def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
             if chosen == "wasm":
                 return self._open_wasm(folder, read_graph, config, reason, open_weights, progress, keep_weights)
-            return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights)
+            return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights, ready)
 
         with phase("adapter"):
             chosen, reason = await choose_device(device)
@@ -204,6 +206,9 @@ class PageHost:
             await storage.keep_repository(folder)
             storage.tell_damaged()
         return opened
+
+    async def ready_made(self, name: str, size: int, dtype: str) -> ReadyMade | None:
+        return await host.ready_made(name, size, dtype)
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return await storage.forget_files(addresses)
@@ -217,6 +222,7 @@ class PageHost:
         options: TapeOptions,
         progress: Progress,
         keep_weights: bool,
+        ready: ReadyGraphs | None,
     ) -> DeviceModel:
         notes = Notes() if keep_weights else None
         url = address_of(folder, config.decoder.folder)
@@ -228,7 +234,7 @@ class PageHost:
             model = exported or await read_graph()
             with phase("graph"):
                 buffers, largest = await binding_limits()
-                found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest)
+                found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, ready)
             # Graphs for adapters are made when the first one of a rank is chosen.
             exported = model if found.lora else b""
             return found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..host import Host, use_host
+from ..host.ready_made import ReadyGraphs
 from ..host.storage import Progress
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
@@ -27,8 +28,10 @@ class DeviceHost(Host, Protocol):
         progress: Progress,
         keep_weights: bool,
         onnx: bytes | None = None,
+        ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
-        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
+        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read,
+        `ready` what the site has made of it."""
 
     async def has_webgpu(self) -> bool:
         """Whether there is a WebGPU adapter."""

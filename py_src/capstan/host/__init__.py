@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from ..errors import AsyncRequiredError
 from ..guidance.matcher import Grammars
 from ..model_files.json_text import MOST_BYTES
+from .ready_made import ReadyMade
 from .spans import HostSpans
 from .storage import Backing, Progress, WeightData
 
@@ -89,6 +90,9 @@ class Host(Protocol):
     def gguf_place(self, path: str) -> tuple[str, str] | None:
         """The folder, for `adopt`, and the name of the GGUF file that a path or address names; None for a folder's.
         Raises OptionError for an address with a query that may change the answer."""
+
+    async def ready_made(self, name: str, size: int, dtype: str) -> ReadyMade | None:
+        """What the site has ready-made for GGUF files of this name and size and a dtype; None if it has nothing."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one

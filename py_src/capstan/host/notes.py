@@ -113,7 +113,7 @@ def digest(text: str) -> str:
 
 def seal(name: str, of_key: str, content: str) -> str:
     """The first line of a note: the digest of its key, and one of all that it is, none of which may differ."""
-    return f"{of_key} {digest(json.dumps([name, of_key, content]))}"
+    return f"{of_key} {digest(json.dumps([name, of_key]) + content)}"
 
 
 @cache

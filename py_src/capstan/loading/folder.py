@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host
 from ..host.notes import build, notes_of_files
+from ..host.ready_made import ReadyGraphs
 from ..host.storage import Progress, WeightData
 from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
 from ..model_files.file_names import is_gguf
@@ -25,9 +28,10 @@ from ..model_files.hub import HubRepository
 from ..model_files.json_text import clipped
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
 
-__all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of"]
+__all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "written"]
 
 GENAI_CONFIG = "genai_config.json"
+DIGEST = re.compile("[0-9a-f]{64}")
 ELEMENTS = {"fp16": "float16", "fp32": "float32"}
 """The element types of activations over the weights of a GGUF file, by the names of dtypes."""
 
@@ -44,6 +48,8 @@ class FoundModel:
     onnx: bytes | None = None
     tokenizer: Mapping[str, str] | None = None
     """The tokenizer's files, where they are not files of the folder."""
+    graphs: ReadyGraphs | None = None
+    """The device's graphs, where the site has them ready-made."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ def listed(sizes: Mapping[str, int | None]) -> str:
 
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
     """The model that a GGUF file is, or that it is a shard of: its graph is written here, and names parts of the files
-    as weights. It is noted for later pages: a vocabulary takes one about a second."""
+    as weights. It is noted for later pages: a vocabulary takes one about a second. The site may have it ready-made."""
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
@@ -190,21 +196,44 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
     files = {name: await open_shard(host, folder, name, names, keep)}
     try:
         notes, about = notes_of_files() if keep else None, first_shard(files[name].address)
+        noted = None
         # The other shards are asked for before a header is read only where they were there at an earlier load.
         if notes is not None and await notes.has(about):
             await open_others(host, folder, names, files, keep)
             key = key_of(files, dtype)
-            text = await notes.read(about, key) if key is not None else None
-            if text is not None:
-                return from_note(text)
-        found = await derived(host, folder, name, names, files, dtype, keep)
+            noted = await notes.read(about, key) if key is not None else None
+            if noted is not None and DIGEST.fullmatch(noted) is None:
+                return from_note(noted)
+        # Of a model that the site has ready-made the digest of its header is noted.
+        ready = await ready_made(host, folder, names, files[name], dtype, noted)
+        found, text = ready or await derived_with_note(host, folder, name, names, files, dtype, keep)
         key = key_of(files, dtype)
-        if notes is not None and key is not None:
-            await notes.write(about, key, as_note(found))
+        if notes is not None and key is not None and text != noted:
+            await notes.write(about, key, text)
         return found
     finally:
         for data in files.values():
             data.close()
+
+
+async def ready_made(
+    host: Host, folder: str, names: Sequence[str], data: WeightData, dtype: str, noted: str | None
+) -> tuple[FoundModel, str] | None:
+    """The model as the site has it ready-made, with the digest of its header; None for a file that the site does not
+    know. `noted` is the header's digest, if it was compared at an earlier load."""
+    known = await host.ready_made(names[0], data.size, dtype) if data.size is not None and len(names) == 1 else None
+    if known is None:
+        return None
+    if (noted or hashlib.sha256(await data.read(0, known.header)).hexdigest()) != known.sha256:
+        return None
+    if known.text is None:
+        what = f"the graph of {names[0]} that the site has ready-made"
+        fall_back(what, "its file did not come whole", "the graph is written here, which takes longer")
+        return None
+    model, about, graphs = known.text.split("\n")
+    found = from_note(model)
+    config = replace(found.config, name=folder + names[0])
+    return replace(found, config=config, graphs=ReadyGraphs(about, graphs)), known.sha256
 
 
 def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:
@@ -225,21 +254,33 @@ def from_note(text: str) -> FoundModel:
     return FoundModel(config_from_json(noted["config"]), b64decode(noted["onnx"]), noted["tokenizer"])
 
 
+async def derived_with_note(
+    host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
+) -> tuple[FoundModel, str]:
+    found = await derived(host, folder, name, names, files, dtype, keep)
+    return found, as_note(found)
+
+
 async def derived(
     host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
 ) -> FoundModel:
     """The model of the files with these names, of which the one named `name` is open; the others are then, too."""
-    from ..graph.gguf.builder import write_graph
-
     # The others are asked for once the named one has said that there are so many.
     headers = {name: await read_shard(files[name], folder, name, names)}
     await open_others(host, folder, names, files, keep)
     others = [each for each in names if each != name]
     read = await asyncio.gather(*(read_shard(files[other], folder, other, names) for other in others))
     headers |= zip(others, read, strict=True)
-    file = joined([headers[each].file for each in names])
-    config = gguf_config(file, names[0])
     small = {name: data for header in headers.values() for name, data in header.small.items()}
+    return written(joined([headers[each].file for each in names]), names[0], dtype, small)
+
+
+def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -> FoundModel:
+    """The model of a header; `name` is that of its first file, `small` the bytes of tensors that a graph has as
+    constants."""
+    from ..graph.gguf.builder import write_graph
+
+    config = gguf_config(file, name)
     graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
     return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
 

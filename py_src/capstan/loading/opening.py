@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..device.base import DeviceModel, TapeOptions
 from ..device.device_host import DeviceHost
-from ..errors import ConfigError, ModelFileError, OptionError
+from ..errors import CapstanError, ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
 from ..host.load_times import during_load, phase
@@ -27,6 +30,8 @@ CAPTURES = ("tape", "ort", "off")
 CONFIGURED = "configured"
 PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
 """Providers that the native package knows and a page lacks."""
+MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
+"""Makes a tokenizer, given the host's function that makes its backend, of the texts of a folder's files."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -54,6 +59,8 @@ class Opened:
     """Opens it once more, on a device of that name."""
     read_graph: Callable[[], Awaitable[bytes]]
     """The graph's file, as it was opened."""
+    tokenizer: Any
+    """The tokenizer, if it was made beside the load of the weights; else None."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
 
 
 async def open_model(
-    host: DeviceHost, source: Source, progress: Progress = no_progress, keep_weights: bool = True
+    host: DeviceHost, source: Source, make_tokenizer: MakeTokenizer, progress: Progress, keep_weights: bool
 ) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times, span("load the model", "load"):
@@ -132,20 +139,52 @@ async def open_model(
             found, files = await read_small_files(host, place, source, keep_weights, progress)
         config, options = source.config_of(found), source.tape_options(found.config)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
-        onnx = given_graph(source.graphs, config) or found.onnx
+        given = given_graph(source.graphs, config)
+        onnx, ready = given or found.onnx, None if given else found.graphs
 
         def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
-            return host.open_model(folder, config, device, options, progress, keep_weights, onnx)
+            return host.open_model(folder, config, device, options, progress, keep_weights, onnx, ready)
 
         async def read_graph() -> bytes:
             return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
 
-        loaded = await open_on(source.device_for(config), progress)
+        beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
+        try:
+            loaded = await open_on(source.device_for(config), beside.told)
+        finally:
+            tokenizer = await beside.made()
     if config.decoder.kv_cache_bits and loaded.device != "webgpu":
         asked, why = f"a key/value cache in int{config.decoder.kv_cache_bits}", "only WebGPU computes attention over it"
         fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
-    return Opened(folder, config, loaded, files, times.phases, open_on, read_graph)
+    return Opened(folder, config, loaded, files, times.phases, open_on, read_graph, tokenizer)
+
+
+class TokenizerBeside:
+    """Makes a model's tokenizer once its weights are under way: they come without this thread for most of the time, and
+    a vocabulary takes it tenths of a second."""
+
+    def __init__(self, make: Callable[[], Any], progress: Progress) -> None:
+        self._make, self._progress = make, progress
+        self._context = copy_context()
+        """That of the load, of which progress is told from anywhere."""
+        self._making: asyncio.Task[Any] | None = None
+
+    def told(self, what: str, done: int, total: int) -> None:
+        """Pass the load's progress on."""
+        self._progress(what, done, total)
+        if done and self._making is None:
+            self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)
+
+    async def made(self) -> Any:
+        """The tokenizer, once it is made; None if no weights came, or it has an error, which who asks for it hears."""
+        with suppress(CapstanError):
+            return None if self._making is None else await self._making
+        return None
+
+    async def _begin(self) -> Any:
+        with phase("tokenizer"):
+            return self._make()
 
 
 def configured_device(config: GenaiConfig) -> str:

@@ -16,6 +16,7 @@ from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, OptionError
 from ..host.disk_file import open_file, read_file
+from ..host.ready_made import ReadyGraphs
 from ..host.spans import HostSpans
 from ..host.storage import MOST_GRAPH_BYTES, Backing, Progress
 from ..loading.repository import ON_CPU
@@ -126,6 +127,9 @@ class LocalHost:
     async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> LocalGrammars:
         return LocalGrammars(tokens, stop)
 
+    async def ready_made(self, name: str, size: int, dtype: str) -> None:
+        return None
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return 0
 
@@ -154,6 +158,7 @@ class LocalHost:
         progress: Progress,
         keep_weights: bool = False,
         onnx: bytes | None = None,
+        ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
         require_reference(device)
         from ..device.reference.model import ReferenceModel

@@ -47,6 +47,8 @@ export class ByteReader {
   /** Bytes that came and nobody has taken yet. */
   private readonly held: Uint8Array[] = [];
   private reading: Promise<void> | null = null;
+  /** The piece that is being read ahead; null once no more is. */
+  private coming: Promise<Uint8Array | null> | null = null;
   private asked = false;
 
   /** `came` is called with the number of bytes of each piece. */
@@ -76,15 +78,40 @@ export class ByteReader {
   readAhead(most: number): void {
     const reading = async (): Promise<void> => {
       for (let left = most; left > 0 && !this.asked;) {
-        const piece = await this.piece();
+        const piece = await (this.coming = this.piece());
         if (!piece) break;
         this.held.push(piece);
         left -= piece.length;
       }
     };
-    this.reading = reading();
+    this.reading = reading().finally(() => (this.coming = null));
     // Whoever reads hears of a failure.
     this.reading.catch(() => undefined);
+  }
+
+  /**
+   * Copy bytes of those that come ahead, from `start` of the stream on, and leave them to whoever reads the stream; returns
+   * how many. That is none once somebody reads it.
+   */
+  async peek(chunk: Chunk, start: number, length: number): Promise<number> {
+    const end = start + length;
+    const there = (): number => this.held.reduce((sum, piece) => sum + piece.length, 0);
+    while (!this.asked && this.coming && there() < end) await this.within(this.coming);
+    if (this.asked) return 0;
+    let at = 0;
+    let found = 0;
+    for (const piece of this.held) {
+      const part = piece.subarray(Math.max(0, start - at), Math.max(0, end - at));
+      chunk.view(part.length, found).set(part);
+      found += part.length;
+      at += piece.length;
+    }
+    return found;
+  }
+
+  /** Wait for a piece. */
+  protected within<T>(piece: Promise<T>): Promise<T> {
+    return piece;
   }
 
   /** Some bytes into the chunk from `filled` on, up to `length`; 0 at the stream's end. */

@@ -140,6 +140,10 @@ export class Body extends ByteReader {
     return this.guarded(super.next());
   }
 
+  protected override within<T>(piece: Promise<T>): Promise<T> {
+    return this.guarded(piece);
+  }
+
   private async guarded<T>(read: Promise<T>): Promise<T> {
     try {
       return await withinStall(read, "no byte came", () => this.cancel());

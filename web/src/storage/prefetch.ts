@@ -17,16 +17,18 @@ const ahead = new Map<string, Promise<Response>>();
 
 /**
  * Fetch the small files of a folder, whose address ends in a slash, or of a hub's repository; each serves the first read
- * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known. Nothing is
- * fetched of a GGUF file.
+ * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known. A GGUF file
+ * has none beside it.
  *
- * Returns the addresses of the data files that the graph names, none where that is not known yet. A GGUF file at an
- * address is its own.
+ * Returns the addresses of the data files that the graph names, none where that is not known yet. A GGUF file is its own.
  */
 export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
   if (typeof model === "string" && isGguf(model)) return [absolute(model)];
   const folder = typeof model === "string" ? model : await expectRepository(model);
-  if (typeof model !== "string" && isGguf(model.repository)) return [];
+  if (typeof model !== "string" && isGguf(model.repository)) {
+    const file = addressIn(folder, model.repository.slice(model.repository.indexOf(":") + 1));
+    return inRepository(file) ? [file] : [];
+  }
   for (const name of FILES) void ask(folder + name);
   const config = await ask(`${folder}genai_config.json`, true);
   if (config?.ok && !isPage(config)) {
@@ -88,11 +90,14 @@ async function dataFiles(url: string, graph: Response | undefined): Promise<stri
     found.add(new TextDecoder().decode(bytes.subarray(start, start + match[1]!.charCodeAt(0))));
   }
   const folder = absolute(url.slice(0, url.lastIndexOf("/") + 1));
-  const addresses = [...found]
-    .sort()
-    .map((name) => absolute(folder + encodeURI(name).replace(/[?#]/g, encodeURIComponent)));
+  const addresses = [...found].sort().map((name) => addressIn(folder, name));
   // A name that leads out of the folder is refused once the graph is read.
   return addresses.filter((address) => address.startsWith(folder));
+}
+
+/** The address of a file by its path in a folder. */
+function addressIn(folder: string, path: string): string {
+  return absolute(folder + encodeURI(path).replace(/[?#]/g, encodeURIComponent));
 }
 
 /**

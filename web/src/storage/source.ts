@@ -21,6 +21,8 @@ const REMEDY = "check the address, the network and, on another origin, that its 
 
 /** Sources that were opened ahead, by their addresses. */
 const expected = new Map<string, Promise<HttpSource>>();
+/** Whether the request that they were opened for has ended. */
+let expectedNoMore = false;
 
 /** Open a source that keeps its bytes, as `openSource` will be asked to; that takes this one. */
 export function expectSource(url: string): Promise<HttpSource> {
@@ -38,6 +40,7 @@ export function isExpected(url: string): boolean {
 
 /** Close the sources that were opened ahead and not used. */
 export function dropExpected(): void {
+  expectedNoMore = true;
   for (const url of [...expected.keys()]) forgetExpected(url);
 }
 
@@ -156,8 +159,8 @@ export class HttpSource {
   private reader: Body | null = null;
   /** The server does not let this page read which part of the file it sends: only the whole file can be trusted. */
   private untold = false;
-  /** A stream that was opened before `seek` asked for it. */
-  private ahead: { start: number; end: number | null; opened: Promise<Opened> } | null = null;
+  /** A stream that was opened before `seek` asked for it; up to `most` of its bytes come into memory. */
+  private ahead: { start: number; end: number | null; most: number; opened: Promise<Opened> } | null = null;
 
   /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
   constructor(
@@ -175,7 +178,7 @@ export class HttpSource {
   expect(start: number, end: number | null, most = 0): void {
     if (this.ahead) return;
     const opened = this.open(start, end, this.keep ? "no-store" : "default");
-    this.ahead = { start, end, opened };
+    this.ahead = { start, end, most, opened };
     opened.then(
       ({ reader }) => reader.readAhead(most),
       // Whoever seeks hears of a failure.
@@ -192,7 +195,7 @@ export class HttpSource {
       const { ahead } = this;
       const same = ahead?.start === start && ahead.end === (end ?? null);
       if (same) this.ahead = null;
-      this.close();
+      this.drop();
       const opening = same ? ahead.opened : this.open(start, end ?? null, this.keep ? "no-store" : "default");
       const { reader, whole } = await opening;
       this.reader = reader;
@@ -208,6 +211,7 @@ export class HttpSource {
   }
 
   async readAt(chunk: Chunk, start: number, length: number): Promise<number> {
+    if ((await this.peek(chunk, start, length)) === length) return length;
     const { reader } = await this.open(start, start + length, this.keep ? "no-store" : "reload");
     try {
       return await reader.fill(chunk, length);
@@ -216,7 +220,34 @@ export class HttpSource {
     }
   }
 
+  /** Bytes of the stream that was opened ahead, which stay there; fewer where they do not come into memory. */
+  private async peek(chunk: Chunk, start: number, length: number): Promise<number> {
+    const { ahead } = this;
+    if (!ahead || start < ahead.start || start + length > ahead.start + ahead.most) return 0;
+    try {
+      return await (await ahead.opened).reader.peek(chunk, start - ahead.start, length);
+    } catch {
+      // A request of its own says why.
+      return 0;
+    }
+  }
+
+  /**
+   * Nobody needs it any more. A stream whose bytes came into memory before the first request asked for them waits for
+   * the next one who opens the address in that request: the header of a GGUF file is read before its weights.
+   */
   close(): void {
+    const { ahead, about } = this;
+    if (ahead?.most && !this.reader && !expectedNoMore && !expected.has(about.name)) {
+      const next = new HttpSource(about, this.keep);
+      next.ahead = ahead;
+      this.ahead = null;
+      expected.set(about.name, Promise.resolve(next));
+    }
+    this.drop();
+  }
+
+  private drop(): void {
     this.reader?.cancel();
     this.reader = null;
     this.position = null;

@@ -2,7 +2,6 @@
 // stored weights, which the GPU can begin (gpu/upload_ahead.ts).
 
 import type { UploadPlan } from "../gpu/upload_ahead";
-import { isGguf } from "./gguf";
 import { openBacking } from "./open_backing";
 import { hex, sha256 } from "./sha256";
 import { expectSource, isExpected, type SourceIdentity } from "./source";
@@ -13,30 +12,32 @@ const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.js
 /** The bytes of one request, like capstan.weights.weight_file.REQUEST_BYTES. */
 const REQUEST_BYTES = 48 << 20;
 
-/**
- * Ask for a data file's identity, and for its first bytes unless some are stored. Returns how it was uploaded the last
- * time, null if that is not known.
- */
-export async function expectWeights(url: string): Promise<UploadPlan | null> {
+/** A data file's size, as far as it is known, and how it was uploaded the last time, null if that is not known. */
+interface ExpectedWeights {
+  plan: UploadPlan | null;
+  size: number | null;
+}
+
+/** Ask for a data file's identity, and for its first bytes unless some are stored. */
+export async function expectWeights(url: string): Promise<ExpectedWeights> {
   const opened = expectSource(url);
   const backing = await openBacking(FOLDER);
   const read = async (name: string): Promise<string | null> => (backing ? backing.readText(name) : null);
   const name = await key(url);
-  const plan = await read(name + UPLOAD);
-  if (plan !== null) return parsed(plan);
-  if ((await read(name + SOURCE)) !== null) return null;
+  const noted = await read(name + UPLOAD);
+  if (noted !== null) {
+    const plan = await parsed(noted);
+    return { plan, size: plan?.load.size ?? null };
+  }
+  const isStored = (await read(name + SOURCE)) !== null;
   const source = await opened;
   const { size, validator } = JSON.parse(source.identity()) as SourceIdentity;
-  if (
-    size !== null &&
-    validator !== null &&
-    (await read((await key(`${url}\n${validator}\n${size}`)) + JOURNAL)) !== null
-  )
-    return null;
-  // The header of a GGUF file is read first, by a request of its own.
-  if (isExpected(url) && !isGguf(url))
+  const journal = async (): Promise<string | null> =>
+    size !== null && validator !== null ? read((await key(`${url}\n${validator}\n${size}`)) + JOURNAL) : null;
+  // The header of a GGUF file is read of these bytes.
+  if (!isStored && (await journal()) === null && isExpected(url))
     source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES, REQUEST_BYTES);
-  return null;
+  return { plan: null, size };
 }
 
 /** As capstan.host.storage.short_hash. */

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Never
 
 from ... import graph
 from ...fallback import fall_back
@@ -17,6 +18,7 @@ from ...graph import GraphDescription
 from ...graph.description import tell_growing, tell_unslid
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
+from ...host.ready_made import ReadyGraphs
 from ...model_files.config import GenaiConfig
 from ..model_memory import capacity_for
 from ..noted_graphs import OpenWeights, as_text, read_entries, reader
@@ -84,6 +86,8 @@ GRAPHS = reader(Graphs)
 
 PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
+LEAST_LARGEST = 128 << 20
+"""The bytes that every WebGPU adapter binds."""
 
 
 async def rewrite(
@@ -137,6 +141,30 @@ async def rewrite(
         )
 
 
+async def ready_graphs(data: bytes, config: GenaiConfig) -> ReadyGraphs:
+    """The graphs of a GGUF file for adapters that bind what most do, for a site to have ready-made."""
+
+    async def open_weights(location: str) -> Never:
+        raise AssertionError(f"the graph of a GGUF file takes nothing from {location}")
+
+    graphs = await rewrite(data, config, open_weights, PACKED_ATTENTION, largest=LEAST_LARGEST)
+    return ReadyGraphs(made_from(data, config), graphs.serialize())
+
+
+def made_from(data: bytes, config: GenaiConfig) -> str:
+    """All that graphs depend on besides the limits of an adapter, and LoRA adapters."""
+    told = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
+    return json.dumps([*told, config.room])
+
+
+def is_right(
+    ready: ReadyGraphs, data: bytes, config: GenaiConfig, buffers: int, rank: int | None, largest: int
+) -> bool:
+    """Whether graphs that are ready-made are those that `rewrite` makes."""
+    enough = buffers >= PACKED_ATTENTION and (largest >= LEAST_LARGEST or not largest)
+    return rank is None and enough and ready.about == made_from(data, config)
+
+
 async def model_graphs(
     data: bytes,
     config: GenaiConfig,
@@ -146,16 +174,20 @@ async def model_graphs(
     storage_buffers: int,
     rank: int | None = None,
     largest: int = 0,
+    ready: ReadyGraphs | None = None,
 ) -> Graphs:
     """The graphs of a model folder, for LoRA adapters of that rank or for none.
 
-    They are read from the notes if model.onnx, the configuration, Capstan and the adapter's limits are unchanged, else
-    rewritten. With `notes`, new graphs are noted unless they hold constants from the data files.
+    They are those that are `ready`, if these are right here. Else they are read from the notes if model.onnx, the
+    configuration, Capstan and the adapter's limits are unchanged, else rewritten. With `notes`, new graphs are noted
+    unless they hold constants from the data files.
     """
-    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size]
-    told += [storage_buffers, largest, config.room]
-    key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
-    text = await notes.read(name, key) if notes else None
+    key = json.dumps([build(), made_from(data, config), storage_buffers, largest])
+    name = f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
+    if ready is not None and is_right(ready, data, config, storage_buffers, rank, largest):
+        text: str | None = ready.text
+    else:
+        text = await notes.read(name, key) if notes else None
     if text is not None:
         graphs = Graphs.parse(text)
     else:
