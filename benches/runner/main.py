@@ -74,6 +74,9 @@ class Bench:
         if args.lengths is not None:
             drawn = replace(drawn, cache_lengths=args.lengths)
         changes["drawn"] = drawn
+        if args.sections:
+            # What is asked for by name is measured at any size.
+            changes["only_counted_from"] = None
         measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])
         absent = [name for name in PACKAGED if name not in self.where[2]]

@@ -12,12 +12,14 @@ from typing import Any
 
 from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
+from ..chat_model import SMOLLM2
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..digests import complete_digests
 from ..environment import ensure, run_tool
 from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
+from ..ready_made import READY, kept_headers
 from ..site import VENDORED, assemble
 from ..terminal import say
 from ..wheels import build_wheel
@@ -75,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         print(NOTICES)
         return 0
     assemble()
+    if not kept_headers():
+        say(f"nothing is ready-made for {SMOLLM2.title}: build.py run downloads it, and this command then adds it")
     shutil.rmtree(TARGET, ignore_errors=True)
     site = static_folder(TARGET / "site", args.url)
     (site / BILL).write_text(json.dumps(bill_of_materials(), indent=1) + "\n")
@@ -142,7 +146,8 @@ def npm_package(target: Path) -> Path:
     """The library alone, with its types, packed by npm."""
     package = BUILD / "npm"
     shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(SITE / "capstan", package / "capstan")
+    shutil.copytree(SITE / "capstan", package / "capstan", ignore=shutil.ignore_patterns(READY))
+    forget_ready(package / "capstan/python.json")
     copy_licences(package)
     for name in ("README.md", "CHANGELOG.md"):
         if (ROOT / name).exists():
@@ -201,6 +206,13 @@ def npm_package(target: Path) -> Path:
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
     printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")
     return target / printed.strip().splitlines()[-1]
+
+
+def forget_ready(place: Path) -> None:
+    """A package has nothing ready-made: which models its pages take is not known."""
+    index = json.loads(place.read_text(encoding="utf-8"))
+    del index["ready"]
+    place.write_text(json.dumps(index), encoding="utf-8")
 
 
 def named_assets(package: Path) -> Path:

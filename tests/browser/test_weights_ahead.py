@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
 
+from buildtools import SITE
+from buildtools.ready_made import READY, Header, make_ready
 from buildtools.server import SiteServer
 from capstan.headless.server import byte_range
 from capstan.model_files.gguf.header import GgmlType
@@ -81,11 +84,11 @@ class Start:
         found: dict[str, Any] = self.page.evaluate("() => window.ended")
         return found
 
-    def wait_for_data(self) -> Request:
+    def wait_for_data(self, name: str = DATA) -> Request:
         """The request for the weights themselves."""
         for _ in range(BOOT_MS // 100):
             for request in self.asked:
-                if request.url.endswith(DATA) and request.method == "GET":
+                if request.url.endswith(name) and request.method == "GET":
                     return request
             self.page.wait_for_timeout(100)
         raise AssertionError("the weights were not asked for before Python was there")
@@ -136,7 +139,10 @@ def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
     site.models[name] = tmp_path / name
     try:
         with starting(context, site, model) as first:
+            first.wait_for_data("model.gguf")
             stored = first.release()
+            # Its header is read of what comes before Python is there.
+            assert first.counts()["GET model.gguf"] == 1
         with starting(context, site, model) as second:
             second.page.wait_for_function(
                 "() => window.progress.some(({ loaded, total }) => total && loaded === total)"
@@ -148,6 +154,65 @@ def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
         del site.models[name]
     assert len(stored["tokenIds"]) == 6, stored
     assert uploaded == stored
+
+
+def test_of_a_file_that_the_site_knows_nothing_is_computed(
+    context: BrowserContext, site: SiteServer, tmp_path: Path
+) -> None:
+    made = make("llama", {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, {"block_count": 1}, vocabulary=512)
+    file = write(made, tmp_path / "gguf-known" / "model.gguf")
+    known, _ = make_ready([Header.of(file, tmp_path)], tmp_path)
+    index = json.loads((SITE / "capstan/python.json").read_text())
+    asked: list[str] = []
+
+    def results(route: Route) -> None:
+        asked.append(route.request.url.rpartition("/")[2])
+        route.fulfill(path=tmp_path / READY / asked[-1])
+
+    site.models["gguf-known"] = file.parent
+    model = f"/models/gguf-known/{file.name}"
+    try:
+        with starting(context, site, model) as plain:
+            computed = plain.release()
+            assert max(noted(plain)) > 10_000
+            forget(plain)
+        context.route("**/capstan/python.json", lambda route: route.fulfill(json={**index, "ready": known}))
+        context.route(f"**/capstan/{READY}/*", results)
+        with starting(context, site, model) as first:
+            first.wait_for_data("model.gguf")
+            assert first.release() == computed
+            assert first.counts()["GET model.gguf"] == 1
+            assert max(noted(first)) < 300
+        assert len(asked) == 1
+        with starting(context, site, model) as second:
+            assert second.release() == computed
+            assert second.counts() == {"HEAD model.gguf": 2}
+    finally:
+        del site.models["gguf-known"]
+    assert asked == [asked[0]] * 2
+
+
+def noted(start: Start) -> list[int]:
+    """The bytes of each note about a file."""
+    found: list[int] = start.page.evaluate(
+        """async () => {
+          const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-file-notes");
+          const sizes = [];
+          for await (const handle of folder.values()) sizes.push((await handle.getFile()).size);
+          return sizes;
+        }"""
+    )
+    return found
+
+
+def forget(start: Start) -> None:
+    """Remove all that is stored."""
+    start.page.evaluate(
+        """async () => {
+          const root = await navigator.storage.getDirectory();
+          for await (const name of root.keys()) await root.removeEntry(name, { recursive: true });
+        }"""
+    )
 
 
 def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(

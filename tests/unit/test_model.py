@@ -22,6 +22,7 @@ from capstan import (
     Model,
     ModelFileError,
     OptionError,
+    Tokenizer,
     UnsupportedModelError,
 )
 from capstan.device.base import TapeOptions
@@ -212,6 +213,18 @@ class TestLoading:
         load(device="webgpu", capture="ort", passes=["dead", "clears"], progress=lambda *what: told.append(what))
         assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", ("clears", "dead")))]
         assert told == [("weights", 1, 2)]
+
+    def test_the_tokenizer_is_made_while_the_weights_come(self, host: PaperHost) -> None:
+        model = load()
+        assert host.tokenizers == 1
+        assert Tokenizer(model).encode("a")
+        assert host.tokenizers == 1
+
+    def test_who_asks_for_a_tokenizer_that_cannot_be_made_hears_why(self, host: PaperHost) -> None:
+        host.files["tokenizer.json"] = b'{"model": {"type": "BPE", "vocab": 7}}'
+        model = load()
+        with pytest.raises(ConfigError, match=r"tokenizer\.json: a BPE tokenizer that cannot be built"):
+            Tokenizer(model)
 
     @pytest.mark.parametrize("kind", [list, tuple, set, frozenset, dict.fromkeys])
     def test_passes_are_any_collection_in_any_order(self, kind: Callable[[list[str]], Any], host: PaperHost) -> None:

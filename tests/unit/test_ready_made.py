@@ -82,10 +82,11 @@ Offer = Callable[[ReadyMade | None], None]
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, file: Path) -> Offer:
     """Have the site offer something for the file."""
+    about = (file.name, file.stat().st_size)
 
     def offer(ready: ReadyMade | None) -> None:
         async def ready_made(host: Host, name: str, size: int, dtype: str) -> ReadyMade | None:
-            return ready if (name, size) == (file.name, file.stat().st_size) else None
+            return ready if (name, size) == about else None
 
         monkeypatch.setattr(type(current_host()), "ready_made", ready_made)
 
@@ -157,7 +158,7 @@ def test_a_result_that_did_not_come_whole_is_told_and_computed(
     file: Path, site: dict[str, ReadyMade], offer: Offer, written: list[str]
 ) -> None:
     offer(replace(site["fp16"], text=None))
-    with pytest.warns(UserWarning, match=r"the graph of model\.gguf that the site has ready-made: .* did not come whole"):
+    with pytest.warns(UserWarning, match=r"graph of model\.gguf that the site has ready-made: .* did not come whole"):
         assert found(file, "fp16").graphs is None
     assert written == [file.name]
 

@@ -178,7 +178,7 @@ class TokenizerBeside:
 
     async def made(self) -> Any:
         """The tokenizer, once it is made; None if no weights came, or it has an error, which who asks for it hears."""
-        with suppress(CapstanError):
+        with suppress(CapstanError, ImportError):
             return None if self._making is None else await self._making
         return None
 

@@ -58,10 +58,26 @@ GRAPHS = (
     Mutation(
         "model_graphs.largest",
         "py_src/capstan/device/webgpu/model_graphs.py",
-        "told += [storage_buffers, largest, config.room]",
-        "told += [storage_buffers, config.room]",
+        "made_from(data, config), storage_buffers, largest]",
+        "made_from(data, config), storage_buffers]",
         "an adapter that binds less is given the graphs of another",
         unit("model_graphs::test_graphs_of_an_adapter_that_binds_less_are_in_parts_and_told"),
+    ),
+    Mutation(
+        "model_graphs.ready",
+        "py_src/capstan/device/webgpu/model_graphs.py",
+        "rank is None and enough and ready.about",
+        "rank is None and ready.about",
+        "an adapter that binds less is given the graphs that a site has ready-made for others",
+        unit("ready_made::test_graphs_are_not_rewritten_where_they_are_right"),
+    ),
+    Mutation(
+        "ready_made.header",
+        "py_src/capstan/loading/folder.py",
+        "await data.read(0, known.header)).hexdigest()) != known.sha256",
+        "await data.read(0, known.header)).hexdigest()) == ''",
+        "a file with another header is given the graph of the one that the site knows",
+        unit("ready_made::test_a_file_with_another_header_is_computed"),
     ),
     Mutation(
         "split_caches.heads",

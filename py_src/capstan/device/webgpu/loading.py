@@ -24,7 +24,7 @@ from ...weights.shared import Lease, SharedWeights
 from ..base import TapeOptions
 from ..model_memory import ModelMemory
 from .device import WebGpuDevice
-from .engine import GpuSessions
+from .engine import GpuEngine, GpuSessions
 from .model_graphs import Graphs, OpenWeights
 from .prefill_chunk import prefill_chunk
 from .tapes.stored import StoredTapes, expects_stored
@@ -178,39 +178,40 @@ async def load(
     failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later
     loads. `lora_graphs` are those for adapters of a rank."""
     engine = interface.engine
-    with phase("probe"):
-        found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
-    expected = options.capture == "tape" and stores
-    graphs = await reading
-    in_place = require_capable(found, graphs.description) and not graphs.description.growing
-    memory = webgpu_memory(interface, graphs, config)
-    memory.before_load(progress)
-    leases: list[Lease] = []
-    weights: dict[str, int] = {}
-    contents: list[str | None] = []
+    probing = asyncio.ensure_future(probed(interface, notes, url))
+    try:
+        graphs = await reading
+        memory = webgpu_memory(interface, graphs, config)
+        memory.before_load(progress)
+    except BaseException:
+        probing.cancel()
+        await asyncio.wait([probing])
+        raise
     owner = f"{url} model {next(numbers)}"
     bits = config.decoder.kv_cache_bits
-    # Sessions need the graphs alone.
+    # Sessions need the graphs alone, and weights no session. The first probe of an adapter, which needs
+    # onnxruntime-web to be compiled, keeps neither waiting.
     making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))
+    coming = asyncio.ensure_future(weights_of(engine, shared, graphs, open_weights, url, progress))
     ahead = None
-    soon = eager_picks(interface.about().software, graphs) == 1
-    if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected and soon:
-        ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1", bits))
     try:
-        for location, entries in by_location(graphs.weights):
-            with phase("weights"):
-                file = await open_weights(location)
-                told = partial(progress, location)
-                leases.append(await lease(engine, shared, file, entries, url + location, told))
-            weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-            contents.append(file.content)
+        found, stores = await probing
+        in_place = require_capable(found, graphs.description) and not graphs.description.growing
+        taped = options.capture == "tape" and stores
+        soon = eager_picks(interface.about().software, graphs) == 1
+        if options.capture != "off" and in_place and not graphs.description.uncapturable and not taped and soon:
+            ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1", bits))
+        leases, contents = await coming
         session = await asyncio.shield(making)
     except BaseException:
-        for held in leases:
-            held.release()
         # They go on if this wait is cancelled too.
-        await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
+        await asyncio.shield(given_up(engine, coming, [made for made in (making, ahead) if made]))
         raise
+    weights = {
+        entry.name: buffer
+        for (_, entries), lease in zip(by_location(graphs.weights), leases, strict=True)
+        for entry, buffer in zip(entries, lease.buffers, strict=True)
+    }
     # A later load cannot identify weights whose source has no identity.
     kept = notes if None not in contents else None
     stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
@@ -219,6 +220,49 @@ async def load(
         *(interface, memory, graphs, leases, weights, session, ahead, stored, verdicts),
         *(url, owner, config, contents, kept, lora, in_place),
     )
+
+
+async def probed(interface: WebGpuDevice, notes: Notes | None, url: str) -> tuple[Capabilities, bool]:
+    """The device's capabilities, and whether a note tells of stored tapes of the model."""
+    with phase("probe"):
+        return await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
+
+
+async def weights_of(
+    engine: GpuEngine,
+    shared: SharedWeights,
+    graphs: Graphs,
+    open_weights: OpenWeights,
+    url: str,
+    progress: Progress,
+) -> tuple[list[Lease], list[str | None]]:
+    """The weights of each data file, and the names of these files' contents; nothing stays allocated on failure."""
+    leases: list[Lease] = []
+    contents: list[str | None] = []
+    try:
+        for location, entries in by_location(graphs.weights):
+            with phase("weights"):
+                file = await open_weights(location)
+                told = partial(progress, location)
+                leases.append(await lease(engine, shared, file, entries, url + location, told))
+            contents.append(file.content)
+    except BaseException:
+        for held in leases:
+            held.release()
+        raise
+    return leases, contents
+
+
+async def given_up(
+    engine: GpuSessions, coming: asyncio.Future[tuple[list[Lease], list[str | None]]], made: Sequence[Awaitable[int]]
+) -> None:
+    """Free what a load that failed has made, once it is there."""
+    coming.cancel()
+    await asyncio.wait([coming])
+    if not coming.cancelled() and coming.exception() is None:
+        for held in coming.result()[0]:
+            held.release()
+    await asyncio.gather(*(release_made(engine, each) for each in made))
 
 
 def by_location(weights: Sequence[WeightEntry]) -> list[tuple[str, list[WeightEntry]]]:
