@@ -1,0 +1,152 @@
+"""What a load on WebGPU begins before the adapter's probe has ended, and what is left where that finds it unfit."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from capstan.device.base import TapeOptions
+from capstan.device.webgpu.device import WebGpuDevice
+from capstan.device.webgpu.loading import Loaded, load
+from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.errors import DeviceUnavailableError, ModelFileError
+from capstan.memory import Capabilities
+from capstan.model_files.config import parse_genai_config
+from capstan.weights.shared import SharedWeights
+from tests.unit.paper_engine import PaperEngine
+
+LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
+ABLE = Capabilities(
+    "paper",
+    software=False,
+    staging=True,
+    mappable_storage=False,
+    f16=True,
+    subgroups=True,
+    timestamps=True,
+    int64=True,
+    in_place_cache=True,
+    max_buffer_size=1 << 30,
+    max_binding_size=1 << 30,
+    offset_alignment=256,
+)
+
+
+class Load:
+    """A load of nano-llama, of which each part waits for what a test has it wait for."""
+
+    def __init__(self, found: Capabilities = ABLE) -> None:
+        self.engine, self.found = PaperEngine(), found
+        self.probe_may_end, self.weights_may_come = asyncio.Event(), asyncio.Event()
+        self.weights_began, self.session_made = asyncio.Event(), asyncio.Event()
+        self.broken: Exception | None = None
+        self.ended = ""
+        create = self.engine.create_session
+
+        async def create_session(*given: Any, **options: Any) -> int:
+            session = await create(*given, **options)
+            self.session_made.set()
+            return session
+
+        self.engine.create_session = create_session  # type: ignore[method-assign]
+
+    async def run(self) -> Loaded:
+        config = parse_genai_config((LLAMA / "genai_config.json").read_text(), "genai_config.json")
+
+        async def reading() -> Graphs:
+            return await rewrite((LLAMA / "model.onnx").read_bytes(), config, cast(Any, None), 10)
+
+        async def capabilities() -> Capabilities:
+            await self.probe_may_end.wait()
+            return self.found
+
+        async def opened(location: str) -> Any:
+            return File(self)
+
+        device = WebGpuDevice(cast(Any, self.engine))
+        device.capabilities = capabilities  # type: ignore[method-assign]
+        shared = SharedWeights(cast(Any, self.engine), 1 << 30)
+        return await load(device, shared, "/m/", reading(), config, TapeOptions("tape"), opened, lambda *_: None)
+
+
+class File:
+    """A data file."""
+
+    content = None
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def require(self, end: int) -> None: ...
+
+    async def load(self, sink: object, end: int, progress: object) -> None:
+        self._load.weights_began.set()
+        if self._load.broken is not None:
+            raise self._load.broken
+        try:
+            await self._load.weights_may_come.wait()
+            self._load.ended = "whole"
+        except asyncio.CancelledError:
+            self._load.ended = "cancelled"
+            raise
+
+    async def note_upload(self, *given: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def within(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def test_weights_and_the_prefill_session_do_not_wait_for_the_probe(no_running_loop: None) -> None:
+    async def run() -> None:
+        started = Load()
+        running = asyncio.ensure_future(started.run())
+        await started.weights_began.wait()
+        await started.session_made.wait()
+        started.weights_may_come.set()
+        started.probe_may_end.set()
+        found = await running
+        assert started.ended == "whole"
+        assert found.in_place
+        assert found.ahead is not None
+        await found.ahead
+
+    within(run())
+
+
+def test_an_adapter_that_cannot_is_told_before_the_weights_are_there_and_nothing_stays(no_running_loop: None) -> None:
+    async def run() -> None:
+        started = Load(replace(ABLE, staging=False, missing=(("staging", "no byte comes back"),)))
+        running = asyncio.ensure_future(started.run())
+        await started.weights_began.wait()
+        started.probe_may_end.set()
+        with pytest.raises(DeviceUnavailableError, match="no byte comes back; use device='wasm'"):
+            await running
+        assert started.ended == "cancelled"
+        assert (+started.engine.live, started.engine.wrong) == ({}, [])
+
+    within(run())
+
+
+@pytest.mark.parametrize("what", ["weights", "abort"])
+def test_a_load_that_fails_or_is_given_up_leaves_nothing(what: str, no_running_loop: None) -> None:
+    async def run() -> None:
+        started = Load()
+        running = asyncio.ensure_future(started.run())
+        if what == "weights":
+            started.broken = ModelFileError("the weights are gone")
+            started.probe_may_end.set()
+        else:
+            await started.weights_began.wait()
+            running.cancel()
+        with pytest.raises(ModelFileError if what == "weights" else asyncio.CancelledError):
+            await running
+        assert (+started.engine.live, started.engine.wrong) == ({}, [])
+
+    within(run())
