@@ -8,6 +8,15 @@ __all__ = ["MEMORY"]
 
 MEMORY = (
     Mutation(
+        "loading.probe",
+        "py_src/capstan/device/webgpu/loading.py",
+        "    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))\n    coming",
+        "    await probing\n"
+        "    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))\n    coming",
+        "weights and sessions wait for the first probe of an adapter",
+        unit("load_order::test_weights_and_the_prefill_session_do_not_wait_for_the_probe"),
+    ),
+    Mutation(
         "loading.leases_kept",
         "py_src/capstan/device/webgpu/loading.py",
         """            held.release()
