@@ -1,4 +1,4 @@
-"""What pages need not compute at a first visit: the graphs and the tokenizers of the known GGUF files, ready-made.
+"""Makes the graphs and the tokenizers of known GGUF files, so that pages compute none of it at a first visit.
 
 They depend on a file's header and on Capstan alone. The headers of the models that were downloaded are kept, so that
 the site has their results even if a model is removed.

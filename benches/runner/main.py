@@ -75,7 +75,7 @@ class Bench:
             drawn = replace(drawn, cache_lengths=args.lengths)
         changes["drawn"] = drawn
         if args.sections:
-            # What is asked for by name is measured at any size.
+            # A section that is named is measured for models of any size.
             changes["only_counted_from"] = None
         measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])

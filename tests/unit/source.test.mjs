@@ -145,7 +145,7 @@ test("a header is read of what comes ahead, and whoever opens the file next gets
   await weights.seek(0, 24 * MIB);
   await reads(weights, 0, [5 * MIB, 19 * MIB]);
   assert.deepEqual(asked.slice(before), [`bytes=0-${24 * MIB - 1}`]);
-  // Somebody has begun with the stream, or it has no such bytes: they are asked for.
+  // Other bytes are requested.
   assert.equal(await weights.readAt(chunk, 30 * MIB, MIB), MIB);
   assert.equal(asked.at(-1), `bytes=${30 * MIB}-${31 * MIB - 1}`);
   weights.close();
@@ -179,7 +179,7 @@ test("the end of the first request ends what it did not take", async () => {
   const later = await openSource(url, true);
   await later.seek(0, 24 * MIB);
   await reads(later, 0, [MIB]);
-  // What a later request closes, it closes.
+  // A later request gives nothing back.
   later.close();
   assert.deepEqual(asked.slice(before), [null, `bytes=0-${24 * MIB - 1}`]);
 });

@@ -1,4 +1,4 @@
-"""What a load on WebGPU begins before the adapter's probe has ended, and what is left where that finds it unfit."""
+"""A load on WebGPU begins before the adapter's probe has ended, and leaves nothing if the adapter is unfit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ABLE = Capabilities(
 
 
 class Load:
-    """A load of nano-llama, of which each part waits for what a test has it wait for."""
+    """A load of nano-llama; tests hold its probe and its weights back."""
 
     def __init__(self, found: Capabilities = ABLE) -> None:
         self.engine, self.found = PaperEngine(), found

@@ -1,4 +1,4 @@
-"""What a site has ready-made for a GGUF file is what a page would compute, and is taken for that very file alone."""
+"""The results that a site has for a GGUF file equal those that a page computes, and are taken for that file alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +40,7 @@ def file(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReadyMade]:
-    """What a site has for the file, by dtype."""
+    """The site's results for the file, by dtype."""
     target = tmp_path_factory.mktemp("site")
     [known], written = make_ready([Header.of(file, target)], target)
     assert sorted(target / name for name in known["results"].values()) == sorted(written)
@@ -211,8 +212,8 @@ def test_headers_are_kept_when_the_model_is_gone(file: Path, tmp_path: Path) -> 
 
 
 def test_notes_are_sealed_with_their_content(shelf: Shelf) -> None:
-    asyncio.run(Notes(shelf).write("name", "key", json.dumps({"a": 1})))
+    asyncio.run(Notes(cast(Any, shelf)).write("name", "key", json.dumps({"a": 1})))
     [(name, text)] = shelf.texts.items()
     shelf.texts[name] = text.replace("1", "2")
     with pytest.warns(UserWarning, match="is damaged"):
-        assert asyncio.run(Notes(shelf).read("name", "key")) is None
+        assert asyncio.run(Notes(cast(Any, shelf)).read("name", "key")) is None

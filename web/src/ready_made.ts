@@ -3,7 +3,7 @@
 
 import { type Assets, assetUrl } from "./assets";
 
-/** What python.json tells of a file. */
+/** An entry of python.json about a file. */
 export interface KnownFile {
   name: string;
   size: number;
@@ -14,17 +14,17 @@ export interface KnownFile {
   results: Record<string, string>;
 }
 
-/** See capstan.host.ready_made.ReadyMade; without a text if that could not be had. */
+/** See capstan.host.ready_made.ReadyMade; the text is null if it did not come whole. */
 interface ReadyMade {
   header: number;
   sha256: string;
   text: string | null;
 }
 
-/** What was asked for, by its name among the assets. */
+/** Requested results, by their names among the assets. */
 const asked = new Map<string, Promise<string | null>>();
 
-/** What the site has for a file of this name and size and a dtype; null if it has nothing. */
+/** The results that the site has for a file of this name and size and a dtype; null if it has none. */
 export async function readyMade(
   assets: Assets,
   known: readonly KnownFile[],
@@ -40,7 +40,7 @@ export async function readyMade(
   return { header: file.header, sha256: file.sha256, text: await text };
 }
 
-/** Let go of what was asked for: a later load finds it in the notes. */
+/** Let go of the requested results. */
 export function dropReadyMade(): void {
   asked.clear();
 }

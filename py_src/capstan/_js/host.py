@@ -249,7 +249,7 @@ def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
-    """What the site has for a GGUF file (web/src/ready_made.ts)."""
+    """The results that the site has for a GGUF file (web/src/ready_made.ts)."""
     found = await capstan_host.readyMade(name, size, dtype)
     if not hasattr(found, "sha256"):
         return None

@@ -92,7 +92,7 @@ class Host(Protocol):
         Raises OptionError for an address with a query that may change the answer."""
 
     async def ready_made(self, name: str, size: int, dtype: str) -> ReadyMade | None:
-        """What the site has ready-made for GGUF files of this name and size and a dtype; None if it has nothing."""
+        """The results that the site has for GGUF files of this name and size and a dtype; None if it has none."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one

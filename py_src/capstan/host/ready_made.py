@@ -9,7 +9,7 @@ __all__ = ["ReadyGraphs", "ReadyMade"]
 
 @dataclass(frozen=True)
 class ReadyGraphs:
-    """The text of a device's graphs, and what they were made from."""
+    """The text of a device's graphs, and their sources."""
 
     about: str
     text: str

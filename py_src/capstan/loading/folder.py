@@ -204,7 +204,7 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
             noted = await notes.read(about, key) if key is not None else None
             if noted is not None and DIGEST.fullmatch(noted) is None:
                 return from_note(noted)
-        # Of a model that the site has ready-made the digest of its header is noted.
+        # The note of a model that the site has ready-made is the digest of its header.
         ready = await ready_made(host, folder, names, files[name], dtype, noted)
         found, text = ready or await derived_with_note(host, folder, name, names, files, dtype, keep)
         key = key_of(files, dtype)

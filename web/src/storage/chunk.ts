@@ -47,7 +47,7 @@ export class ByteReader {
   /** Bytes that came and nobody has taken yet. */
   private readonly held: Uint8Array[] = [];
   private reading: Promise<void> | null = null;
-  /** The piece that is being read ahead; null once no more is. */
+  /** The next piece that is read ahead; null once there is no further one. */
   private coming: Promise<Uint8Array | null> | null = null;
   private asked = false;
 
