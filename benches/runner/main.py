@@ -66,7 +66,7 @@ class Bench:
             raise CommandError("the section cases needs the replies that a pack carries: --pack DIR writes one")
         started = time.monotonic()
         adapter = probe_adapter(self.server, self.browser, self.flags)
-        measured = extent(adapter["software"])
+        measured = extent(adapter["software"], named=bool(args.sections))
         changes = {name: getattr(args, name) for name in CHANGED if getattr(args, name) is not None}
         drawn = measured.drawn
         if args.bounds is not None:
@@ -74,9 +74,6 @@ class Bench:
         if args.lengths is not None:
             drawn = replace(drawn, cache_lengths=args.lengths)
         changes["drawn"] = drawn
-        if args.sections:
-            # A section that is named is measured for models of any size.
-            changes["only_counted_from"] = None
         measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])
         absent = [name for name in PACKAGED if name not in self.where[2]]

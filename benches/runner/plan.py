@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,10 @@ GPU_STEPS = 32
 OPERATION_REPEATS = 16
 
 
-def extent(software: bool) -> Extent:
-    """How much to measure on an adapter."""
-    return SOFTWARE if software else HARDWARE
+def extent(software: bool, named: bool = False) -> Extent:
+    """How much to measure on an adapter; sections that the user `named` are measured for models of any size."""
+    found = SOFTWARE if software else HARDWARE
+    return replace(found, only_counted_from=None) if named else found
 
 
 def plan(

@@ -20,7 +20,7 @@ import pytest
 
 from benches.runner import run as bench_run
 from benches.runner import server as bench_server
-from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, plan
+from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, extent, plan
 from benches.runner.readme import BEGIN, END, newest_results, with_table
 from benches.runner.report import page
 from benches.runner.results import disagreements, failures, over_budget, summarize
@@ -104,6 +104,15 @@ def test_each_round_has_every_row_once_and_the_order_rotates() -> None:
     assert all(sorted(rows) == sorted(rounds[0]) for rows in rounds)
     assert len({rows[0] for rows in rounds[1:]}) == HARDWARE.rounds
     assert [step["id"] for step in steps] == list(range(len(steps)))
+
+
+def test_a_section_that_is_named_is_measured_in_software_for_a_large_model_too() -> None:
+    def actions(named: bool) -> list[str]:
+        steps = plan({"bundled": BUNDLED}, ["start"], extent(True, named), [], [], ["transformers_js"])
+        return [step["action"] for step in steps]
+
+    assert actions(named=False) == ["end"]
+    assert actions(named=True) == ["start", "start", "end"]
 
 
 def test_prompts_fit_the_context_and_contenders_can_be_left_out() -> None:
