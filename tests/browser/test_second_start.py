@@ -88,6 +88,7 @@ def test_the_first_page_probes_and_rewrites(starts: list[dict[str, Any]]) -> Non
         "probe",
         "weights",
         "session",
+        "tokenizer",
     }
 
 
@@ -149,6 +150,6 @@ def test_the_next_page_finds_the_graph_for_the_cpu(browser: Browser, site: SiteS
         page.close()
     context.close()
     first, second = found
-    assert first["phases"] == ["adapter", "files", "graph", "model.onnx", "session", "weights"]
+    assert first["phases"] == ["adapter", "files", "graph", "model.onnx", "session", "tokenizer", "weights"]
     assert (first["rewrites"], first["widened"]) == (1, 1)
     assert second == {**first, "rewrites": 0}

@@ -157,8 +157,10 @@ def test_the_weights_of_a_gguf_file_begin_before_python_is_there(
 
 
 def test_of_a_file_that_the_site_knows_nothing_is_computed(
-    context: BrowserContext, site: SiteServer, tmp_path: Path
+    browser: Browser, context: BrowserContext, site: SiteServer, tmp_path: Path
 ) -> None:
+    fresh = browser.new_context()
+    fresh.set_default_timeout(BOOT_MS)
     made = make("llama", {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, {"block_count": 1}, vocabulary=512)
     file = write(made, tmp_path / "gguf-known" / "model.gguf")
     known, _ = make_ready([Header.of(file, tmp_path)], tmp_path)
@@ -175,19 +177,19 @@ def test_of_a_file_that_the_site_knows_nothing_is_computed(
         with starting(context, site, model) as plain:
             computed = plain.release()
             assert max(noted(plain)) > 10_000
-            forget(plain)
-        context.route("**/capstan/python.json", lambda route: route.fulfill(json={**index, "ready": known}))
-        context.route(f"**/capstan/{READY}/*", results)
-        with starting(context, site, model) as first:
+        fresh.route("**/capstan/python.json", lambda route: route.fulfill(json={**index, "ready": known}))
+        fresh.route(f"**/capstan/{READY}/*", results)
+        with starting(fresh, site, model) as first:
             first.wait_for_data("model.gguf")
             assert first.release() == computed
             assert first.counts()["GET model.gguf"] == 1
             assert max(noted(first)) < 300
         assert len(asked) == 1
-        with starting(context, site, model) as second:
+        with starting(fresh, site, model) as second:
             assert second.release() == computed
             assert second.counts() == {"HEAD model.gguf": 2}
     finally:
+        fresh.close()
         del site.models["gguf-known"]
     assert asked == [asked[0]] * 2
 
@@ -203,16 +205,6 @@ def noted(start: Start) -> list[int]:
         }"""
     )
     return found
-
-
-def forget(start: Start) -> None:
-    """Remove all that is stored."""
-    start.page.evaluate(
-        """async () => {
-          const root = await navigator.storage.getDirectory();
-          for await (const name of root.keys()) await root.removeEntry(name, { recursive: true });
-        }"""
-    )
 
 
 def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
