@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,9 @@ def test_of_a_file_that_the_site_knows_nothing_is_computed(
     fresh.set_default_timeout(BOOT_MS)
     made = make("llama", {"": GgmlType.Q4_1, "token_embd": GgmlType.Q6_K}, {"block_count": 1}, vocabulary=512)
     file = write(made, tmp_path / "gguf-known" / "model.gguf")
-    known, _ = make_ready([Header.of(file, tmp_path)], tmp_path)
+    # Playwright has an event loop in this thread.
+    with ThreadPoolExecutor() as aside:
+        known, _ = aside.submit(lambda: make_ready([Header.of(file, tmp_path)], tmp_path)).result()
     index = json.loads((SITE / "capstan/python.json").read_text())
     asked: list[str] = []
 
