@@ -2,8 +2,8 @@
 
 usage: python3 benches/without_gpu.py FILE.gguf [--tokens N] [--rounds N] [--starts N] [--threads N] [--browser PATH]
 
-A start lasts from the navigation to the first token, in a page with one engine: a first visit with nothing stored, then a
-warm one with what the first stored; the engines take turns. For the pace, both answer one prompt greedily by turns in
+A start lasts from the navigation to the first token, in a page with one engine: a first visit with nothing stored, then
+a warm one with what the first stored; the engines take turns. For the pace, both answer one prompt greedily by turns in
 one page. Medians are printed, and the whole as JSON. Run it on a machine that does nothing else.
 """
 

@@ -100,6 +100,8 @@ def make_ready(headers: Iterable[Header], target: Path) -> tuple[list[dict[str, 
 def result(name: str, size: int, content: bytes, dtype: str) -> str:
     """The text of a ReadyMade for a file of this name and size, whose header is `content`."""
     find_package()
+    from capstan.device.noted_graphs import made_from
+    from capstan.device.wasm.model_graph import ready_graph
     from capstan.device.webgpu.model_graphs import ready_graphs
     from capstan.graph.gguf.builder import ROPE_FACTORS
     from capstan.loading.folder import as_note, written
@@ -113,7 +115,8 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
         assert ROPE_FACTORS not in file.tensors, f"the graph of {name} depends on more than its header"
         found = written(file, name, dtype, {})
         assert found.onnx is not None
-        graphs = await ready_graphs(found.onnx, found.config)
-        return "\n".join([as_note(found), graphs.about, graphs.text])
+        webgpu = await ready_graphs(found.onnx, found.config)
+        wasm = ready_graph(found.onnx, found.config) if dtype == "fp32" else ""
+        return "\n".join([as_note(found), made_from(found.onnx, found.config), webgpu, wasm])
 
     return asyncio.run(text())

@@ -112,7 +112,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
         "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
         "turned_weights uncomputed whole_caches wide_products",
-        "every_position gguf split_caches split_weights",
+        "every_position gguf split_caches split_weights unpacked_weights",
         "description",
         "pipeline",
     ),

@@ -14,6 +14,8 @@ from typing import Any, cast
 import pytest
 
 from buildtools.ready_made import DTYPES, Header, kept_headers, make_ready
+from capstan.device.wasm import model_graph
+from capstan.device.wasm.model_graph import WasmGraph, prepare
 from capstan.device.webgpu import model_graphs
 from capstan.device.webgpu.model_graphs import LEAST_LARGEST, PACKED_ATTENTION, Graphs, rewrite
 from capstan.host import Host, current_host
@@ -145,6 +147,35 @@ def test_graphs_are_not_rewritten_where_they_are_right(
     decoder = replace(ready.config.decoder, kv_cache_bits=8)
     graphs_of(replace(ready, config=replace(ready.config, decoder=decoder)), ready.graphs)
     assert rewrites == [*others, (PACKED_ATTENTION, LEAST_LARGEST)]
+
+
+def test_the_graph_for_the_cpu_is_what_the_page_computes(
+    file: Path, site: dict[str, ReadyMade], offer: Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrites: list[object] = []
+
+    def counted(*given: Any) -> WasmGraph:
+        rewrites.append(given)
+        return prepare(*given)
+
+    def of(model: FoundModel, ready: ReadyGraphs | None) -> WasmGraph:
+        assert model.onnx is not None
+        given: Any = (model.onnx, model.config, 1 << 30, no_weights, "folder/", None, ready)
+        return asyncio.run(model_graph.wasm_graph(*given))
+
+    offer(site["fp32"])
+    ready = found(file, "fp32")
+    monkeypatch.setattr(model_graph, "prepare", counted)
+    taken = of(ready, ready.graphs)
+    assert not rewrites
+    assert taken == of(ready, None)
+    shorter = replace(ready, config=replace(ready.config, context_length=32))
+    assert of(shorter, ready.graphs) == of(shorter, None)
+    assert len(rewrites) == 3
+    offer(site["fp16"])
+    half = found(file, "fp16")
+    of(half, half.graphs)
+    assert len(rewrites) == 4
 
 
 def test_a_file_with_another_header_is_computed(

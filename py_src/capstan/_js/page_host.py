@@ -196,7 +196,7 @@ class PageHost:
 
         def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
             if chosen == "wasm":
-                return self._open_wasm(folder, read_graph, config, reason, open_weights, progress, keep_weights)
+                return self._open_wasm(folder, read_graph, config, reason, open_weights, progress, keep_weights, ready)
             return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights, ready)
 
         with phase("adapter"):
@@ -263,12 +263,13 @@ class PageHost:
         open_weights: OpenWeights,
         progress: Progress,
         keep_weights: bool,
+        ready: ReadyGraphs | None,
     ) -> WasmModel:
         notes = Notes() if keep_weights else None
         url = address_of(folder, config.decoder.folder)
         exported = await read_graph()
         with phase("graph"):
-            found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes)
+            found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes, ready)
         memory = wasm_memory(wasm_device(), found, config)
         memory.before_load(progress)
         with phase("weights"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,12 +12,19 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..graph import WeightEntry
+from ..model_files.config import GenaiConfig
 from ..weights.weight_file import WeightFile
 
-__all__ = ["OpenWeights", "as_text", "read_entries", "reader"]
+__all__ = ["OpenWeights", "as_text", "made_from", "read_entries", "reader"]
 
 OpenWeights = Callable[[str], Awaitable[WeightFile]]
 """Opens a data file by its location."""
+
+
+def made_from(data: bytes, config: GenaiConfig) -> str:
+    """All that graphs depend on besides the limits of an adapter, and LoRA adapters."""
+    told = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
+    return json.dumps([*told, config.room])
 
 
 async def read_entries(entries: Sequence[WeightEntry], open_weights: OpenWeights) -> dict[str, bytes]:

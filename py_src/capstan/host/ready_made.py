@@ -9,10 +9,12 @@ __all__ = ["ReadyGraphs", "ReadyMade"]
 
 @dataclass(frozen=True)
 class ReadyGraphs:
-    """The text of a device's graphs, and their sources."""
+    """The texts of the graphs for WebGPU and for the CPU, and their sources."""
 
     about: str
-    text: str
+    webgpu: str
+    wasm: str
+    """Empty for activations in float16."""
 
 
 @dataclass(frozen=True)
@@ -23,4 +25,5 @@ class ReadyMade:
     """The bytes of the header."""
     sha256: str
     text: str | None
-    """A line about the model, one about its graphs, and the graphs; None if the site's file did not come whole."""
+    """A line about the model, one about its graphs, and the graphs for each device; None if the site's file
+    did not come whole."""

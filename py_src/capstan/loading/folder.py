@@ -49,7 +49,7 @@ class FoundModel:
     tokenizer: Mapping[str, str] | None = None
     """The tokenizer's files, where they are not files of the folder."""
     graphs: ReadyGraphs | None = None
-    """The device's graphs, where the site has them ready-made."""
+    """Each device's graphs, where the site has them ready-made."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,10 @@ async def ready_made(
         what = f"the graph of {names[0]} that the site has ready-made"
         fall_back(what, "its file did not come whole", "the graph is written here, which takes longer")
         return None
-    model, about, graphs = known.text.split("\n")
+    model, *graphs = known.text.split("\n")
     found = from_note(model)
     config = replace(found.config, name=folder + names[0])
-    return replace(found, config=config, graphs=ReadyGraphs(about, graphs)), known.sha256
+    return replace(found, config=config, graphs=ReadyGraphs(*graphs)), known.sha256
 
 
 def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,12 +12,13 @@ from ...graph.description import tell_growing
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
+from ...host.ready_made import ReadyGraphs
 from ...model_files.config import GenaiConfig
 from ..lora import LoraGraph
-from ..noted_graphs import OpenWeights, as_text, read_entries, reader
+from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader
 from ..rope_tables import RopeTables, read_tables
 
-__all__ = ["WasmGraph", "prepare", "wasm_graph"]
+__all__ = ["WasmGraph", "prepare", "ready_graph", "wasm_graph"]
 
 FIRST_LOGITS = "capstan_first_logits"
 """The input that says from which position on logits are computed; web/src/wasm.ts feeds it."""
@@ -68,17 +68,32 @@ def prepare(
         )
 
 
+def ready_graph(data: bytes, config: GenaiConfig) -> str:
+    """The text of a GGUF file's graph, for a site to have ready-made."""
+    return as_text(prepare(graph.parse(data, config.decoder.filename), config, 0))
+
+
 async def wasm_graph(
-    data: bytes, config: GenaiConfig, wide_bytes: int, open_weights: OpenWeights, folder: str, notes: Notes | None
+    data: bytes,
+    config: GenaiConfig,
+    wide_bytes: int,
+    open_weights: OpenWeights,
+    folder: str,
+    notes: Notes | None,
+    ready: ReadyGraphs | None = None,
 ) -> WasmGraph:
-    """The graph of a model folder: from the notes if model.onnx, the configuration, Capstan and `wide_bytes` are
-    unchanged, else rewritten. With `notes`, a new one is noted unless it holds constants from the data files.
+    """The graph of a model folder: the one that is `ready`, if it was made from the same; from the notes if model.onnx,
+    the configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new one is noted
+    unless it holds constants from the data files.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, wide_bytes]
-    key, name = json.dumps(told), f"graph on the CPU of {folder}"
-    text = await notes.read(name, key) if notes else None
+    about = made_from(data, config)
+    key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
+    if ready is not None and ready.wasm and ready.about == about:
+        text: str | None = ready.wasm
+    else:
+        text = await notes.read(name, key) if notes else None
     if text is not None:
         found: WasmGraph = READ(json.loads(text))
     else:

@@ -6,7 +6,6 @@ come out: the bytes from which WebGPU sessions are made, with facts about the mo
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from ...host.notes import Notes, build
 from ...host.ready_made import ReadyGraphs
 from ...model_files.config import GenaiConfig
 from ..model_memory import capacity_for
-from ..noted_graphs import OpenWeights, as_text, read_entries, reader
+from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader
 from ..rope_tables import RopeTables, read_rows, read_tables
 
 __all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
@@ -141,20 +140,14 @@ async def rewrite(
         )
 
 
-async def ready_graphs(data: bytes, config: GenaiConfig) -> ReadyGraphs:
-    """The graphs of a GGUF file for adapters that bind what most do, for a site to have ready-made."""
+async def ready_graphs(data: bytes, config: GenaiConfig) -> str:
+    """The text of a GGUF file's graphs for adapters that bind what most do, for a site to have ready-made."""
 
     async def open_weights(location: str) -> Never:
         raise AssertionError(f"the graph of a GGUF file takes nothing from {location}")
 
     graphs = await rewrite(data, config, open_weights, PACKED_ATTENTION, largest=LEAST_LARGEST)
-    return ReadyGraphs(made_from(data, config), graphs.serialize())
-
-
-def made_from(data: bytes, config: GenaiConfig) -> str:
-    """All that graphs depend on besides the limits of an adapter, and LoRA adapters."""
-    told = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
-    return json.dumps([*told, config.room])
+    return graphs.serialize()
 
 
 def is_right(
@@ -185,7 +178,7 @@ async def model_graphs(
     key = json.dumps([build(), made_from(data, config), storage_buffers, largest])
     name = f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     if ready is not None and is_right(ready, data, config, storage_buffers, rank, largest):
-        text: str | None = ready.text
+        text: str | None = ready.webgpu
     else:
         text = await notes.read(name, key) if notes else None
     if text is not None:
