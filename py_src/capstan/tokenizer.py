@@ -3,7 +3,7 @@
 The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/tokenizer.py), on CPython
 the `tokenizers` package (local/tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's
 Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
-`decode` leaves special tokens out; `update_options` changes either.
+`decode` leaves special tokens out; `update_options` changes either. `encode_prompt` begins a text as its model expects.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Tokenizer:
         self._template = chat_template if chat_template is not None else default_template(self._config)
         self._add_special_tokens = False
         self._skip_special_tokens = True
+        self._beginning: tuple[int, ...] | None = None
 
     @property
     def has_chat_template(self) -> bool:
@@ -154,6 +155,23 @@ class Tokenizer:
             raise OptionError("text: it has half of a pair of surrogates, which no text has; replace it")
         with tokenizer_errors("the text cannot be encoded"):
             return self._backend.encode(text, self._add_special_tokens)
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """The special tokens that the tokenizer's post-processor puts before a text, such as bos; () for none."""
+        if self._beginning is None:
+            with tokenizer_errors("a text cannot be encoded"):
+                plain, whole = (self._backend.encode("a", special) for special in (False, True))
+            starts = range(len(whole) - len(plain) + 1)
+            before = next((at for at in starts if whole[at : at + len(plain)] == plain), 0)
+            self._beginning = tuple(whole[:before])
+        return self._beginning
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text that the model is to continue or to score: as `encode`, behind `beginning` unless the
+        text itself begins so; [] for an empty one."""
+        ids, first = self.encode(text), self.beginning
+        return ids if not ids or tuple(ids[: len(first)]) == first else [*first, *ids]
 
     def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
         """Token ids of each text; with `pad_token_id` all as long as the longest, with that id behind shorter ones, as

@@ -53,7 +53,7 @@ class OtherLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return self.begin
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return list(self.words.encode(string, add_special_tokens=False).ids)
+        return list(self.words.encode(string, add_special_tokens=add_special_tokens is not False).ids)
 
     def cut(self, context: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
         whole = [*context, *tokens][-self.length :]

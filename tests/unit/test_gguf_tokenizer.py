@@ -52,6 +52,8 @@ def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
     for flags, begins, ends in (({}, 1, 0), ({"bos": False}, 0, 0), ({"bos": True, "eos": True}, 1, 1)):
         made = tokenizer(pairs | {f"tokenizer.ggml.add_{name}_token": value for name, value in flags.items()})
         plain = made.encode("the")
+        assert made.encode_prompt("the") == [1] * begins + plain, "an end would end the text that is continued"
+        assert made.encode_prompt("<s>the") == made.encode("<s>the")
         made.update_options(add_special_tokens=True)
         assert made.encode("the") == [1] * begins + plain + [2] * ends
     made = tokenizer(metadata("smollm"))

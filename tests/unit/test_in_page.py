@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from capstan import Generator, GeneratorParams
 from capstan.fleet import in_page
@@ -133,3 +134,30 @@ def test_facts_ids_and_conversations_are_the_models(ask: Any) -> None:
     job = {"kind": "generate", "max_new_tokens": 2, "search": {"stop_strings": ["<|im_end|>"]}}
     refused = ask(job, {"prompt_ids": [5]}, {"prompt_ids": [6]}, folder=qwen)
     assert ["give their ids as stop_token_ids" in each["error"]["message"] for each in refused] == [True, True]
+
+
+def test_prompts_and_pairs_of_texts_begin_as_the_tokenizer_says(ask: Any) -> None:
+    """The judge is the Rust tokenizer, whose post-processor puts bos before a text."""
+    judge = tokenizers.Tokenizer.from_file(str(LLAMA / "tokenizer.json"))
+    context, whole = (judge.encode(text).ids for text in ("def f(n):", "def f(n): return n"))
+    assert whole[: len(context)] == context
+    assert context[0] == 0
+
+    [text, ids] = ask(
+        {"kind": "generate", "max_new_tokens": 8, "search": GREEDY}, {"prompt": "def f(n):"}, {"prompt_ids": context}
+    )
+    assert text["result"]["token_ids"] == ids["result"]["token_ids"]
+    assert text["result"]["prompt_tokens"] == len(context)
+
+    [begun, marked] = ask({"kind": "encode"}, "def f(n):", "<s>def f(n):")
+    assert begun["result"]["token_ids"] == marked["result"]["token_ids"] == context
+
+    pairs = [
+        {"context": "def f(n):", "text": " return n"},
+        {"context_ids": context, "token_ids": whole[len(context) :]},
+        {"context": "", "text": "def f(n): return n"},
+        {"context_ids": whole[:1], "token_ids": whole[1:]},
+    ]
+    scored = [line["result"]["value"]["log_probability"] for line in ask({"kind": "loglikelihood"}, *pairs)]
+    assert scored[0] == pytest.approx(scored[1])
+    assert scored[2] == pytest.approx(scored[3])

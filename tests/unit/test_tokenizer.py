@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from capstan import tokenizer as tokenizer_module
 from capstan._js.tokenizer import PageBackend
@@ -176,6 +177,20 @@ def test_special_tokens_are_added_and_shown_only_when_asked_for(make: Make) -> N
         tokenizer.update_options(lowercase=True)
     with pytest.raises(OptionError, match=r"expected true or false, got 'maybe'"):
         tokenizer.update_options(add_special_tokens="maybe")
+
+
+@pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)
+def test_a_prompt_begins_with_the_special_tokens_of_the_post_processor(folder: Path, make: Make) -> None:
+    """The judge is the Rust tokenizer, which adds them by itself."""
+    tokenizer, judge = tokenizer_of(folder, make), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in TEXTS[1:]:
+        assert tokenizer.encode_prompt(text) == judge.encode(text).ids, text
+    assert tokenizer.encode_prompt("") == []
+    first = judge.encode("x").ids[:-1]
+    assert tokenizer.beginning == (*first,)
+    assert first == [0] or folder.name != "nano-llama"
+    marked = "<s>x" if first else "x"
+    assert tokenizer.encode_prompt(marked) == judge.encode("x").ids, "a text that begins so is left as it is"
 
 
 MESSAGES = [

@@ -179,7 +179,7 @@ async def asked(model: Any, kind: str, item: Any) -> dict[str, Any]:
     conversation by the model's template."""
     tokenizer = Tokenizer(model)
     if kind == "encode":
-        ids = list(tokenizer.encode(item))
+        ids = list(tokenizer.encode_prompt(item))
         return {"token_ids": ids, "value": {"special": bool(ids) and not tokenizer.decode(ids)}}
     if kind == "template":
         return {"text": tokenizer.apply_chat_template(item["messages"], None, item["add_generation_prompt"])}
@@ -226,7 +226,7 @@ def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> list[int
     if messages is not None:
         text = tokenizer.apply_chat_template(messages, job.get("tools"), thinking=job.get("thinking"))
         return list(tokenizer.encode(text))
-    return list(item.get("prompt_ids") or tokenizer.encode(item.get("prompt") or ""))
+    return list(item.get("prompt_ids") or tokenizer.encode_prompt(item.get("prompt") or ""))
 
 
 async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: RowPool | None) -> dict[str, Any]:

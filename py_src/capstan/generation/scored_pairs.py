@@ -55,8 +55,8 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
         raise OptionError(f"{name} has text: give what is before it as context, a text, or as none")
     context, text = context or "", text or ""
     kept = context.rstrip()
-    whole = tokenizer.encode(context + text)
-    before = len(tokenizer.encode(kept)) if kept else 0
+    whole = tokenizer.encode_prompt(context + text)
+    before = len(tokenizer.encode_prompt(kept) if kept else tokenizer.beginning)
     if not before:
         begin = begin_of(model.config)
         whole, before = (whole if whole[:1] == [begin] else [begin, *whole]), 1

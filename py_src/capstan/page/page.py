@@ -223,8 +223,9 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
     if prompt_ids is None:
         prompt = request["prompt"] or ""
         if request.get("as_message") and tokenizer.has_chat_template:
-            prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-        prompt_ids = tokenizer.encode(prompt)
+            prompt_ids = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]))
+        else:
+            prompt_ids = tokenizer.encode_prompt(prompt)
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
     params = generator_params(model, request)
@@ -314,7 +315,7 @@ async def alternatives(request: AlternativesRequest) -> None:
         talk.ask(messages, request.get("tools"), request.get("thinking"))
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
-    prompt_ids = tokenizer.encode(request["prompt"] or "")
+    prompt_ids = tokenizer.encode_prompt(request["prompt"] or "")
     params = generator_params(model, request)
     require_one_sequence(params)
     limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
