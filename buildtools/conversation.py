@@ -59,7 +59,7 @@ async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool,
                 output.end_line()
                 about = ready["result"]
                 capture = about["capture"] + (f" ({about['capture_note']})" if about["capture_note"] else "")
-                say(f"device {about['device']}, adapter {about['adapter']}, capture {capture}")
+                say(f"{about['model']}: device {about['device']}, adapter {about['adapter']}, capture {capture}")
                 say(f"at most {about['max_length']} tokens; {COMMANDS}")
                 await Conversation(harness.request, request, output).run()
                 if trace is not None:

@@ -9,11 +9,15 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import ROOT, find_package
 from .errors import CommandError
+
+if TYPE_CHECKING:
+    from capstan.model_files.gguf.header import GgufFile
 
 __all__ = [
     "BUNDLED",
@@ -97,8 +101,8 @@ def shards(file: Path) -> list[Path]:
 
 
 @functools.cache
-def gguf_has_template(path: Path, _stat: os.stat_result) -> bool:
-    """Whether a GGUF file has a chat template; CommandError for another file and a damaged one."""
+def gguf_header(path: Path, _stat: os.stat_result) -> GgufFile:
+    """The header of a GGUF file; CommandError for another file and a damaged one."""
     find_package()
     from capstan.errors import CapstanError
     from capstan.model_files.gguf.header import read_header
@@ -110,10 +114,9 @@ def gguf_has_template(path: Path, _stat: os.stat_result) -> bool:
             return file.read(length)
 
         try:
-            header = asyncio.run(read_header(read, path.stat().st_size, str(path)))
+            return asyncio.run(read_header(read, path.stat().st_size, str(path)))
         except CapstanError as error:
             raise CommandError(str(error)) from error
-    return bool(header.metadata.get("tokenizer.chat_template"))
 
 
 def require_folder(folder: Path, remedy: str) -> None:
@@ -157,7 +160,7 @@ def has_chat_template(model: Path) -> bool:
     """Whether a model's folder or GGUF file has a chat template. CommandError if it cannot be read."""
     if model.is_file():
         first = shards(model)[0]
-        return gguf_has_template(first, first.stat())
+        return bool(gguf_header(first, first.stat()).metadata.get("tokenizer.chat_template"))
     template = model / "chat_template.jinja"
     if template.is_file():
         # An empty one says that there is none.
@@ -174,18 +177,48 @@ def graphs_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("onnx/model*.onnx"))
 
 
-def about_model(model: Path) -> dict[str, int | bool | None]:
+def about_model(model: Path) -> dict[str, Any]:
     """The demo page's facts about a model before it is loaded: the bytes of its graph and weights (None for a
-    repository, of whose graphs one is read), and whether it has a chat template.
+    repository, of whose graphs one is read), whether it has a chat template, and `facts`, what it is called.
     """
     try:
         chat = has_chat_template(model)
     except CommandError:
         chat = False
+    return {"bytes": bytes_of(model), "chat": chat, "facts": facts(model)}
+
+
+def bytes_of(model: Path) -> int | None:
+    """The bytes of a model's graph and weights; None for a repository, of whose graphs one is read."""
     if model.is_file():
-        return {"bytes": sum(file.stat().st_size for file in shards(model)), "chat": chat}
+        return sum(file.stat().st_size for file in shards(model))
     weights = [path.stat().st_size for path in model.iterdir() if ".onnx" in path.name and path.is_file()]
-    return {"bytes": sum(weights) if (model / CONFIG).is_file() else None, "chat": chat}
+    return sum(weights) if (model / CONFIG).is_file() else None
+
+
+def facts(model: Path) -> dict[str, Any] | None:
+    """The name of a model and how its tokens are picked (ModelFacts in web/src/protocol.ts); None for a repository, and
+    for files that cannot be read, which the load explains."""
+    find_package()
+    from capstan.errors import CapstanError
+    from capstan.loading.opening import search_options, told_facts
+    from capstan.model_files.config import parse_genai_config
+    from capstan.model_files.gguf.config import gguf_config
+    from capstan.model_files.gguf.shards import joined
+    from capstan.model_files.model_facts import facts_of
+
+    try:
+        if model.is_file():
+            headers = [gguf_header(file, file.stat()) for file in shards(model)]
+            config = gguf_config(joined(headers), model.name)
+        elif (model / CONFIG).is_file():
+            config = parse_genai_config((model / CONFIG).read_bytes())
+        else:
+            return None
+        named = replace(config, stated=replace(config.stated, bytes=bytes_of(model)))
+        return told_facts(facts_of(named, str(model)), search_options(config))
+    except (CapstanError, CommandError, OSError):
+        return None
 
 
 def transformers_js_dtypes(folder: Path) -> list[str]:

@@ -309,7 +309,7 @@ def summary(result: dict[str, Any]) -> str:
     first = result["time_to_first_token_ms"]
     speed = result["tokens_per_second"]
     parts = [
-        f"{len(result['token_ids'])} tokens",
+        f"{result['model']}: {len(result['token_ids'])} tokens",
         "- tokens/s" if speed is None else f"{speed:.1f} tokens/s",
         "no first token" if first is None else f"first token after {first:.0f} ms",
         f"adapter {result['adapter']}",

@@ -1,9 +1,9 @@
 """Makes the README's pictures of the demo page, its icons, and its preview for links, from the page itself.
 
-usage: .venv/bin/python docs/pictures/make.py [--adapter hardware] [--model FOLDER] [--out FOLDER]
+usage: .venv/bin/python docs/pictures/make.py [--adapter hardware] [--model PLACE] [--out FOLDER]
 
-`python3 build.py test` must have set up this checkout before. The model, the bundled one unless a folder is given,
-answers an example with a fixed seed: on the GPU with `--adapter hardware`, else on the CPU.
+`python3 build.py test` must have set up this checkout before. The model, that of `build.py run` unless another is
+given, answers the page's examples: on the GPU with `--adapter hardware`, else on the CPU.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ ICONS = ROOT / "web/demo/icons"
 sys.path.insert(0, str(ROOT))
 
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
-from buildtools.models import BUNDLED, mounts  # noqa: E402
+from buildtools.chat_model import default_model  # noqa: E402  # on the path just above
+from buildtools.models import mounts  # noqa: E402
 from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.headless.browser import flags  # noqa: E402  # on the path just above
 
-SETTINGS = {"software": "#device=wasm&random_seed=7", "hardware": "#random_seed=7"}
+SETTINGS = {"software": "#device=wasm", "hardware": ""}
 WAIT_MS = 600_000
 MASKED = 'viewBox="0 0 48 48" style="background: #1f5fa5; padding: 10%; box-sizing: border-box"'
 RACED = re.compile("^(All picked the same ids|Ids differ|The race ended)")
@@ -47,7 +48,7 @@ class Photographer:
         return page
 
     def answered(self, page: Page) -> Page:
-        """The page once it has answered an example, twice, so that everything is warm."""
+        """The page once it has answered two examples, of which the second is shown: everything is warm then."""
         for example in (0, 1):
             page.locator("#examples button").nth(example).click()
             expect(page.locator("#status")).to_have_text("Done", timeout=WAIT_MS)
@@ -76,10 +77,10 @@ def make_icons(browser: Browser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adapter", choices=SETTINGS, default="software")
-    parser.add_argument("--model", type=Path, default=BUNDLED, metavar="FOLDER")
+    parser.add_argument("--model", type=Path, metavar="PLACE")
     parser.add_argument("--out", type=Path, default=HERE, metavar="FOLDER")
     args = parser.parse_args()
-    with serving(assemble(), mounts([args.model])) as server, sync_playwright() as playwright:
+    with serving(assemble(), mounts([args.model or default_model()])) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=str(find_browser()), args=["--headless=new", *flags(args.adapter)]
         )

@@ -29,6 +29,7 @@ from .loading.planning import open_device, plan
 from .model import Model
 from .model_files.hub import HubRepository
 from .model_files.known_models import KnownModel, models
+from .model_files.model_facts import ModelFacts
 from .signatures import check_arguments
 from .stages.search import SearchOptions
 from .stages.speculation import Speculation
@@ -53,6 +54,7 @@ __all__ = [
     "HubRepository",
     "KnownModel",
     "Model",
+    "ModelFacts",
     "Score",
     "SearchOptions",
     "Speculation",

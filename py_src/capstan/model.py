@@ -27,6 +27,7 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
+    from .model_files.model_facts import ModelFacts
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
@@ -61,6 +62,8 @@ class Model:
     `max_length` is how many tokens the longest sequence will have, the context's length if that is less: if its caches
     do not fit the device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with
     which `kv_cache_dtype` more. None asks for the shortest sequence.
+    `on_found(facts)` is called once the small files were read, before any weight is: what the model is, as a
+    `ModelFacts` with its name, parameters, bytes and licence.
     `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
     the page's, 30 until it is set.
 
@@ -92,6 +95,7 @@ class Model:
         prefill_ms: float | None = None,
         kv_cache_dtype: str | None = None,
         max_length: int | None = None,
+        on_found: Callable[[ModelFacts], object] | None = None,
     ) -> None:
         host = current_device_host()
         set_stall_timeout(host, stall_timeout)
@@ -100,7 +104,8 @@ class Model:
         asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
         source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        self._set(host, host.wait(open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep)), limit)
+        opening = open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep, on_found)
+        self._set(host, host.wait(opening), limit)
 
     @classmethod
     async def load(
@@ -120,6 +125,7 @@ class Model:
         prefill_ms: float | None = None,
         kv_cache_dtype: str | None = None,
         max_length: int | None = None,
+        on_found: Callable[[ModelFacts], object] | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_device_host()
@@ -127,7 +133,7 @@ class Model:
         asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
         source = source_of(path, *asked)
         limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        opened = await open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep)
+        opened = await open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep, on_found)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
         return model
@@ -137,6 +143,8 @@ class Model:
         self.host = host
         self.folder = opened.folder
         self.config = config
+        self.facts = opened.facts
+        """The model's name, size and licence, and the search options that its makers recommend."""
         self.tokenizer_files = opened.files
         if opened.tokenizer is not None:
             opened.tokenizer.keep_for(self)

@@ -98,6 +98,9 @@ class Demo:
         self.page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = true; }")
         choose(self.page)
         self.page.select_option("#search", "greedy")
+        self.page.evaluate(
+            "() => { for (const part of document.querySelectorAll('.sampling input')) part.value = ''; }"
+        )
         if self.page.is_enabled("#clear"):
             self.page.click("#clear")
         self.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="", repository="", hub="", folder="")

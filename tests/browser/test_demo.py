@@ -343,11 +343,15 @@ def test_known_models_are_offered_with_their_sizes_and_come_from_the_hub(demo: D
     assert options.evaluate_all("all => all.map(({ value }) => value)") == [name for name, _ in offered]
     first, size = offered[0]
     assert size == 98_362_432
-    expect(options.first).to_have_text("SmolLM2-135M-Instruct.Q4_1, 98.4 MB")
+    expect(options.first).to_have_text("SmolLM2-135M-Instruct, 98.4 MB")
     page.context.route("https://huggingface.co/**", lambda route: route.abort())
     page.select_option("#model", value=first)
+    expect(page.locator("#chosen")).to_have_text("SmolLM2-135M-Instruct")
+    page.select_option("#search", "sample")
+    assert [page.get_attribute(f"#{name}", "placeholder") for name in ("temperature", "top-p")] == ["0.2", "0.9"]
+    page.select_option("#search", "")
     expect(page.locator("#model-note")).to_have_text(
-        re.compile("^98.4 MB, 8,192 tokens at most, Apache-2.0. From https://")
+        re.compile("^135 M parameters, 98.4 MB, 8,192 tokens at most, Apache-2.0. From https://")
     )
     assert not any("huggingface.co" in address for address in demo.addresses), "choosing asks nobody"
     page.click("#fit")
@@ -415,6 +419,30 @@ def test_a_model_is_chosen_from_all_whether_it_fits_is_told_and_what_is_stored_o
     expect(page.locator("#models")).to_be_hidden()
     expect(page.locator("#conversation")).to_have_attribute("aria-busy", "true")
     page.click("#stop")
+
+
+def test_the_form_shows_and_leaves_alone_how_a_models_tokens_are_picked(demo: Demo) -> None:
+    page = demo.page
+    page.select_option("#search", "")
+    usual = page.locator("#search option").first
+    expect(usual).to_have_text("as usual for it: the most probable")
+    expect(page.locator("#temperature")).to_be_hidden()
+    demo.send()
+    assert demo.requests("generate")[-1]["search"] == {}
+    page.select_option("#search", "sample")
+    shown = {name: page.get_attribute(f"#{name}", "placeholder") for name in ("temperature", "top-k", "top-p", "min-p")}
+    assert shown == {"temperature": "1", "top-k": "50", "top-p": "1", "min-p": "0"}
+    assert [page.input_value(f"#{name}") for name in shown] == ["", "", "", ""]
+    page.select_option("#search", "")
+    page.evaluate("() => { location.hash = 'model=nano-llama&top_k=3'; }")
+    expect(page.locator("#top-k")).to_have_value("3")
+    expect(page.locator("#top-k")).to_be_visible()
+    demo.set(prompt="def fibonacci(n):")
+    demo.send()
+    assert demo.requests("generate")[-1]["search"] == {"do_sample": True, "top_k": 3}
+    demo.set(top_k="")
+    page.locator("#top-k").blur()
+    expect(page.locator("#top-k")).to_be_hidden()
 
 
 FIELDS = {

@@ -120,7 +120,7 @@ def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
         expect(page.locator("#model option:checked")).to_have_text("a model, 98.4 MB")
         expect(page.locator("#model-note")).to_have_text("98.4 MB. Answers by its chat template.")
         expect(page.locator("#kind-note")).to_have_text("Ask a model something:")
-        expect(page.get_by_role("button", name="Why is the sky blue?")).to_be_visible()
+        expect(page.get_by_role("button", name="What is the capital of Japan?")).to_be_visible()
         expect(page.locator("#device")).to_have_text("webgpu")
         expect(page.locator("#device-note")).to_have_text("auto: a GGUF file runs on WebGPU alone")
         if "software" in page.inner_text("#adapter"):
@@ -218,7 +218,7 @@ def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) 
     expect(demo.page.locator("#chosen")).to_have_text("nano-qwen2")
     values = [demo.page.input_value("#" + name) for name in ("temperature", "min-p", "token", "prompt")]
     assert values == ["1.2", "0.1", "secret", "a b"]
-    demo.set(temperature="0.7", min_p="", token="")
+    demo.set(temperature="", min_p="", token="")
 
 
 def test_a_link_leads_to_the_options_and_the_address_keeps_the_settings(demo: Demo) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from buildtools.server import SiteServer
 from capstan.graph import parse, serialize
@@ -315,3 +316,46 @@ def copied(source: Path, target: Path, change: Callable[[ModelProto], None]) -> 
     change(model)
     path.write_bytes(serialize(model))
     return target
+
+
+KNOWN = """
+import capstan
+about = {"family": "llama", "context_length": 512, "cache_bytes_per_token": 64, "licence": "MIT"}
+search = {"do_sample": True, "temperature": 5.0, "random_seed": 3}
+capstan.models.append(
+    capstan.KnownModel("me/mine", "q4", 3, needs_f16=False, tried=True, name="repo-known", search=search, **about)
+)
+"""
+
+
+def test_a_known_model_is_sampled_as_is_recommended_and_called_by_its_name_where_nobody_says(
+    site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path
+) -> None:
+    scripts.expect(GONE)
+    folder = lay_out(LLAMA, tmp_path / "repo-known")
+    site.models[folder.name] = folder
+    ask: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 12, "device": "wasm"}
+    greedy = harness.generate(folder.name, **ask)["token_ids"]
+    assert harness.generate(folder.name, **ask, search={})["token_ids"] == greedy == oracle.greedy(LLAMA, PROMPT, 12)
+    harness.exec(KNOWN)
+    # Another model, so that this one is loaded anew.
+    harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=1, device="wasm")
+    by_itself = harness.generate(folder.name, **ask, search={})
+    assert by_itself["model"].startswith("repo-known, 0.")
+    assert by_itself["model"].endswith("MB, MIT")
+    assert f"loading {by_itself['model']}" in [each["text"] for each in harness.events if each["kind"] == "status"]
+    asked = {"do_sample": True, "temperature": 5.0, "random_seed": 3}
+    assert by_itself["token_ids"] == harness.generate(folder.name, **ask, search=asked)["token_ids"] != greedy
+    assert harness.generate(folder.name, **ask, search={"do_sample": False})["token_ids"] == greedy
+    harness.exec("import capstan; capstan.models.pop()")
+
+
+def test_a_text_that_is_continued_begins_with_bos_and_so_does_one_that_is_scored(harness: Harness) -> None:
+    """nano-llama's post-processor puts it there; the judge is the Rust tokenizer."""
+    ids = tokenizers.Tokenizer.from_file(str(LLAMA / "tokenizer.json")).encode("def f(n):").ids
+    assert ids[0] == 0
+    ask: dict[str, Any] = {"max_new_tokens": 4, "device": "wasm"}
+    for text in ("def f(n):", "<s>def f(n):"):
+        found = harness.generate("nano-llama", **ask, prompt=text)
+        assert found["prompt_ids"] == ids
+        assert found["token_ids"] == oracle.greedy(LLAMA, ids, 4)

@@ -13,6 +13,7 @@ from buildtools.errors import CommandError, raise_remote
 from buildtools.terminal import Output, Progress
 
 RESULT: dict[str, Any] = {
+    "model": "Nano, 1 M parameters",
     "text": "ab",
     "token_ids": [1, 2, 3],
     "finish_reason": "length",
@@ -94,8 +95,8 @@ def test_progress_is_one_rewritten_line_on_a_terminal(
 
 def test_the_summary_is_one_line_that_names_what_was_used_and_why() -> None:
     assert summary(RESULT) == (
-        "3 tokens, 12.3 tokens/s, first token after 120 ms, adapter google swiftshader, device webgpu, "
-        "capture ort (the tape differs from the eager step), finished by length"
+        "Nano, 1 M parameters: 3 tokens, 12.3 tokens/s, first token after 120 ms, adapter google swiftshader, "
+        "device webgpu, capture ort (the tape differs from the eager step), finished by length"
     )
     assert "- tokens/s, no first token" in summary(
         RESULT | {"token_ids": [], "tokens_per_second": None, "time_to_first_token_ms": None}

@@ -376,7 +376,7 @@ def test_folders_are_not_listed(server: SiteServer) -> None:
 def test_models_are_mounted_and_listed(server: SiteServer) -> None:
     assert get(server, "/models/nano%20one/model.onnx")[1] == BODY
     [model] = json.loads(get(server, "/models/index.json")[1])
-    assert model == {"name": "nano one", "url": "/models/nano%20one/", "bytes": None, "chat": False}
+    assert model == {"name": "nano one", "url": "/models/nano%20one/", "bytes": None, "chat": False, "facts": None}
     assert get(server, "/models/other/model.onnx")[0].status == 404
 
 
@@ -393,7 +393,7 @@ def test_a_gguf_file_is_mounted_and_listed_and_nothing_beside_it_is_served(folde
         assert (response.status, body) == (206, data[4:8])
         assert response.headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
         [model] = json.loads(get(server, "/models/index.json")[1])
-        assert model == {"name": "a model", "url": url, "bytes": len(data), "chat": True}
+        assert model == {"name": "a model", "url": url, "bytes": len(data), "chat": True, "facts": None}
         assert json.loads(get(server, f"{url}.shards.json")[1])["size"] == len(data)
         for path in (f"{url}/", f"{url}/secret.gguf", "/models/secret.gguf", "/models/secret.gguf.shards.json"):
             assert get(server, path)[0].status == 404

@@ -130,7 +130,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "loading": ("recovery repository", "folder", "opening planning"),
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
-    "model_files": ("file_names json_text model_types", "config hub", "gguf known_models"),
+    "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),
     "model_files.gguf": ("header", "families shards tokenizer", "config"),
     "onnxruntime": (
         "host_array providers session_options",

@@ -14,11 +14,11 @@ import capstan
 PUBLIC = """
 Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
 DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-KnownModel LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError Score SearchOptions
-Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
-Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError Verification
-VersionError WeightStore WeightsChangedError configure logits_processor measure memory models notebook open_device
-plan shortlist_processor trace
+KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileError OptionError OutOfMemoryError PromptError Score
+SearchOptions Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError
+TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError
+Verification VersionError WeightStore WeightsChangedError configure logits_processor measure memory models notebook
+open_device plan shortlist_processor trace
 """
 
 GENAI = {

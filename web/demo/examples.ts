@@ -15,15 +15,12 @@ const COMPLETION = {
     "class Point:\n    def __init__(self, x, y):\n",
   ],
 };
+/** The first chat model of a visitor, SmolLM2-135M-Instruct, answers these well. */
 const CHAT = {
   kind: "chat",
   label: "Message",
   note: (name: string) => `Ask ${name} something:`,
-  examples: [
-    "Why is the sky blue?",
-    "Write a haiku about a graphics card.",
-    "Explain recursion in Python, with an example.",
-  ],
+  examples: ["What is the capital of Japan?", "What is a web browser?", "Give me three tips for a good night's sleep."],
 };
 
 /** Offer the examples that suit the chosen model. */

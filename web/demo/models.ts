@@ -1,19 +1,22 @@
 // Which model: one that the site offers, one that is known to fit, a folder's address, a folder of this machine, or a hub's
 // repository.
 
-import type { GenerateRequest, KnownModel, StartOptions } from "capstan-webgpu";
+import type { GenerateRequest, KnownModel, ModelFacts, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
 import { knownModels } from "../src/known_models";
 import { isGguf, modelAddress } from "../src/storage/gguf";
-import { FormError, text } from "./settings";
+import { FormError, type Picking, showPicking, text } from "./settings";
 
 type Folder = GenerateRequest["model"];
 type Picked = Exclude<Folder, string | { repository: string }>;
 
 /** A model of models/index.json. */
 interface Offered {
+  /** The name of its file or folder. */
   name: string;
   url: string;
+  /** Its name, size and licence, if its files tell them. */
+  facts?: ModelFacts | null;
   /** Its graph and weights, and whether it has a chat template, where the site tells. */
   bytes?: number | null;
   chat?: boolean;
@@ -24,11 +27,14 @@ interface Offered {
 /** The model that the form names. */
 export interface Chosen {
   folder: Folder;
+  /** Its name; that of its file or folder until a better one is known. */
   name: string;
   /** The same for the same model. */
   key: string;
   /** Whether it has a chat template, as far as is known before it is loaded. */
   chat: boolean | null;
+  /** How its tokens are picked where nobody says; null as long as that is unknown. */
+  picking: Picking | null;
   /** As in models/index.json. */
   transformersJs?: string[];
 }
@@ -40,6 +46,8 @@ const files = element("files", HTMLInputElement);
 const gguf = element("gguf", HTMLInputElement);
 const offered = new Map<string, Offered>();
 const picked = new Map<string, { folder: Picked; name: string }>();
+/** The facts that loads told, by the keys of Chosen. */
+const learned = new Map<string, ModelFacts>();
 /** Models of the Hugging Face hub by their ids. */
 const known = new Map<string, KnownModel>(knownModels().map((model) => [model.id, model]));
 /** The features that this machine lacks for some of them. */
@@ -59,7 +67,7 @@ export async function findModels(): Promise<void> {
     const address = new URL(model.url, document.baseURI).href;
     offered.set(address, model);
     const size = sizeOf(model);
-    const option = new Option(`${model.name}${size && `, ${size}`}`, address);
+    const option = new Option(`${model.facts?.name ?? model.name}${size && `, ${size}`}`, address);
     option.dataset["name"] = model.name;
     return option;
   });
@@ -74,7 +82,7 @@ function knownGroup(served: Set<string>): HTMLOptGroupElement {
   for (const model of known.values()) {
     if (served.has(nameOf(model.id).replace(/\.gguf$/i, ""))) continue;
     const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-    const option = new Option(`${nameOf(model.id).replace(/\.gguf$/i, "")}${size}`, model.id);
+    const option = new Option(`${model.name}${model.dtype ? `, ${model.dtype}` : ""}${size}`, model.id);
     option.dataset["name"] = model.id;
     group.append(option);
   }
@@ -101,10 +109,11 @@ async function tellLacks(): Promise<void> {
   }
 }
 
-function knownNote({ bytes: size, contextLength, licence, tried }: KnownModel): string {
+function knownNote({ bytes: size, parameters, contextLength, licence, tried }: KnownModel): string {
+  const count = `${(parameters / 1e6).toFixed(0)} M parameters`;
   const most = `${contextLength.toLocaleString("en")} tokens at most`;
   const run = tried ? "This very file was run." : "Files like it were run.";
-  return `${size ? `${bytes(size)}, ` : ""}${most}, ${licence}. From ${HUB}, when it runs. ${run}`;
+  return `${count}, ${size ? `${bytes(size)}, ` : ""}${most}, ${licence}. From ${HUB}, when it runs. ${run}`;
 }
 
 function sizeOf(model: Offered | undefined): string {
@@ -145,28 +154,43 @@ export function chosenModel(): Chosen {
   const repository = text("repository");
   if (repository) {
     const hub = { repository, hub: text("hub"), revision: text("revision") || null, token: text("token") || null };
-    return { folder: hub, name: repository, key: JSON.stringify(hub), chat: null };
+    return withLearned({ folder: hub, name: repository, key: JSON.stringify(hub), chat: null, picking: null });
   }
   const address = text("folder");
   if (address) {
     const url = modelUrl(address);
     const [path] = url.split(/[?#]/, 1) as [string];
-    return { folder: url, name: path.replace(/\/$/, "").split("/").at(-1) || url, key: url, chat: null };
+    const name = path.replace(/\/$/, "").split("/").at(-1) || url;
+    return withLearned({ folder: url, name, key: url, chat: null, picking: null });
   }
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
   return modelOf(value);
 }
 
+/** A model by the facts that its load told. */
+function withLearned(chosen: Chosen): Chosen {
+  const facts = learned.get(chosen.key);
+  return facts ? { ...chosen, name: facts.name, picking: facts.search } : chosen;
+}
+
+/** Call a model from now on as its load told. */
+export function learn({ key }: Chosen, facts: ModelFacts): void {
+  learned.set(key, facts);
+  showChosen();
+}
+
 function modelOf(value: string): Chosen {
   const mine = picked.get(value);
-  if (mine) return { ...mine, key: value, chat: null };
+  if (mine) return withLearned({ ...mine, key: value, chat: null, picking: null });
   if (known.has(value)) {
     const hub = { repository: value, hub: HUB, revision: null, token: null };
-    return { folder: hub, name: nameOf(value), key: value, chat: null };
+    const { name, search } = known.get(value)!;
+    return withLearned({ folder: hub, name, key: value, chat: null, picking: search });
   }
-  const { name, chat = null, transformers_js: transformersJs = [] } = offered.get(value)!;
-  return { folder: value, name, key: value, chat, transformersJs };
+  const { name, facts, chat = null, transformers_js: transformersJs = [] } = offered.get(value)!;
+  const picking = facts?.search ?? null;
+  return withLearned({ folder: value, name: facts?.name ?? name, key: value, chat, picking, transformersJs });
 }
 
 function modelUrl(given: string): string {
@@ -195,26 +219,29 @@ export function expectedModel(): StartOptions["expected"] {
   }
 }
 
-/** Say which model is chosen, at the top of the page and below the list. */
+/** Say which model is chosen, at the top of the page and below the list, and how its tokens are picked. */
 export function showChosen(): void {
   let name = "no model";
   let note = "";
+  let picking: Chosen["picking"] = null;
   try {
     const chosen = chosenModel();
-    name = chosen.name;
+    ({ name, picking } = chosen);
     note = text("repository") || text("folder") ? `Not used: the model is ${name}.` : noteOf(chosen);
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }
   say("chosen", name);
   say("model-note", note);
+  showPicking(picking);
 }
 
 function noteOf({ key, chat }: Chosen): string {
-  if (picked.has(key)) return "On this machine.";
+  const title = learned.get(key)?.title ?? offered.get(key)?.facts?.title;
+  if (picked.has(key)) return title ? `${title}. On this machine.` : "On this machine.";
   if (known.has(key)) return knownNote(known.get(key)!);
-  if (chat === null) return "";
-  const size = sizeOf(offered.get(key));
+  if (chat === null) return title ? `${title}.` : "";
+  const size = title ?? sizeOf(offered.get(key));
   const how = chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
   return size ? `${size}. ${how}` : how;
 }
@@ -226,7 +253,7 @@ function take(folder: Picked, name: string): void {
   picked.set(key, { folder, name });
   // Without a name for the page's address, since nobody else has the folder.
   select.append(new Option(`${name} (this machine)`, key));
-  choose({ folder, name, key, chat: null });
+  choose({ folder, name, key, chat: null, picking: null });
 }
 
 async function pick(): Promise<void> {

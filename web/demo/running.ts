@@ -15,7 +15,7 @@ import { LoadMeter, type LoadProgress, loadStatus } from "../src/progress";
 import * as diagnostics from "./diagnostics";
 import { button, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
-import { type Chosen, chosenModel } from "./models";
+import { type Chosen, chosenModel, learn } from "./models";
 import { FormError, pointOutNothing, readProcessor, readSettings, systemMessages } from "./settings";
 import { type Token, TokenView } from "./tokens";
 
@@ -103,6 +103,7 @@ export class Running {
       run.phase = "loading";
       const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
       const about = await engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
+      learn(model, about.model);
       this.meter = new LoadMeter();
       run.phase = "running";
       turn.continues = !about.can_chat;

@@ -1,6 +1,6 @@
 // The form: what it asks for, and the same in the page's address.
 
-import { CapstanError, type GenerateRequest, type Message } from "capstan-webgpu";
+import { CapstanError, type GenerateRequest, type Message, type ModelFacts } from "capstan-webgpu";
 import { element } from "./elements";
 import { showSide } from "./side";
 
@@ -20,7 +20,10 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
   capture: NonNullable<GenerateRequest["capture"]>;
 };
 
-const SAMPLED = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
+/** Whoever sets one of these wants tokens sampled. */
+const DRAWING = ["temperature", "top_k", "top_p", "min_p"];
+const SAMPLED = [...DRAWING, "random_seed"];
+const PICKING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"] as const;
 const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
 /** A link must give away no secret and bring no code along. */
 const LEFT_OUT = ["token", "processor"];
@@ -67,10 +70,38 @@ function number(name: string): number | null {
   return value;
 }
 
+/** How a model's tokens are picked where nobody says, as far as is known. */
+export type Picking = Partial<ModelFacts["search"]>;
+/** That of the chosen model; null as long as nothing is known. */
+let usually: Picking | null = null;
+
+/** Whether tokens are sampled as the form says; null where it leaves that to the model. */
+function asksToSample(): boolean | null {
+  const chosen = text("search");
+  return chosen ? chosen === "sample" : DRAWING.some((name) => text(name)) || null;
+}
+
+/** Whether tokens are sampled: as the form says, else as is usual for the model. */
+function samples(): boolean {
+  return asksToSample() ?? usually?.do_sample !== false;
+}
+
+/** Show how the chosen model's tokens are picked where the form does not say. */
+export function showPicking(picking: Picking | null): void {
+  usually = picking;
+  const usual = picking ? (picking.do_sample ? "sampled" : "the most probable") : "";
+  (field("search") as HTMLSelectElement).options[0]!.text = usual ? `as usual for it: ${usual}` : "as usual for it";
+  for (const name of PICKING) {
+    const value = picking?.[name];
+    (field(name) as HTMLInputElement).placeholder = value === undefined ? "" : String(value);
+  }
+  for (const part of form.querySelectorAll<HTMLElement>(".sampling")) part.hidden = !samples();
+}
+
 export function readSettings(): Settings {
-  const sampled = text("search") === "sample";
-  const search: GenerateRequest["search"] = { do_sample: sampled };
-  for (const name of [...(sampled ? SAMPLED : []), ...REPEATED]) {
+  const asked = asksToSample();
+  const search: GenerateRequest["search"] = asked === null ? {} : { do_sample: asked };
+  for (const name of [...(samples() ? SAMPLED : []), ...REPEATED]) {
     const value = number(name);
     if (value !== null) search[name] = value;
   }
@@ -174,11 +205,8 @@ export function readProcessor(): { source: string; name: string } | null {
 
 /** Keep the address in step with the form, and do what a field changes at once. */
 export function watchSettings(onChange: () => void): void {
-  const show = (): void => {
-    for (const part of form.querySelectorAll<HTMLElement>(".sampling")) part.hidden = text("search") !== "sample";
-  };
   const changed = (): void => {
-    show();
+    showPicking(usually);
     history.replaceState(null, "", addressOfSettings(null));
     onChange();
   };
@@ -192,5 +220,5 @@ export function watchSettings(onChange: () => void): void {
     field("processor").dispatchEvent(new Event("input", { bubbles: true }));
     changed();
   });
-  show();
+  showPicking(usually);
 }

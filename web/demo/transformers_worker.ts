@@ -35,7 +35,7 @@ interface Library {
 }
 
 interface Tokenizer {
-  (text: string, options: { add_special_tokens: boolean }): Record<string, unknown>;
+  (text: string): Record<string, unknown>;
   decode(ids: number[], options: { skip_special_tokens: boolean }): string;
 }
 
@@ -70,8 +70,8 @@ async function run({ library, model, dtype, prompt, tokens }: TransformersTask):
   env.backends.onnx.wasm.wasmPaths = { mjs: `${file}.mjs`, wasm: `${file}.wasm` };
   const tokenizer = await AutoTokenizer.from_pretrained(name!);
   const loaded = await AutoModelForCausalLM.from_pretrained(name!, { device: "webgpu", dtype });
-  // As Capstan encodes a text.
-  const given = tokenizer(prompt, { add_special_tokens: false });
+  // With the special tokens that begin a text, as Capstan encodes one.
+  const given = tokenizer(prompt);
   await loaded.generate({ ...given, max_new_tokens: WARM, do_sample: false });
   tell({ kind: "status", text: "running" });
   const ids: number[] = [];

@@ -16,6 +16,7 @@ import type {
   LoadResult,
   MemoryResult,
   Message,
+  ModelFacts,
   ModelFolder,
   Request,
   ScoreResult,
@@ -90,6 +91,7 @@ type Ready = Extract<CapstanEvent, { kind: "ready" }>;
 
 /** How the model was loaded, how it decodes, and what was run. */
 export interface Stats {
+  model: ModelFacts;
   device: string;
   adapter: string;
   /** How decode steps run, and why not the way that was asked for; null before the first run of a model without chats. */
@@ -275,11 +277,23 @@ export class Capstan {
   /** How the model was loaded and what was run. */
   stats(): Stats {
     const { ready_ms: pythonMs, python } = this.client.readiness;
-    const { device, adapter, can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
+    const { model, device, adapter } = this.about;
+    const { can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
     const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
     const decoding = { device, adapter, capture, captureNote, tapePasses };
     const { shared, note: sharedNote } = this.client.sharing;
-    return { ...decoding, contextLength, canChat, loadTimes, pythonMs, python, shared, sharedNote, ...this.sums };
+    return {
+      model,
+      ...decoding,
+      contextLength,
+      canChat,
+      loadTimes,
+      pythonMs,
+      python,
+      shared,
+      sharedNote,
+      ...this.sums,
+    };
   }
 
   /**

@@ -349,6 +349,7 @@ export class CapstanChat extends Element {
     const model = new ModelAnswers(llm, this);
     this.answers = (turn, stop) => model.answer(turn, stop);
     this.open();
+    this.showStatus(llm.stats().model.title);
     this.tell("capstan-load", llm);
   }
 

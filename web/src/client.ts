@@ -24,6 +24,7 @@ export type {
   LoadResult,
   MemoryResult,
   Message,
+  ModelFacts,
   ModelFolder,
   ModelsRequest,
   ModelsResult,

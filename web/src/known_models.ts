@@ -22,10 +22,16 @@ export interface KnownModel {
   needsF16: boolean;
   /** True if this very file was run; the others resemble such files. */
   tried: boolean;
+  /** Its name, as its makers write it. */
+  name: string;
+  /** The number of its parameters. */
+  parameters: number;
+  /** Search options for it where neither the caller nor its files say how to sample. */
+  search: Record<string, boolean | number>;
 }
 
 export function knownModels(): KnownModel[] {
-  return models.map(({ id, dtype, bytes, family, licence, tried, ...rest }) => ({
+  return models.map(({ id, dtype, bytes, family, licence, tried, name, parameters, search, ...rest }) => ({
     id,
     ...(dtype === null ? {} : { dtype }),
     ...(bytes === null ? {} : { bytes }),
@@ -35,5 +41,8 @@ export function knownModels(): KnownModel[] {
     licence,
     needsF16: rest.needs_f16,
     tried,
+    name,
+    parameters,
+    search,
   }));
 }

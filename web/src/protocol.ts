@@ -10,8 +10,24 @@ export type * from "./requests";
 /** The requests of a page to the worker. */
 export type Request = AnsweredRequest | CancelRequest;
 
+/** The name, size and licence of a model, and how its tokens are picked for a request that does not say. */
+export interface ModelFacts {
+  /** The known model's name, else as the model's files have it, else that of the file or folder. */
+  name: string;
+  /** null where it is not known, as `bytes` and `licence`. */
+  parameters: number | null;
+  /** Bytes of graph and weights. */
+  bytes: number | null;
+  licence: string | null;
+  /** All of this for people: "SmolLM2-135M-Instruct, 135 M parameters, 98 MB, Apache 2.0". */
+  title: string;
+  /** Search options by the names of capstan.SearchOptions. */
+  search: Record<"temperature" | "top_k" | "top_p" | "min_p" | "repetition_penalty", number> & { do_sample: boolean };
+}
+
 /** The result of a LoadRequest. */
 export interface LoadResult {
+  model: ModelFacts;
   device: string;
   adapter: string;
   context_length: number;
@@ -198,6 +214,8 @@ export type CapstanEvent =
   | { kind: "bytes"; done: number; total: number; whole: boolean }
   | {
       kind: "ready";
+      /** The title of ModelFacts. */
+      model: string;
       device: string;
       adapter: string;
       capture: string;

@@ -61,6 +61,11 @@ class Place:
     gguf: str | None = None
     """The name of the model's GGUF file in the folder; None for a folder of several files."""
 
+    @property
+    def path(self) -> str:
+        """The address of the file or folder."""
+        return self.folder + (self.gguf or "")
+
 
 async def place_of(host: Host, path: Any, keep: bool) -> Place:
     """The place that a caller named: a path that ends in .gguf is a file's, and an address whose path does; others are

@@ -20,11 +20,16 @@ from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage import Progress
 from ..model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
+from ..model_files.hub import HubRepository
+from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .folder import FoundModel, Place, find_model, no_progress, place_of
 
-__all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
+__all__ = [
+    *("Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"),
+    "told_facts",
+]
 
 CAPTURES = ("tape", "ort", "off")
 CONFIGURED = "configured"
@@ -45,12 +50,19 @@ def search_options(config: GenaiConfig) -> SearchOptions:
     )
 
 
+def told_facts(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
+    """A model's facts as pages have them (ModelFacts in web/src/protocol.ts); `search` is what its files say."""
+    told = {name: getattr(facts, name) for name in ("name", "parameters", "bytes", "licence")}
+    return {**told, "title": str(facts), "search": search.replace(**facts.search).picking()}
+
+
 @dataclass(frozen=True)
 class Opened:
     """A model that was loaded from a folder, with the folder's small files."""
 
     folder: str
     config: GenaiConfig
+    facts: ModelFacts
     loaded: DeviceModel
     files: dict[str, str]
     """The tokenizer's, by name."""
@@ -129,15 +141,24 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
 
 
 async def open_model(
-    host: DeviceHost, source: Source, make_tokenizer: MakeTokenizer, progress: Progress, keep_weights: bool
+    host: DeviceHost,
+    source: Source,
+    make_tokenizer: MakeTokenizer,
+    progress: Progress,
+    keep_weights: bool,
+    on_found: Callable[[ModelFacts], object] | None = None,
 ) -> Opened:
-    """Read the folder's small files, check them, then load the graph and the weights."""
+    """Read the folder's small files, check them, tell `on_found` what the model is, then load the graph and the
+    weights."""
     with during_load(host.now) as times, span("load the model", "load"):
         place = await place_of(host, source.path, keep_weights)
         folder = place.folder
         with phase("files"):
             found, files = await read_small_files(host, place, source, keep_weights, progress)
         config, options = source.config_of(found), source.tape_options(found.config)
+        facts = facts_of(config, source.path if isinstance(source.path, HubRepository) else place.path)
+        if on_found is not None:
+            on_found(facts)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         given = given_graph(source.graphs, config)
         onnx, ready = given or found.onnx, None if given else found.graphs
@@ -157,7 +178,7 @@ async def open_model(
         asked, why = f"a key/value cache in int{config.decoder.kv_cache_bits}", "only WebGPU computes attention over it"
         fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
-    return Opened(folder, config, loaded, files, times.phases, open_on, read_graph, tokenizer)
+    return Opened(folder, config, facts, loaded, files, times.phases, open_on, read_graph, tokenizer)
 
 
 class TokenizerBeside:

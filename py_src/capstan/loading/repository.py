@@ -23,6 +23,7 @@ from ..model_files.config import (
     InputNames,
     OutputNames,
     Section,
+    Stated,
     parse_object,
 )
 
@@ -163,8 +164,16 @@ def derived_config(
         decoder=decoder,
         search=MappingProxyType(options),
         name=name,
+        stated=Stated(name=stated_name(root.value)),
     )
     return derived, in_vain
+
+
+def stated_name(config: Mapping[str, Any]) -> str | None:
+    """The name of the model that config.json is of: the last part of the id that it was loaded by, if that is an id."""
+    source = config.get("_name_or_path")
+    match = re.fullmatch(r"[\w.-]+/(?P<name>[\w.-]+)", source) if isinstance(source, str) else None
+    return match["name"] if match and not source.startswith(".") else None
 
 
 def require_one_decoder(root: Section) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "GraphCapture",
     "InputNames",
     "OutputNames",
+    "Stated",
     "parse_genai_config",
     "with_kv_cache_dtype",
     "with_room",
@@ -135,6 +136,16 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True)
+class Stated:
+    """The name of a model, its size and its licence, as its files state them."""
+
+    name: str | None = None
+    parameters: int | None = None
+    bytes: int | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
 class GenaiConfig:
     """The whole file. `search` is passed on as it was read; sampling checks it."""
 
@@ -149,6 +160,7 @@ class GenaiConfig:
     name: str = "genai_config.json"
     no_tokens: tuple[str, ...] = ()
     """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
+    stated: Stated = Stated()
     room: int = 0
     """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
     it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pkgutil import get_data
+from typing import Any
 
 from .hub import HubRepository
 
@@ -36,6 +38,14 @@ class KnownModel:
     """Whether the GPU must have shader-f16."""
     tried: bool
     """True if this very file was run; the others resemble such files."""
+    name: str = ""
+    """Its name, as its makers write it."""
+    parameters: int | None = None
+    """The number of its parameters."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Search options for it where neither the caller nor its files say how to sample: see docs/models.md."""
+    names_in_files: Sequence[str] = ()
+    """Other names of it that converters wrote into files."""
 
     @property
     def repository(self) -> HubRepository:

@@ -65,12 +65,13 @@ async def complete(
 
 
 def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
-    """The parameters of a request, without its lengths. Raises OptionError, GuidanceError."""
+    """The parameters of a request, without its lengths; what it leaves out is as the model's files or makers say.
+    Raises OptionError, GuidanceError."""
     options: dict[str, Any] = {name: request.get(name) for name in ("run_ahead", "recoveries")}
     if (processor := request.get("logits_processor")) is not None:
         options |= named_processor(processor).options
     params = GeneratorParams(model, **{name: value for name, value in options.items() if value is not None})
-    params.set_search_options(**request["search"])
+    params.set_search_options(**{**model.facts.search, **request["search"]})
     if (drafting := request.get("speculation")) is not None:
         params.set_speculation(Speculation(**drafting))
     if (guidance := request.get("guidance")) is not None:
@@ -115,6 +116,7 @@ def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens:
 def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
     """How the generator's steps run; the page is told."""
     about = {
+        "model": str(model.facts),
         "device": model.device_type,
         "adapter": model.adapter,
         "capture": generator.capture,

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pyodide.code import eval_code_async
@@ -31,8 +32,10 @@ from ..generation.scoring import begin_of
 from ..generation.timing import Timing
 from ..host.spans import span
 from ..host.tracing import begin_trace, end_trace
+from ..loading.opening import told_facts
 from ..model import Model
 from ..model_files.hub import HubRepository
+from ..model_files.model_facts import ModelFacts
 from ..tokenizer import Tokenizer
 from .adapters import adapt, forget_adapters
 from .completion import complete, generator_params, limit_length, require_one_sequence, told_ready, told_steps
@@ -189,6 +192,7 @@ async def get_ready(request: LoadRequest) -> dict[str, Any]:
         "context_length": model.config.context_length,
         "can_chat": can_chat,
         "begin_token_id": begin_of(model.config),
+        "model": told_facts(model.facts, model.search),
         "load_times": model.load_times,
     }
 
@@ -466,7 +470,6 @@ async def load_once(request: ModelRequest) -> Model:
         forget_adapters()
         await last.aclose()
     idle.distrusted = False
-    host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key, request.get("stall_timeout"), known_length(request)))
     return await asyncio.shield(loading)
 
@@ -495,17 +498,26 @@ async def load(key: Key, stall_timeout: float | None, max_length: int | None) ->
     global loaded, loading
     folder, dtype, device, capture, prefix_cache, without_store, kv_cache_dtype = key
 
+    size: int | None = None
+
     def progress(what: str, done: int, total: int) -> None:
+        nonlocal size
         if what == "weights":
+            size = total
             host.emit({"kind": "status", "text": f"the weights have {total / 1e6:.1f} MB"})
             return
         host.emit({"kind": "progress", "what": what, "done": done, "total": total})
+
+    def found(facts: ModelFacts) -> None:
+        host.emit({"kind": "status", "text": f"loading {facts}"})
 
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
         options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
         options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
-        model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
+        options |= {"stall_timeout": stall_timeout, "progress": progress, "on_found": found}
+        model = await Model.load(folder, **options)
+        model.facts = replace(model.facts, bytes=model.facts.bytes or size)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)
         return model

@@ -144,6 +144,12 @@ class SearchOptions(
         values.update(options)
         return SearchOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every type
 
+    def picking(self) -> dict[str, bool | float]:
+        """How a token is picked, by the options' names; `do_sample` is False wherever the search is greedy."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        # A penalty is rounded to float32.
+        return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in names}}
+
     def tell_ignored(self) -> None:
         """Count a diversity_penalty as a step down."""
         if self.diversity_penalty:

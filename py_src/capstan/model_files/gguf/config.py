@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from ...errors import UnsupportedModelError
-from ..config import LARGEST, DecoderConfig, GenaiConfig
+from ..config import LARGEST, DecoderConfig, GenaiConfig, Stated
 from .families import family_of
 from .header import GgufFile
 
@@ -43,6 +44,19 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
         decoder=gguf_decoder(file, filename),
         search=MappingProxyType(search(file)),
         name=file.name,
+        stated=stated(file),
+    )
+
+
+def stated(file: GgufFile) -> Stated:
+    """The model's name, size and licence; metadata of another type count as missing."""
+    texts = {key: file.metadata.get(f"general.{key}") for key in ("name", "basename", "size_label", "license")}
+    name, base, label, licence = (value if isinstance(value, str) else "" for value in texts.values())
+    return Stated(
+        name=name or "-".join(filter(None, (base, label))) or None,
+        parameters=sum(prod(tensor.dims) for tensor in file.tensors.values()),
+        bytes=file.data + sum(tensor.length for tensor in file.tensors.values()),
+        licence=licence or None,
     )
 
 
@@ -51,7 +65,7 @@ def config_to_json(config: GenaiConfig) -> dict[str, Any]:
     unset = asdict(DecoderConfig("", 0, 0, 0, 0))
     decoder = {name: value for name, value in asdict(config.decoder).items() if value != unset[name]}
     found = {field.name: getattr(config, field.name) for field in fields(GenaiConfig)}
-    return {**found, "decoder": decoder, "search": dict(config.search)}
+    return {**found, "decoder": decoder, "search": dict(config.search), "stated": asdict(config.stated)}
 
 
 def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
@@ -59,6 +73,7 @@ def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
     changed = {
         "decoder": DecoderConfig(**noted["decoder"]),
         "search": MappingProxyType(noted["search"]),
+        "stated": Stated(**noted["stated"]),
         **{name: tuple(noted[name]) for name in ("eos_token_ids", "no_tokens")},
     }
     return GenaiConfig(**{**noted, **changed})
