@@ -19,10 +19,20 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai as og
+import tokenizers
 
 from capstan.testing.genai import Action, Trace, decode, encode, logits, run, tokenizer
 
-__all__ = ["Action", "Rows", "Trace", "anew", "decode", "drive", "encode", "greedy", "logits", "rows", "tokenizer"]
+__all__ = [
+    *("Action", "Rows", "Trace", "anew", "decode", "drive", "encode", "greedy", "logits", "prompt", "rows"),
+    "tokenizer",
+]
+
+
+def prompt(folder: Path, text: str) -> list[int]:
+    """Token ids of a text that is continued, with the special tokens that the Rust tokenizer puts before it."""
+    return list(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
 
 VERSION = 2
 """The version of this module's meaning; stored results of other versions are not used."""

@@ -112,11 +112,11 @@ def test_a_prompt_is_a_message_if_that_is_asked_and_the_model_has_a_template(har
         ids: list[int] = reply["result"]["prompt_ids"]
         return ids
 
-    qwen2, llama = (Tokenizer(Model(str(FOLDER.with_name(name)))) for name in ("nano-qwen2", "nano-llama"))
+    qwen2 = Tokenizer(Model(str(FOLDER.with_name("nano-qwen2"))))
     message = qwen2.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
     assert prompt_ids("nano-qwen2", as_message=True) == message
     assert prompt_ids("nano-qwen2") == qwen2.encode("hello")
-    assert prompt_ids("nano-llama", as_message=True) == llama.encode("hello")
+    assert prompt_ids("nano-llama", as_message=True) == oracle.prompt(FOLDER.with_name("nano-llama"), "hello")
 
 
 @pytest.mark.extended

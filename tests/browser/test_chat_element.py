@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,8 +189,10 @@ def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
     page.evaluate(PUT)
     field = page.locator("#other").get_by_label("Text to go on with")
     expect(field).to_be_enabled(timeout=RUN_MS)
+    expect(page.locator("#other #status")).to_have_text(re.compile(r"^nano-llama, 0\.\d MB$"))
+    assert page.evaluate("() => [llm.stats().model.name, llm.stats().model.search.do_sample]") == ["nano-llama", False]
     page.evaluate("() => chat.send('def fibonacci(n):')")
-    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
     assert page.evaluate("() => chat.turns[0].answer") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
     expect(page.get_by_role("article", name="Text and completion")).to_be_visible()
 

@@ -318,7 +318,7 @@ def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: 
         demo.set(repository="nano/llama", hub=hub.url)
         demo.page.click("#run")
         demo.wait("status", "^Done$")
-        prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+        prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
         assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
         demo.set(repository="nano/private", token="hub_reader", revision="v9", prompt="def fibonacci(n):")
         demo.page.click("#run")
@@ -515,7 +515,7 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     note = demo.page.locator("#model-note")
     expect(note).to_have_text("On this machine.")
     demo.send()
-    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
     assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
 
 
@@ -531,7 +531,7 @@ def test_an_address_runs_and_a_folder_that_cannot_be_read_is_told(demo: Demo, si
     demo.clear_status()
     demo.page.keyboard.press("Enter")
     demo.wait("status", "^Done$")
-    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
     assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
     assert demo.requests("generate")[-1]["model"] == f"{site.url}models/nano-llama/"
 

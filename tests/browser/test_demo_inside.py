@@ -50,7 +50,7 @@ def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> Non
 @pytest.mark.extended
 def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None:
     demo.send()
-    answer, prompt = demo.answer(), oracle.encode(LLAMA, "def fibonacci(n):")
+    answer, prompt = demo.answer(), oracle.prompt(LLAMA, "def fibonacci(n):")
     ids = oracle.greedy(LLAMA, prompt, 6)
     demo.look()
     tokens = demo.page.locator(".tokens [role=button]")
@@ -92,7 +92,7 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
 def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(
     demo: Demo, site: SiteServer, variants: Variants
 ) -> None:
-    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
     begun = oracle.greedy(LLAMA, prompt, 2)
     fourth = int(np.argsort(-oracle.logits(LLAMA, [*prompt, *begun]), kind="stable")[3])
     name = variants.config("could-end", model__eos_token_id=[1, fourth])

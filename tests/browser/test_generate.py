@@ -135,7 +135,7 @@ def test_text_arrives_token_by_token_and_adds_up_to_the_result(harness: Harness,
     events = [event for event in harness.events if event["kind"] == "text"]
     assert "".join(event["text"] for event in events) == found["text"]
     assert [event["token_id"] for event in events if event["token_id"] >= 0] == found["token_ids"]
-    assert found["prompt_ids"] == oracle.encode(FIXTURES / "nano-llama", "def fibonacci(n):")
+    assert found["prompt_ids"] == oracle.prompt(FIXTURES / "nano-llama", "def fibonacci(n):")
     assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-llama", found["prompt_ids"], 12)
 
 

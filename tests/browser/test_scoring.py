@@ -11,6 +11,7 @@ from playwright.sync_api import Page
 
 from capstan import Generator, GeneratorParams, Model, Score, Tokenizer
 from capstan.testing.harness import Harness
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -94,10 +95,10 @@ def answer(harness: Harness, sequences: list[dict[str, Any]], **fields: Any) -> 
 
 
 def test_a_request_scores_sequences_and_texts(harness: Harness) -> None:
-    tokenizer = Tokenizer(Model(str(FIXTURES / "nano-llama")))
+    tokenizer, llama = Tokenizer(Model(str(FIXTURES / "nano-llama"))), FIXTURES / "nano-llama"
     text, context = "upon a time there was", "once "
-    whole = tokenizer.encode(context + text)
-    before = len(tokenizer.encode("once"))
+    whole = oracle.prompt(llama, context + text)
+    before = len(oracle.prompt(llama, "once"))
     given: list[dict[str, Any]] = [
         {"context_ids": CONTEXT, "token_ids": [10, 11]},
         {"context_ids": [*CONTEXT, 10], "token_ids": [300]},
@@ -147,11 +148,11 @@ SCORE = """async ({ model, text, context }) => {
 
 
 def test_a_page_scores_a_text(blank_page: Page) -> None:
-    tokenizer = Tokenizer(Model(str(FIXTURES / "nano-llama")))
+    tokenizer, llama = Tokenizer(Model(str(FIXTURES / "nano-llama"))), FIXTURES / "nano-llama"
     text, context = " upon a time", "once"
     found = blank_page.evaluate(SCORE, {"model": "/models/nano-llama", "text": text, "context": context})
-    ids = tokenizer.encode(context + text)
-    before = len(tokenizer.encode(context))
+    ids = oracle.prompt(llama, context + text)
+    before = len(oracle.prompt(llama, context))
     wanted = by_reference("nano-llama", ids[:before], ids[before:])
     told = found["behind"]["tokens"]
     assert [each["id"] for each in told] == ids[before:]

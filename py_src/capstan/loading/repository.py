@@ -172,8 +172,8 @@ def derived_config(
 def stated_name(config: Mapping[str, Any]) -> str | None:
     """The name of the model that config.json is of: the last part of the id that it was loaded by, if that is an id."""
     source = config.get("_name_or_path")
-    match = re.fullmatch(r"[\w.-]+/(?P<name>[\w.-]+)", source) if isinstance(source, str) else None
-    return match["name"] if match and not source.startswith(".") else None
+    match = re.fullmatch(r"\w[\w.-]*/(?P<name>[\w.-]+)", source) if isinstance(source, str) else None
+    return match["name"] if match else None
 
 
 def require_one_decoder(root: Section) -> None:

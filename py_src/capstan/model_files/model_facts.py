@@ -44,14 +44,14 @@ class ModelFacts:
 def facts_of(config: GenaiConfig, place: str | HubRepository) -> ModelFacts:
     """The facts of a model from its configuration; `place` is its repository, or the path of its file or folder."""
     known, stated = known_as(config, place), config.stated
-    samples = any(name in config.search for name in DRAWING)
-    return ModelFacts(
-        name=shown((known and known.name) or stated.name) or last_name(place),
-        parameters=(known and known.parameters) or stated.parameters,
-        bytes=stated.bytes or (known and known.bytes),
-        licence=shown(stated.licence or (known and known.licence)) or None,
-        search={} if known is None or samples else known.search,
-    )
+    name, parameters, size, licence = stated.name, stated.parameters, stated.bytes, stated.licence
+    search: Mapping[str, Any] = {}
+    if known is not None:
+        name, parameters = known.name or name, known.parameters or parameters
+        size, licence = size or known.bytes, licence or known.licence
+        if not any(option in config.search for option in DRAWING):
+            search = known.search
+    return ModelFacts(shown(name) or last_name(place), parameters, size, shown(licence) or None, search)
 
 
 def known_as(config: GenaiConfig, place: str | HubRepository) -> KnownModel | None:

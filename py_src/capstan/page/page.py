@@ -470,6 +470,7 @@ async def load_once(request: ModelRequest) -> Model:
         forget_adapters()
         await last.aclose()
     idle.distrusted = False
+    host.emit({"kind": "status", "text": "finding the model"})
     loading = asyncio.ensure_future(load(key, request.get("stall_timeout"), known_length(request)))
     return await asyncio.shield(loading)
 
