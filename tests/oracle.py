@@ -24,7 +24,17 @@ import tokenizers
 from capstan.testing.genai import Action, Trace, decode, encode, logits, run, tokenizer
 
 __all__ = [
-    *("Action", "Rows", "Trace", "anew", "decode", "drive", "encode", "greedy", "logits", "prompt", "rows"),
+    "Action",
+    "Rows",
+    "Trace",
+    "anew",
+    "decode",
+    "drive",
+    "encode",
+    "greedy",
+    "logits",
+    "prompt",
+    "rows",
     "tokenizer",
 ]
 

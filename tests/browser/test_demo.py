@@ -351,7 +351,7 @@ def test_known_models_are_offered_with_their_sizes_and_come_from_the_hub(demo: D
     assert [page.get_attribute(f"#{name}", "placeholder") for name in ("temperature", "top-p")] == ["0.2", "0.9"]
     page.select_option("#search", "")
     expect(page.locator("#model-note")).to_have_text(
-        re.compile("^135 M parameters, 98.4 MB, 8,192 tokens at most, Apache-2.0. From https://")
+        re.compile("^SmolLM2-135M-Instruct, 135 M parameters, 98.4 MB, Apache-2.0, 8,192 tokens at most. From https://")
     )
     assert not any("huggingface.co" in address for address in demo.addresses), "choosing asks nobody"
     page.click("#fit")
@@ -398,8 +398,8 @@ def test_a_model_is_chosen_from_all_whether_it_fits_is_told_and_what_is_stored_o
     expect(row).to_contain_text("Continues a text; it has no chat template.")
     expect(row).to_contain_text("Stored in this browser: 232 kB.", timeout=RUN_MS)
     expect(page.locator("#models-note")).to_contain_text("of weights is stored in this browser; there is room for ")
-    hub = models.filter(has_text="SmolLM2-135M-Instruct.Q4_1.gguf")
-    expect(hub).to_contain_text("98.4 MB, 8,192 tokens at most, Apache-2.0")
+    hub = models.filter(has_text="SmolLM2-135M-Instruct")
+    expect(hub).to_contain_text("135 M parameters, 98.4 MB, Apache-2.0, 8,192 tokens at most")
     expect(hub).to_contain_text("Nothing of it is stored.")
     expect(hub.get_by_role("button", name="Delete")).to_have_count(0)
     row.get_by_role("button", name="Does it fit? nano-llama").click()

@@ -119,7 +119,7 @@ def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
         expect(page.locator("#chosen")).to_have_text("a model")
         expect(page.locator("#model option:checked")).to_have_text("a model, 98.4 MB")
         expect(page.locator("#model-note")).to_have_text("98.4 MB. Answers by its chat template.")
-        expect(page.locator("#kind-note")).to_have_text("Ask a model something:")
+        expect(page.locator("#kind-note")).to_have_text("a model. Ask it something:")
         expect(page.get_by_role("button", name="What is the capital of Japan?")).to_be_visible()
         expect(page.locator("#device")).to_have_text("webgpu")
         expect(page.locator("#device-note")).to_have_text("auto: a GGUF file runs on WebGPU alone")

@@ -107,7 +107,7 @@ def test_what_the_files_say_of_sampling_wins_over_what_is_known(
 
 
 def test_a_model_of_the_python_package_keeps_what_its_files_say(mine: KnownModel, tmp_path: Path) -> None:
-    """onnxruntime-genai's module builds on capstan.Model, and must do what the native package does."""
+    """onnxruntime-genai's module builds on capstan.Model, and must behave like the native package."""
     found: list[ModelFacts] = []
     model = capstan.Model(str(written(tmp_path, {"general.name": "Mine"})), device="reference", on_found=found.append)
     assert [model.facts] == found

@@ -8,7 +8,7 @@ import { FormError } from "./settings";
 const COMPLETION = {
   kind: "completion",
   label: "Text to go on with",
-  note: (name: string) => `${name} goes on with a text, such as Python. Click a beginning:`,
+  note: (title: string) => `${title}. It goes on with a text, such as Python. Click a beginning:`,
   examples: [
     "def fibonacci(n):",
     'def read_lines(path):\n    """Return the lines of a file."""\n',
@@ -19,16 +19,16 @@ const COMPLETION = {
 const CHAT = {
   kind: "chat",
   label: "Message",
-  note: (name: string) => `Ask ${name} something:`,
+  note: (title: string) => `${title}. Ask it something:`,
   examples: ["What is the capital of Japan?", "What is a web browser?", "Give me three tips for a good night's sleep."],
 };
 
 /** Offer the examples that suit the chosen model. */
 export function offerExamples(chat: CapstanChat): void {
   let chats: boolean | null = null;
-  let model = "the model";
+  let model = "No model";
   try {
-    ({ chat: chats, name: model } = chosenModel());
+    ({ chat: chats, title: model } = chosenModel());
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }

@@ -29,6 +29,8 @@ export interface Chosen {
   folder: Folder;
   /** Its name; that of its file or folder until a better one is known. */
   name: string;
+  /** The name, and its parameters, size and licence as far as they are known. */
+  title: string;
   /** The same for the same model. */
   key: string;
   /** Whether it has a chat template, as far as is known before it is loaded. */
@@ -109,11 +111,16 @@ async function tellLacks(): Promise<void> {
   }
 }
 
-function knownNote({ bytes: size, parameters, contextLength, licence, tried }: KnownModel): string {
+function knownTitle({ name, bytes: size, parameters, licence }: KnownModel): string {
   const count = `${(parameters / 1e6).toFixed(0)} M parameters`;
+  return [name, count, ...(size ? [bytes(size)] : []), licence].join(", ");
+}
+
+function knownNote(model: KnownModel): string {
+  const { contextLength, tried } = model;
   const most = `${contextLength.toLocaleString("en")} tokens at most`;
   const run = tried ? "This very file was run." : "Files like it were run.";
-  return `${count}, ${size ? `${bytes(size)}, ` : ""}${most}, ${licence}. From ${HUB}, when it runs. ${run}`;
+  return `${knownTitle(model)}, ${most}. From ${HUB}, when it runs. ${run}`;
 }
 
 function sizeOf(model: Offered | undefined): string {
@@ -154,14 +161,14 @@ export function chosenModel(): Chosen {
   const repository = text("repository");
   if (repository) {
     const hub = { repository, hub: text("hub"), revision: text("revision") || null, token: text("token") || null };
-    return withLearned({ folder: hub, name: repository, key: JSON.stringify(hub), chat: null, picking: null });
+    return unknown(hub, repository, JSON.stringify(hub));
   }
   const address = text("folder");
   if (address) {
     const url = modelUrl(address);
     const [path] = url.split(/[?#]/, 1) as [string];
     const name = path.replace(/\/$/, "").split("/").at(-1) || url;
-    return withLearned({ folder: url, name, key: url, chat: null, picking: null });
+    return unknown(url, name, url);
   }
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
@@ -171,7 +178,12 @@ export function chosenModel(): Chosen {
 /** A model by the facts that its load told. */
 function withLearned(chosen: Chosen): Chosen {
   const facts = learned.get(chosen.key);
-  return facts ? { ...chosen, name: facts.name, picking: facts.search } : chosen;
+  return facts ? { ...chosen, name: facts.name, title: facts.title, picking: facts.search } : chosen;
+}
+
+/** A model of which nothing is known before its first load. */
+function unknown(folder: Folder, name: string, key: string): Chosen {
+  return withLearned({ folder, name, title: name, key, chat: null, picking: null });
 }
 
 /** Call a model from now on as its load told. */
@@ -182,15 +194,16 @@ export function learn({ key }: Chosen, facts: ModelFacts): void {
 
 function modelOf(value: string): Chosen {
   const mine = picked.get(value);
-  if (mine) return withLearned({ ...mine, key: value, chat: null, picking: null });
+  if (mine) return unknown(mine.folder, mine.name, value);
   if (known.has(value)) {
     const hub = { repository: value, hub: HUB, revision: null, token: null };
-    const { name, search } = known.get(value)!;
-    return withLearned({ folder: hub, name, key: value, chat: null, picking: search });
+    const model = known.get(value)!;
+    const { name, search } = model;
+    return withLearned({ folder: hub, name, title: knownTitle(model), key: value, chat: null, picking: search });
   }
   const { name, facts, chat = null, transformers_js: transformersJs = [] } = offered.get(value)!;
-  const picking = facts?.search ?? null;
-  return withLearned({ folder: value, name: facts?.name ?? name, key: value, chat, picking, transformersJs });
+  const called = { name: facts?.name ?? name, title: facts?.title ?? name, picking: facts?.search ?? null };
+  return withLearned({ folder: value, ...called, key: value, chat, transformersJs });
 }
 
 function modelUrl(given: string): string {
@@ -236,14 +249,12 @@ export function showChosen(): void {
   showPicking(picking);
 }
 
-function noteOf({ key, chat }: Chosen): string {
-  const title = learned.get(key)?.title ?? offered.get(key)?.facts?.title;
-  if (picked.has(key)) return title ? `${title}. On this machine.` : "On this machine.";
+function noteOf({ key, name, title, chat }: Chosen): string {
   if (known.has(key)) return knownNote(known.get(key)!);
-  if (chat === null) return title ? `${title}.` : "";
-  const size = title ?? sizeOf(offered.get(key));
-  const how = chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
-  return size ? `${size}. ${how}` : how;
+  const about = title === name ? sizeOf(offered.get(key)) : title;
+  const template = chat ? "Answers by its chat template." : "Continues a text; it has no chat template.";
+  const how = picked.has(key) ? "On this machine." : chat === null ? "" : template;
+  return [about && `${about}.`, how].filter(Boolean).join(" ");
 }
 
 // Folders of this machine.
@@ -253,7 +264,7 @@ function take(folder: Picked, name: string): void {
   picked.set(key, { folder, name });
   // Without a name for the page's address, since nobody else has the folder.
   select.append(new Option(`${name} (this machine)`, key));
-  choose({ folder, name, key, chat: null, picking: null });
+  choose(unknown(folder, name, key));
 }
 
 async function pick(): Promise<void> {

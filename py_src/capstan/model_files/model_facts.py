@@ -23,7 +23,10 @@ LONGEST = 80
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's name, size and licence; `str` joins them: "SmolLM2-135M-Instruct, 135 M parameters, 98 MB, Apache 2.0"."""
+    """A model's name, size and licence.
+
+    `str` joins them: "SmolLM2-135M-Instruct, 135 M parameters, 98 MB, Apache 2.0".
+    """
 
     name: str
     """The known model's, else as the files have it, else that of the file or folder."""
