@@ -67,6 +67,22 @@ INPUTS = (
         unit("tokenizer::test_a_batch_is_padded_behind_its_shorter_rows_and_decoded_row_by_row"),
     ),
     Mutation(
+        "tokenizer.begun_twice",
+        "py_src/capstan/tokenizer.py",
+        "return ids if not ids or tuple(ids[: len(first)]) == first else [*first, *ids]",
+        "return ids if not ids else [*first, *ids]",
+        "a prompt that begins with bos gets another one",
+        unit("tokenizer::test_a_prompt_begins_with_the_special_tokens_of_the_post_processor"),
+    ),
+    Mutation(
+        "known_models.over_files",
+        "py_src/capstan/model_files/model_facts.py",
+        "if not any(option in config.search for option in DRAWING):",
+        "if True:",
+        "a known model's options win over what its files say of sampling",
+        unit("model_facts::test_what_the_files_say_of_sampling_wins_over_what_is_known"),
+    ),
+    Mutation(
         "stream.sent_twice",
         "py_src/capstan/text/stream.py",
         "self._shown, self._sent = len(self._window), len(text)",
