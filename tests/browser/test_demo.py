@@ -425,7 +425,7 @@ def test_the_form_shows_and_leaves_alone_how_a_models_tokens_are_picked(demo: De
     page = demo.page
     page.select_option("#search", "")
     usual = page.locator("#search option").first
-    expect(usual).to_have_text("as usual for it: the most probable")
+    expect(usual).to_have_text("usual for the model: the most probable")
     expect(page.locator("#temperature")).to_be_hidden()
     demo.send()
     assert demo.requests("generate")[-1]["search"] == {}

@@ -90,7 +90,9 @@ function samples(): boolean {
 export function showPicking(picking: Picking | null): void {
   usually = picking;
   const usual = picking ? (picking.do_sample ? "sampled" : "the most probable") : "";
-  (field("search") as HTMLSelectElement).options[0]!.text = usual ? `as usual for it: ${usual}` : "as usual for it";
+  (field("search") as HTMLSelectElement).options[0]!.text = usual
+    ? `usual for the model: ${usual}`
+    : "usual for the model";
   for (const name of PICKING) {
     const value = picking?.[name];
     (field(name) as HTMLInputElement).placeholder = value === undefined ? "" : String(value);
