@@ -35,6 +35,7 @@ __all__ = [
     "logits",
     "prompt",
     "rows",
+    "text",
     "tokenizer",
 ]
 
@@ -42,6 +43,11 @@ __all__ = [
 def prompt(folder: Path, text: str) -> list[int]:
     """Token ids of a text that is continued, with the special tokens that the Rust tokenizer puts before it."""
     return list(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def text(folder: Path, ids: Sequence[int]) -> str:
+    """The text of ids by the Rust tokenizer; onnxruntime-genai's loses what is behind bytes that are no UTF-8."""
+    return str(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).decode(list(ids)))
 
 
 VERSION = 2

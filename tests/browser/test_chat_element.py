@@ -193,7 +193,7 @@ def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
     assert page.evaluate("() => [llm.stats().model.name, llm.stats().model.search.do_sample]") == ["nano-llama", False]
     page.evaluate("() => chat.send('def fibonacci(n):')")
     prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
-    assert page.evaluate("() => chat.turns[0].answer") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+    assert page.evaluate("() => chat.turns[0].answer") == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
     expect(page.get_by_role("article", name="Text and completion")).to_be_visible()
 
 

@@ -106,7 +106,7 @@ def test_a_step_that_takes_long_tells_its_seconds(demo: Demo) -> None:
     demo.page.route(pattern, lambda route: held.append(route))
     choose(demo.page, "nano-qwen3")
     demo.page.click("#run")
-    step = "^Loading http.*/models/nano-qwen3/"
+    step = "^Finding the model"
     demo.wait("status", step + "$")
     demo.page.evaluate("() => tick()")
     demo.wait("status", step + r": \d+ s so far(; without a GPU it takes minutes)?$")
@@ -319,13 +319,13 @@ def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: 
         demo.page.click("#run")
         demo.wait("status", "^Done$")
         prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
-        assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
         demo.set(repository="nano/private", token="hub_reader", revision="v9", prompt="def fibonacci(n):")
         demo.page.click("#run")
         demo.wait("error-message", "v9")
         demo.set(revision="main")
         demo.send()
-        assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
         demo.set(repository="nano/llama", token="", revision="")
         asked = len(hub.requests)
         assert asked
@@ -516,7 +516,7 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     expect(note).to_have_text("On this machine.")
     demo.send()
     prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
-    assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+    assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
 
 
 @pytest.mark.extended
@@ -532,7 +532,7 @@ def test_an_address_runs_and_a_folder_that_cannot_be_read_is_told(demo: Demo, si
     demo.page.keyboard.press("Enter")
     demo.wait("status", "^Done$")
     prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
-    assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+    assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
     assert demo.requests("generate")[-1]["model"] == f"{site.url}models/nano-llama/"
 
 

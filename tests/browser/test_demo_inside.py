@@ -75,7 +75,7 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     second = int(np.argsort(-logits, kind="stable")[1])
     assert demo.picked()[-4:] == oracle.greedy(LLAMA, [*prompt, ids[0], second], 4)
     assert demo.text("tokens") == "4", "two of the six were given"
-    assert demo.answer().startswith(oracle.decode(LLAMA, [ids[0], second]))
+    assert demo.answer().startswith(oracle.text(LLAMA, [ids[0], second]))
     demo.look()
     tokens.nth(1).click()
     demo.clear_status()
@@ -107,7 +107,7 @@ def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(
     demo.page.locator(".tokens [role=button]").nth(2).click()
     demo.page.get_by_role("button", name="End the answer here").click()
     expect(demo.page.locator("#turns .turn")).to_have_count(1)
-    assert demo.answer() == oracle.decode(LLAMA, begun)
+    assert demo.answer() == oracle.text(LLAMA, begun)
     assert demo.page.locator("#turns .about").inner_text() == "2 tokens, ended by hand"
     demo.set(prompt="class Point:")
     demo.send()
@@ -198,9 +198,9 @@ def test_a_processor_in_python_edits_logits_and_is_changed_while_an_answer_strea
     demo.page.fill("#processor", ONLY.format(token=344))
     demo.wait("status", "^Done$")
     told = demo.picked()[-200:]
-    before = demo.answer().count(oracle.decode(LLAMA, [333]))
+    before = demo.answer().count(oracle.text(LLAMA, [333]))
     assert before >= 5, "the answer goes on behind what it had"
-    assert demo.answer().count(oracle.decode(LLAMA, [344])) == 200 - before
+    assert demo.answer().count(oracle.text(LLAMA, [344])) == 200 - before
     assert told[-1] == 344
     demo.set(processor="1 / 0", prompt="def fibonacci(n):", max_new_tokens="6")
     demo.page.click("#run")
