@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT)]
 from playwright.sync_api import BrowserContext, sync_playwright  # noqa: E402  # on the path just above
 
 from buildtools.browser import find_browser  # noqa: E402
-from buildtools.server import SiteServer  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.headless.browser import flags  # noqa: E402
 from capstan.headless.server import StaticHandler, running  # noqa: E402
+from capstan_host.server import SiteServer  # noqa: E402
 
 __all__ = ["SlowLink", "Visit", "first_visit"]
 

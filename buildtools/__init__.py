@@ -9,9 +9,8 @@ CACHE = BUILD / "cache"
 SITE = BUILD / "site"
 VENV = ROOT / ".venv"
 
+SOURCES = str(ROOT / "py_src")
 
-def find_package() -> None:
-    """Let this process import `capstan` from the source."""
-    source = str(ROOT / "py_src")
-    if source not in sys.path:
-        sys.path.insert(0, source)
+# This process imports `capstan` and `capstan_host` from the source.
+if SOURCES not in sys.path:
+    sys.path.insert(0, SOURCES)

@@ -8,20 +8,18 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import CACHE, find_package
-from .environment import locked, venv_python
-from .errors import CommandError
-from .terminal import say
-
-find_package()
-
-from capstan.headless.browser import (  # noqa: E402  (found by the line above)
+from capstan.headless.browser import (
     REMEDY,
     BrowserError,
     browser_version,
     installed_browser,
     named_browser,
 )
+from capstan_host.errors import CommandError
+from capstan_host.terminal import say
+
+from . import CACHE
+from .environment import locked, venv_python
 
 __all__ = ["find_browser", "install_packages"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from capstan_host.errors import CommandError
+
 from . import ROOT
 from .environment import run_tool
-from .errors import CommandError
 
 __all__ = ["CLIENT_AND_WORKER", "COLOURS", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
 

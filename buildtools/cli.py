@@ -10,10 +10,12 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from capstan_host.commands import exec, fleet, models, run, serve
+from capstan_host.errors import CommandError
+
 from . import ROOT
-from .commands import bench, check, dist, docs, exec, fleet, models, run, serve, test, wheel
+from .commands import bench, check, dist, docs, test, wheel
 from .environment import ensure, in_venv, venv_python
-from .errors import CommandError
 
 __all__ = ["main", "parse", "parsers"]
 

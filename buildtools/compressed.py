@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import CACHE, find_package
+from capstan_host.terminal import say
+
+from . import CACHE
 from .bundles import CLIENT_AND_WORKER
 from .environment import run_tool
 from .site import ORT_FILES, PYODIDE_FILES
-from .terminal import say
 
 __all__ = ["UNPACKED", "Download", "downloads", "precompress", "unpack_snapshot"]
 
@@ -61,7 +62,6 @@ def is_worth_it(path: Path) -> bool:
 
 def forms(path: Path) -> list[Path]:
     """The paths of a file's compressed forms."""
-    find_package()
     from capstan.headless.server import ENCODINGS
 
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from capstan_host.errors import CommandError
+
 from . import CACHE, ROOT
 from .environment import Stage, locked, run_tool
-from .errors import CommandError
 
 __all__ = ["CONTENDERS", "Contender", "install", "transformers_js_files", "versions"]
 

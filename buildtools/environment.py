@@ -21,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from capstan_host.errors import CommandError
+from capstan_host.terminal import say
+
 from . import CACHE, ROOT, VENV
-from .errors import CommandError
 from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
-from .terminal import say
 from .wire import wire_is_stale, write_wire
 
 __all__ = [

@@ -13,8 +13,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from capstan_host.errors import CommandError
+
 from . import CACHE
-from .errors import CommandError
 
 __all__ = ["NUMPY_FOLDER", "NUMPY_VERSION", "fetch_numpy", "numpy_licence", "numpy_wheel"]
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from capstan_host.terminal import say
+
 from . import CACHE, ROOT
 from .environment import run_tool
-from .terminal import say
 
 __all__ = ["WHEELS_FOLDER", "Snapshot", "make_snapshot", "snapshot_tools"]
 

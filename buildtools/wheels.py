@@ -21,7 +21,7 @@ PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-
 def wheel_inputs() -> list[Path]:
     """The inputs of the page's own wheel."""
     sources = (path for path in (ROOT / "py_src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    rooms = [ROOT / "py_src/capstan" / room for room in ON_CPYTHON]
+    rooms = [ROOT / "py_src/capstan_host", *(ROOT / "py_src/capstan" / room for room in ON_CPYTHON)]
     kept = (path for path in sources if path != WHEEL_HOST and not any(path.is_relative_to(room) for room in rooms))
     return sorted([*kept, ROOT / "pyproject.toml"])
 
@@ -35,7 +35,7 @@ def page_wheels() -> list[Path]:
     """The wheels that our own page loads: ours, freshly built, without what its worker brings and what drives a page
     from outside, and protobuf's."""
     wheel = _built(CACHE / "wheel", with_host=False)
-    leave_out(wheel, [f"capstan/{room}/" for room in ON_CPYTHON])
+    leave_out(wheel, ["capstan_host/", *(f"capstan/{room}/" for room in ON_CPYTHON)])
     return [wheel, *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
 
 

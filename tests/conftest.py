@@ -12,11 +12,11 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from buildtools.browser import find_browser
-from buildtools.models import BUNDLED, mounts
-from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan.headless.browser import flags
 from capstan.testing.harness import Harness, watch
+from capstan_host.models import BUNDLED, mounts
+from capstan_host.server import SiteServer, serving
 from tests.browser.page_scripts import PageScripts
 from tests.extended import EXTENDED, leave_out
 from tests.other_browsers import harness_in

@@ -27,9 +27,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT / "py_src")]
 
-from buildtools.chat_model import SMOLLM2  # noqa: E402  # on the path just above
+from capstan_host.chat_model import SMOLLM2  # noqa: E402  # on the path just above
 
 CACHE = ROOT / "build/cache/real"
 NAME = "smollm2-135m-instruct"

@@ -2,3 +2,11 @@
 
 Standard library only: a GPU host may have nothing else.
 """
+
+import sys
+from pathlib import Path
+
+SOURCES = str(Path(__file__).resolve().parents[2] / "py_src")
+"""The folder of `capstan` and `capstan_host`, in a checkout and in a pack."""
+if SOURCES not in sys.path:
+    sys.path.insert(0, SOURCES)

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from buildtools.errors import CommandError
-from buildtools.models import check_genai, mounts
+from capstan_host.errors import CommandError
+from capstan_host.models import check_genai, mounts
 
 from .frames import CACHE_ROWS
 from .plan import DECODE_ROWS, SECTIONS

@@ -12,8 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from buildtools.server import SiteServer
 from capstan.headless.server import FilePart, StaticHandler
+from capstan_host.server import SiteServer
 
 from .external_data import split_data
 from .plan import Step

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import ROOT, find_package
+from capstan_host.errors import CommandError
+from capstan_host.models import BUNDLED, mounts
+from capstan_host.terminal import say
+
+from .. import ROOT
 from ..environment import run_tool
-from ..errors import CommandError
-from ..models import BUNDLED, mounts
-from ..terminal import say
 
 __all__ = ["GROUP", "about", "add_arguments", "check", "run"]
 
@@ -30,8 +31,6 @@ README = ROOT / "README.md"
 SPEED = ROOT / "docs/speed.md"
 """All tables; README.md has one of them, in brief."""
 RESULTS = ROOT / "benches/results"
-PACKED_TOOLS = ("__init__.py", "errors.py", "models.py", "server.py")
-"""The modules of buildtools that the runner uses; standard library only."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +91,6 @@ def run(args: argparse.Namespace) -> int:
         return pack(args.pack, {**real, **(args.models if args.model else {})}, args.without or ())
     args.models = {**real, **args.models}
     from benches.runner.main import Bench
-
-    find_package()
     from capstan.headless.browser import adapters_to_try, flags
 
     from ..browser import find_browser
@@ -140,7 +137,6 @@ def contenders(models: dict[str, Path], without: Sequence[str] | None = None) ->
 
 def about(names: Sequence[str]) -> dict[str, Any]:
     """Versions of everything that is measured, with these contenders, and the names of the tape's passes."""
-    find_package()
     from capstan.tape import PASSES
 
     from ..contenders import versions
@@ -207,8 +203,6 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     """Write all parts of a pack but the contenders `without` into a new folder; `own` are the models with correctness
     cases."""
     from benches.correctness import cases
-
-    find_package()
     from capstan.headless.browser import HARDWARE_LINUX
 
     from ..contenders import CONTENDERS, install
@@ -224,10 +218,8 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
     for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py"):
         shutil.copy(ROOT / "benches" / name, folder)
-    shutil.copytree(ROOT / "py_src/capstan", folder / "py_src/capstan", ignore=quiet)
-    (folder / "buildtools").mkdir()
-    for name in PACKED_TOOLS:
-        shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
+    for name in ("capstan", "capstan_host"):
+        shutil.copytree(ROOT / "py_src" / name, folder / "py_src" / name, ignore=quiet)
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
     (folder / "about.json").write_text(json.dumps({**about(names), **host_flags}, indent=1))
     for name, source in {**own, **given}.items():

@@ -6,9 +6,10 @@ import argparse
 import os
 import subprocess
 
+from capstan_host.terminal import say
+
 from .. import ROOT
 from ..environment import venv_python
-from ..terminal import say
 from ..words import tracked_phrases
 from .bench import tables_in_step
 

@@ -10,18 +10,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from capstan_host.digests import complete_digests
+from capstan_host.models import BUNDLED, about_model, check_model
+from capstan_host.terminal import say
+
 from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
 from ..chat_model import SMOLLM2
 from ..compressed import downloads, precompress, unpack_snapshot
-from ..digests import complete_digests
 from ..environment import ensure, run_tool
-from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
 from ..ready_made import READY, kept_headers
 from ..site import VENDORED, assemble
-from ..terminal import say
 from ..wheels import build_wheel
 from .docs import build_site
 

@@ -7,10 +7,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from capstan_host.errors import CommandError
+
 from .. import BUILD, ROOT
 from ..documentation.reference import make_typescript_pages
 from ..environment import venv_python
-from ..errors import CommandError
 
 __all__ = ["GROUP", "add_arguments", "build_site", "check", "run"]
 

@@ -8,11 +8,12 @@ import shutil
 import sys
 from pathlib import Path
 
+from capstan_host.terminal import say
+
 from .. import BUILD, ROOT
 from ..bundles import bundle_wheel_host
 from ..environment import run_tool, venv_python
 from ..pyodide_root import make_pyodide_root
-from ..terminal import say
 from ..wheels import build_wheel
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]

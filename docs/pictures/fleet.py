@@ -22,9 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 from distributed import Client, LocalCluster  # noqa: E402  # on the path just above
 
 from buildtools.browser import find_browser  # noqa: E402
-from buildtools.models import BUNDLED  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.fleet import Fleet  # noqa: E402
+from capstan_host.models import BUNDLED  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 620
 STARTS = ("import os", "def main():", "class Node:", "for i in range(", "with open(", "if __name__", "return [", "try:")

@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.commands.docs import TARGET  # noqa: E402
-from buildtools.models import BUNDLED, mounts  # noqa: E402
-from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.headless.browser import flags  # noqa: E402  # on the path just above
+from capstan_host.models import BUNDLED, mounts  # noqa: E402
+from capstan_host.server import serving  # noqa: E402
 
 WIDTHS = (1240, 800, 360)
 PAGES = ("index.html", "tape.html", "errors.html")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from buildtools.server import SiteServer
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.wiring import int64_tensor
+from capstan_host.server import SiteServer
 
 __all__ = [
     "LLAMA",

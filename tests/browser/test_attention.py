@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pytest
 from playwright.sync_api import Browser, Page
 
-from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
 from capstan.tape.operation import Kernel, Shared
 from capstan.tape.ops.attention import Attention, HeadNorms
@@ -28,6 +27,7 @@ from capstan.tape.ops.attention_plan import (
     team_constants,
 )
 from capstan.testing.harness import watch
+from capstan_host.server import SiteServer
 from tests.browser.quantized_rows import LEVELS, packed_rows, unpacked_rows
 from tests.extended import pairwise
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildtools.server import SiteServer
 from capstan.device.shortlist import Shortlist
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.stages.sampling import finite_logits
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts

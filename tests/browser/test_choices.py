@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from buildtools.server import SiteServer
 from capstan import Generator, GeneratorParams, Model
 from capstan.testing.harness import watch
+from capstan_host.server import SiteServer
 from tests.browser.model_variants import LLAMA
 
 QWEN2 = LLAMA.parent / "nano-qwen2"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from buildtools import ROOT
-from buildtools.server import SiteServer
 from capstan.model_files.gguf.header import GgmlType
 from capstan.testing.harness import Harness
+from capstan_host.server import SiteServer
 from tests.gguf_models import FURTHER, make, write
 from tests.trace_format import slices_by_track
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from buildtools.server import SiteServer
 from capstan.testing.harness import before_worker
+from capstan_host.server import SiteServer
 from tests.browser.hub_server import Repository, running_hub
 from tests.repository_layout import lay_out
 

@@ -16,9 +16,9 @@ from playwright.sync_api import Browser
 from buildtools import ROOT, SITE, compressed
 from buildtools.commands import dist
 from buildtools.environment import run_tool
-from buildtools.models import BUNDLED
-from buildtools.server import serving
 from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
+from capstan_host.models import BUNDLED
+from capstan_host.server import serving
 from tests.plain_server import serving_plainly
 
 GENERATE = """async (base) => {

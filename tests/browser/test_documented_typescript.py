@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools import ROOT
-from buildtools.server import SiteServer
 from capstan.testing.harness import watch
+from capstan_host.server import SiteServer
 from tests.encoders import ENCODERS
 
 ENTRIES = {"capstan-webgpu": "capstan.ts", "capstan-webgpu/chat": "chat.ts", "capstan-webgpu/ai": "ai.ts"}

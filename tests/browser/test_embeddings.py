@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools import ROOT
-from buildtools.server import SiteServer
 from buildtools.site import assemble
 from capstan.headless.server import running
+from capstan_host.server import SiteServer
 from tests.encoders import ENCODERS, KINDS, TEXTS, vectors
 
 EMBED = """async ([address, texts, options]) => {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benches.families import PAGE
-from buildtools.server import SiteServer
 from capstan.model_files.model_types import REFUSED_TYPES
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts

@@ -15,8 +15,8 @@ import pytest
 import tokenizers
 from distributed import Client, LocalCluster
 
-from buildtools.server import SiteServer
 from capstan.fleet import Fleet
+from capstan_host.server import SiteServer
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

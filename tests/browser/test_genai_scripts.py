@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from buildtools.server import SiteServer
 from capstan.testing.harness import Harness
+from capstan_host.server import SiteServer
 from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
 
 CASES = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buildtools.server import SiteServer
 from capstan.graph.gguf.types import PACKED
 from capstan.model_files.gguf.header import GgmlType
+from capstan_host.server import SiteServer
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import FURTHER, MIXED, make, write
 

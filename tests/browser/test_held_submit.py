@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from buildtools.server import SiteServer
 from capstan.testing.harness import watch
+from capstan_host.server import SiteServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from buildtools.browser import find_browser
-from buildtools.server import SiteServer
 from capstan.headless.browser import flags
 from capstan.testing.harness import Harness, exec_request
+from capstan_host.server import SiteServer
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
 from tests.page_memory import Growth, PageMemory, prepare

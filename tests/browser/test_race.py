@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from buildtools.contenders import CONTENDERS, transformers_js_files
-from buildtools.models import mounts
-from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from capstan.testing.harness import watch
+from capstan_host.models import mounts
+from capstan_host.server import SiteServer, serving
 from tests.browser.model_variants import LLAMA
 from tests.repository_layout import lay_out
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from buildtools.server import SiteServer
 from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.testing.harness import Harness
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
 from tests.browser.page_scripts import PageScripts

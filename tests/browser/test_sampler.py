@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Error, Page
 
-from buildtools.server import SiteServer
 from capstan.guidance import Automaton, Guidance, Position, TokenBytes, automaton_of
 from capstan.guidance.vocabulary import _in_alphabet
 from capstan.stages import STACK, position_words
 from capstan.stages.sampling import NO_TOKEN, sample
 from capstan.stages.search import SearchOptions
 from capstan.testing.harness import watch
+from capstan_host.server import SiteServer
 
 ROOT = Path(__file__).parents[2]
 INF, NAN = math.inf, math.nan

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buildtools.server import SiteServer
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
 from capstan.testing.harness import generate_request
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, quantized_embedding

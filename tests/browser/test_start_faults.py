@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route
 
-from buildtools.server import SiteServer
 from capstan.host.notes import file_name
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.conftest import BOOT_MS

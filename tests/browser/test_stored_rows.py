@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.server import SiteServer
 from capstan.tape import PASSES
 from capstan.testing.harness import Harness
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.conftest import BOOT_MS
 from tests.unit.test_speculation import FEW

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from buildtools.server import SiteServer
 from capstan.tape import PASSES
 from capstan.testing.harness import Harness, exec_request
+from capstan_host.server import SiteServer
 from tests.conftest import BOOT_MS
 
 RUN = """

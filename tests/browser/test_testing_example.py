@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from buildtools import ROOT
-from buildtools.models import BUNDLED
 from buildtools.site import assemble
+from capstan_host.models import BUNDLED
 from tests.conftest import TIERING, UNCHECKED
 
 LLAMA = ROOT / "tests/fixtures/nano-llama"

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page, Route
 
 from buildtools import ROOT
-from buildtools.server import SiteServer
 from capstan import Generator, Model
+from capstan_host.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.trace_format import slices_by_track

@@ -19,7 +19,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.browser import find_browser
-from buildtools.digests import Digests
 from buildtools.site import assemble
 from capstan import graph
 from capstan.device.reference import unpacked as definition
@@ -28,6 +27,7 @@ from capstan.headless.server import running
 from capstan.model_files.gguf.header import GgmlType
 from capstan.testing.harness import Harness, exec_request
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
+from capstan_host.digests import Digests
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts

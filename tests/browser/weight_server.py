@@ -11,8 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
-from buildtools.server import SiteServer
 from capstan.headless.server import StaticHandler
+from capstan_host.server import SiteServer
 
 __all__ = ["Faults", "WeightServer"]
 

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from buildtools.server import SiteServer
-from buildtools.terminal import say
 from capstan.headless.server import StaticHandler, running
+from capstan_host.server import SiteServer
+from capstan_host.terminal import say
 from tests import oracle
 
 from .report import Outcome, fault_of

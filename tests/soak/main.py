@@ -16,11 +16,11 @@ from typing import Any, Protocol
 from playwright.sync_api import sync_playwright
 
 from buildtools.browser import find_browser
-from buildtools.models import mounts
-from buildtools.server import serving
 from buildtools.site import assemble
 from capstan.headless.browser import flags
 from capstan.headless.page import PROBE
+from capstan_host.models import mounts
+from capstan_host.server import serving
 
 from .memory import LEAST_SAMPLES, MIB, Life, processes, table
 from .plans import MODELS, Step, step_of

@@ -13,15 +13,15 @@ from urllib.parse import unquote
 import pytest
 
 from buildtools import cli
-from buildtools.commands import exec as exec_command
-from buildtools.commands import fleet as fleet_command
-from buildtools.commands import models as models_command
-from buildtools.commands import run as run_command
-from buildtools.commands import serve as serve_command
-from buildtools.errors import CommandError
-from buildtools.models import BUNDLED, DTYPES, check_model, graphs_of, mounts
 from capstan.loading import repository
 from capstan.weights.manifest import Manifest, parse_manifest
+from capstan_host.commands import exec as exec_command
+from capstan_host.commands import fleet as fleet_command
+from capstan_host.commands import models as models_command
+from capstan_host.commands import run as run_command
+from capstan_host.commands import serve as serve_command
+from capstan_host.errors import CommandError
+from capstan_host.models import BUNDLED, DTYPES, check_model, graphs_of, mounts
 from tests.gguf_files import gguf_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

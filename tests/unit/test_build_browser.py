@@ -13,11 +13,11 @@ from playwright.async_api import Error, Playwright
 
 from buildtools import browser
 from buildtools.browser import find_browser
-from buildtools.errors import CommandError
 from capstan.errors import OptionError
 from capstan.headless.browser import BrowserError, adapters_to_try, browser_version, flags, gpu_devices
 from capstan.headless.page import launch
 from capstan.testing.pages import launched
+from capstan_host.errors import CommandError
 
 SNAP_STUB = """#!/bin/sh
 echo "Command '$0' requires the chromium snap to be installed." >&2

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from buildtools.conversation import Conversation
-from buildtools.terminal import Output
+from capstan_host.conversation import Conversation
+from capstan_host.terminal import Output
 
 REQUEST: dict[str, Any] = {"kind": "chat", "messages": [], "max_new_tokens": 5}
 LENGTH = 64
@@ -144,7 +144,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line(
             os.kill(os.getpid(), presses.pop())
         return sys.stdin.readline()
 
-    monkeypatch.setattr("buildtools.conversation.read_line", typed)
+    monkeypatch.setattr("capstan_host.conversation.read_line", typed)
     assert talked(monkeypatch, "a\n/exit\n").asked == [[user("a")]]
     assert (
         capsys.readouterr().err == "\n/reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer\n"

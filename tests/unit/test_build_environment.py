@@ -15,8 +15,8 @@ import pytest
 from buildtools import ROOT, environment, site
 from buildtools.commands.dist import bill_of_materials
 from buildtools.environment import Stage, ensure, locked, run_tool
-from buildtools.errors import CommandError
 from buildtools.notices import NOTICES, notices
+from capstan_host.errors import CommandError
 
 
 def stage(folder: Path, work: list[str], fail: bool = False) -> Stage:

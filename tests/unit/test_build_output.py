@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from buildtools import terminal
-from buildtools.commands.run import summary
-from buildtools.errors import CommandError, raise_remote
-from buildtools.terminal import Output, Progress
+from capstan_host import terminal
+from capstan_host.commands.run import summary
+from capstan_host.errors import CommandError, raise_remote
+from capstan_host.terminal import Output, Progress
 
 RESULT: dict[str, Any] = {
     "model": "Nano, 1 M parameters",

@@ -17,10 +17,10 @@ from urllib.parse import quote
 import pytest
 
 from buildtools import ROOT
-from buildtools.digests import Digests
-from buildtools.errors import CommandError
-from buildtools.server import SiteServer, serving
 from capstan.headless.server import LARGE_BYTES, MOST_CONNECTIONS, byte_range
+from capstan_host.digests import Digests
+from capstan_host.errors import CommandError
+from capstan_host.server import SiteServer, serving
 from tests.gguf_files import gguf_file
 
 BODY = bytes(range(100))

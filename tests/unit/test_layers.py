@@ -4,7 +4,7 @@ The rules, which `problems` applies to the sources without importing them; impor
 
 - A module imports modules of rooms in its own layer or in a lower one (LAYERS), and within its package of its own floor
   or of a lower one (FLOORS).
-- No modules import one another in a circle, nor do rooms; buildtools and web have no circle either.
+- No modules import one another in a circle, nor do rooms; buildtools, capstan_host and web have no circle either.
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
 - Only `_js` and `page` import `js`, `pyodide`, and the page's object `_capstan_host`.
 
@@ -358,13 +358,24 @@ def test_every_room_and_floor_exists() -> None:
         assert len(set(named)) == len(named)
 
 
-def build_tools() -> dict[str, set[str]]:
-    """The imports of each module of buildtools."""
-    modules = sources(ROOT / "buildtools")
+def within(folder: str) -> dict[str, set[str]]:
+    """The imports of each module of a package from that package."""
+    modules = sources(ROOT / folder)
+    whole = Path(folder).name
     return {
-        name: {item.target for item in imports(name, text, modules, "buildtools") if item.ours} - {name}
+        name: {item.target for item in imports(name, text, modules, whole) if item.ours} - {name}
         for name, text in modules.items()
     }
+
+
+def build_tools() -> dict[str, set[str]]:
+    """The imports of each module of buildtools."""
+    return within("buildtools")
+
+
+def commands() -> dict[str, set[str]]:
+    """The imports of each module of capstan_host."""
+    return within("py_src/capstan_host")
 
 
 FROM = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*"(\.[^"]+)\"""")
@@ -383,7 +394,7 @@ def page_modules() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("read", [build_tools, page_modules])
+@pytest.mark.parametrize("read", [build_tools, commands, page_modules])
 def test_there_is_no_circle(read: Callable[[], dict[str, set[str]]]) -> None:
     graph = read()
     assert circle(graph) == []

@@ -49,7 +49,7 @@ TOOLS = (
     ),
     Mutation(
         "digests.stale",
-        "buildtools/digests.py",
+        "py_src/capstan_host/digests.py",
         'same = kept["key"] == list(key)',
         'same = kept["key"][0] == key[0]',
         "digests of a file that has changed since are served",

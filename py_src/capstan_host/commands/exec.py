@@ -99,10 +99,11 @@ async def read_line() -> str | None:
 
 async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, forward its output."""
+    from buildtools.site import assemble
+
     from ..digests import Digests
     from ..page import open_harness
     from ..server import serving
-    from ..site import assemble
 
     progress = Progress()
 

@@ -43,10 +43,11 @@ def converse(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, t
 
 async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, trace: TraceFile | None) -> None:
     """Open the page, make the model ready, take turns."""
+    from buildtools.site import assemble
+
     from .digests import Digests
     from .page import open_harness
     from .server import serving
-    from .site import assemble
 
     output = Output()
     try:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from . import find_package
-from .browser import find_browser
+from buildtools.browser import find_browser
+from capstan.errors import OptionError
+from capstan.headless import page
+from capstan.headless.browser import BrowserError
+
 from .errors import CommandError
 from .terminal import Event, say
-
-find_package()
-
-from capstan.errors import OptionError  # noqa: E402  (found by the line above)
-from capstan.headless import page  # noqa: E402
-from capstan.headless.browser import BrowserError  # noqa: E402
 
 __all__ = ["open_harness"]
 

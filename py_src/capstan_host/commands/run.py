@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import find_package
 from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError, raise_remote
 from ..models import (
@@ -35,7 +34,6 @@ NUMBER_LIMIT = 2**53
 
 def search_options() -> tuple[Any, ...]:
     """The options of the stages of a search that the command line has (capstan.stages.Option)."""
-    find_package()
     from capstan.stages.search import STAGE_OPTIONS
 
     return tuple(option for option in STAGE_OPTIONS if option.help)
@@ -43,7 +41,6 @@ def search_options() -> tuple[Any, ...]:
 
 def speculation_options() -> tuple[Any, ...]:
     """The options of speculation that the command line has (capstan.stages.Option)."""
-    find_package()
     from capstan.stages.speculation import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
@@ -279,10 +276,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def generate(args: argparse.Namespace) -> int:
     """Open the page, send the request, print what comes."""
+    from buildtools.site import assemble
+
     from ..digests import Digests
     from ..page import open_harness
     from ..server import serving
-    from ..site import assemble
 
     output = Output()
     try:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import ROOT, find_package
 from .errors import CommandError
+from .places import MODELS
 
 if TYPE_CHECKING:
     from capstan.model_files.gguf.header import GgufFile
@@ -38,7 +38,7 @@ __all__ = [
     "transformers_js_dtypes",
 ]
 
-BUNDLED = ROOT / "models/bundled"
+BUNDLED = MODELS / "bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
 GGUF = ".gguf"
@@ -89,7 +89,6 @@ def check_place(path: Path) -> Path:
 
 def shards(file: Path) -> list[Path]:
     """The files of a GGUF model, in order, of which `file` is one, as far as they are there."""
-    find_package()
     from capstan.errors import CapstanError
     from capstan.model_files.gguf.shards import shard_names
 
@@ -103,7 +102,6 @@ def shards(file: Path) -> list[Path]:
 @functools.cache
 def gguf_header(path: Path, _stat: os.stat_result) -> GgufFile:
     """The header of a GGUF file; CommandError for another file and a damaged one."""
-    find_package()
     from capstan.errors import CapstanError
     from capstan.model_files.gguf.header import read_header
 
@@ -290,7 +288,6 @@ def mounts(models: Iterable[Path]) -> dict[str, Path]:
 
 def model_url(name: str) -> str:
     """The address of a mounted model in the page."""
-    find_package()
     from capstan.headless.server import model_path
 
     return model_path(name)

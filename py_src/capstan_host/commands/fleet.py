@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import find_package
 from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError
 from ..models import DTYPES, add_hub_arguments, check_place, repository
@@ -131,12 +130,10 @@ def cluster(args: argparse.Namespace) -> Iterator[Client]:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the prompts; 1 if some failed."""
-    find_package()
+    from buildtools.site import assemble
     from capstan.errors import CapstanError
     from capstan.fleet import Fleet
     from capstan.model_files.hub import HubRepository
-
-    from ..site import assemble
 
     total = checked(args.prompts)
     site = None if args.scheduler else assemble()

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from buildtools.contenders import CONTENDERS, transformers_js_files
+
 from ..chat_model import SMOLLM2, default_model
-from ..contenders import CONTENDERS, transformers_js_files
 from ..errors import CommandError
 from ..models import BUNDLED, check_place, mounts
 from ..terminal import say
@@ -58,9 +59,10 @@ def offered(models: Iterable[Path]) -> dict[str, Path]:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    from buildtools.site import assemble
+
     from ..digests import Digests
     from ..server import SiteServer
-    from ..site import assemble
 
     if args.transformers_js == "":
         CONTENDERS["transformers_js"].install()

@@ -9,13 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import find_package
+from capstan.headless.server import FilePart, StaticServer, running
+
 from .errors import CommandError
 from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
-
-find_package()
-
-from capstan.headless.server import FilePart, StaticServer, running  # noqa: E402  (found by the line above)
 
 if TYPE_CHECKING:
     from .digests import Digests

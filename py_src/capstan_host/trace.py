@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from . import find_package
 from .errors import CommandError, raise_remote
 from .terminal import say
 
@@ -26,7 +25,6 @@ def trace_file(path: str | None) -> TraceFile | None:
     """The file of the option's value, None without it. Raises CommandError if it cannot be written."""
     if path is None:
         return None
-    find_package()
     from capstan.errors import OptionError
     from capstan.host.tracing import TraceFile
 

@@ -16,9 +16,9 @@ from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import CACHE, find_package
 from .errors import CommandError
 from .models import DIGESTS_SUFFIX, graphs_of
+from .places import CACHE
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Key = tuple[str, int, int, int]
 
 def data_files(folder: Path) -> list[Path]:
     """The files that the graphs of a model folder name as their weights. Raises CommandError."""
-    find_package()
     from capstan import graph
     from capstan.errors import CapstanError
 
@@ -57,7 +56,6 @@ def data_files(folder: Path) -> list[Path]:
 
 def digests_of(data: Path, shard_size: int) -> Manifest:
     """The digests of a whole file."""
-    find_package()
     from capstan.weights.manifest import Manifest
 
     return Manifest.of(pieces(data, shard_size), shard_size)
@@ -77,7 +75,6 @@ def beside(data: Path) -> Path:
 
 def own_digests(data: Path) -> Manifest | None:
     """The digests in the folder; None if it has none, or, with a message, if they cannot be read."""
-    find_package()
     from capstan.errors import ModelFileError
     from capstan.weights.manifest import parse_manifest
 
@@ -187,7 +184,6 @@ class Digests:
         return self._cache / (hashlib.sha256(key[0].encode()).hexdigest()[:32] + ".json")
 
     def _kept(self, key: Key) -> Manifest | None:
-        find_package()
         from capstan.errors import ModelFileError
         from capstan.weights.manifest import parse_manifest
 

