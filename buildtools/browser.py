@@ -16,10 +16,11 @@ from capstan.headless.browser import (
     named_browser,
 )
 from capstan_host.errors import CommandError
+from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE
-from .environment import locked, venv_python
+from .environment import venv_python
 
 __all__ = ["find_browser", "install_packages"]
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.locks import locked
 
 from . import CACHE, ROOT
-from .environment import Stage, locked, run_tool
+from .environment import Stage, run_tool
 
-__all__ = ["CONTENDERS", "Contender", "install", "transformers_js_files", "versions"]
+__all__ = ["CONTENDERS", "Contender", "install", "versions"]
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,6 @@ CONTENDERS = {
         ),
     )
 }
-
-
-def transformers_js_files(folder: Path | None) -> dict[str, Path]:
-    """By their paths on the site, what the demo's race loads of Transformers.js: the files of a folder, else those of
-    the bench if they are installed. Raises CommandError where the folder lacks one."""
-    contender = CONTENDERS["transformers_js"]
-    names = [Path(name).name for files in contender.files.values() for name in files if Path(name).suffix]
-    found = {f"/transformers.js/{name}": (folder or contender.folder) / name for name in names}
-    missing = [path.name for path in found.values() if not path.is_file()]
-    if missing and folder is not None:
-        raise CommandError(
-            f"--transformers-js is {folder}, where there is no {missing[0]}: give a folder with {', '.join(names)}, or "
-            "the option alone, which installs them with npm"
-        )
-    return {} if missing else found
 
 
 def install(names: Iterable[str]) -> dict[str, Path]:

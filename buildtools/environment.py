@@ -7,7 +7,6 @@ come side by side.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -16,12 +15,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from capstan_host.errors import CommandError
+from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, VENV
@@ -34,7 +34,6 @@ __all__ = [
     "distribution",
     "ensure",
     "in_venv",
-    "locked",
     "run_tool",
     "site_packages",
     "venv_python",
@@ -144,39 +143,6 @@ class Stage:
         self.stamp.parent.mkdir(parents=True, exist_ok=True)
         self.stamp.write_text(self.digest())
         say(f"set-up: {self.title}: done in {time.monotonic() - started:.0f} s")
-
-
-@contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
-    """Hold the checkout's lock of this name; a second process waits and says so."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("a+b") as file:
-        if not _try_lock(file.fileno()):
-            say(f"waiting for another build.py to finish its {name} ...")
-            while not _try_lock(file.fileno()):
-                time.sleep(0.2)
-        yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
 
 
 def run_tool(command: Sequence[str | Path], remedy: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:

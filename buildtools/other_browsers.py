@@ -6,8 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from capstan_host.locks import locked
+
 from .browser import install_packages
-from .environment import locked
 
 __all__ = ["FIREFOX", "LAVAPIPE", "WEBKIT", "OtherBrowser"]
 

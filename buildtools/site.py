@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
 from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
-from .environment import locked
 from .numpy_wheel import numpy_wheel
 from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from capstan_host.locks import locked
+
 from . import CACHE, ROOT
 from .bundles import WHEEL_HOST, bundle_wheel_host
-from .environment import PROTOBUF_WHEELS, distribution, locked, run_tool, venv_python
+from .environment import PROTOBUF_WHEELS, distribution, run_tool, venv_python
 
-__all__ = ["build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
+__all__ = ["NO_HOOKS", "build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
 
 ON_CPYTHON = ("evaluation", "fleet", "headless", "testing")
 """Rooms of the package that drive a page from CPython: the page's own wheel lacks them."""
+NO_HOOKS = {"HATCH_BUILD_NO_HOOKS": "true"}
+"""Has hatchling leave the page's files out (page_in_wheel.py)."""
 PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -82,6 +87,6 @@ def _built(target: Path, *, with_host: bool) -> Path:
         WHEEL_HOST.unlink(missing_ok=True)
         if with_host:
             bundle_wheel_host()
-        run_tool(hatchling, "fix pyproject.toml or py_src")
+        run_tool(hatchling, "fix pyproject.toml or py_src", {**os.environ, **NO_HOOKS})
     (wheel,) = target.glob("*.whl")
     return wheel

@@ -14,7 +14,7 @@ from .. import BUILD, ROOT
 from ..bundles import bundle_wheel_host
 from ..environment import run_tool, venv_python
 from ..pyodide_root import make_pyodide_root
-from ..wheels import build_wheel
+from ..wheels import NO_HOOKS, build_wheel
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -58,6 +58,7 @@ def pyodide_build() -> Path:
     bundle_wheel_host()
     environ = {
         **os.environ,
+        **NO_HOOKS,
         "PATH": os.pathsep.join([str(venv_python().parent), os.environ.get("PATH", "")]),
         "PYODIDE_ROOT": str(make_pyodide_root()),
         "SKIP_EMSCRIPTEN_VERSION_CHECK": "1",

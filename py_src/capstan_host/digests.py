@@ -1,7 +1,7 @@
 """SHA-256 digests of weights in model folders, so that pages verify what they download.
 
-A model folder is its user's: what is served beside its files is kept in build/cache/digests. Only `build.py models
-shards` writes into the folder that it is given, and `dist` into the copy that it makes.
+A model folder is its user's: what is served beside its files is kept in the cache folder. Only `models shards`
+writes into the folder that it is given, and `dist` into the copy that it makes.
 """
 
 from __future__ import annotations
@@ -129,13 +129,13 @@ class Digests:
         elif data.stat().st_mtime_ns > beside(data).stat().st_mtime_ns:
             self._say(
                 f"{beside(data)} is older than {data.name}, which has changed: digests that were made anew are served "
-                f"in its place; build.py models shards {data.parent} writes them there"
+                f"in its place; `models shards {data.parent}` writes them there"
             )
             found = manifest
         else:
             self._say(
                 f"{data} is not what {beside(data).name} says, which is newer: the page will refuse it; copy it again, "
-                f"or run build.py models shards {data.parent} if it is right"
+                f"or run `models shards {data.parent}` if it is right"
             )
             found = own
         return found.serialize().encode() if found else None

@@ -1,4 +1,4 @@
-"""The errors that `build.py` prints as one line."""
+"""The errors that the command line prints as one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CommandError", "raise_remote"]
 
 
 class CommandError(Exception):
-    """A problem that the user can solve, with the remedy, in one line; `build.py` prints it and exits with `status`."""
+    """A problem that the user can solve, with the remedy, in one line; the exit status is `status`."""
 
     def __init__(self, message: str, status: int = 2, detail: str = "") -> None:
         super().__init__(message)

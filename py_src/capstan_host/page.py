@@ -1,11 +1,11 @@
-"""The harness page in this checkout's browser, for `run` and `exec`."""
+"""The harness page in a headless browser, for the commands."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
-from buildtools.browser import find_browser
 from capstan.errors import OptionError
 from capstan.headless import page
 from capstan.headless.browser import BrowserError
@@ -19,15 +19,14 @@ __all__ = ["open_harness"]
 @contextlib.asynccontextmanager
 async def open_harness(
     url: str,
+    browser: Path,
     on_event: Callable[[Event], None],
     debug: bool = False,
     on_input: Callable[[], Awaitable[str | None]] | None = None,
     trace: bool = False,
 ) -> AsyncIterator[page.HarnessPage]:
     """See capstan.headless.page; a browser's or a page's failure is a CommandError."""
-    opened = page.open_harness(
-        url, on_event, program=find_browser(), say=say, debug=debug, on_input=on_input, trace=trace
-    )
+    opened = page.open_harness(url, on_event, program=browser, say=say, debug=debug, on_input=on_input, trace=trace)
     try:
         async with opened as harness:
             yield harness

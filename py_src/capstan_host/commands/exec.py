@@ -1,4 +1,4 @@
-"""`build.py exec`: run a Python script in the page, where `capstan` is importable."""
+"""`exec`: run a Python script in the page, where `capstan` is importable."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ async def read_line() -> str | None:
 
 async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, forward its output."""
-    from buildtools.site import assemble
 
     from ..digests import Digests
     from ..page import open_harness
@@ -126,8 +125,8 @@ async def execute(args: argparse.Namespace) -> int:
         "models": args.models,
         "files": args.files,
     }
-    with serving(assemble(), args.mounts, files=args.served, digests=Digests()) as server:
-        async with open_harness(server.url, show, args.debug, read_line) as harness:
+    with serving(args.machine.site(), args.mounts, files=args.served, digests=Digests()) as server:
+        async with open_harness(server.url, args.machine.browser(), show, args.debug, read_line) as harness:
             reply = await harness.request(request)
     progress.clear()
     if not reply["ok"]:

@@ -1,4 +1,4 @@
-"""`build.py fleet`: answer the prompts of a file with browsers on Dask workers, here or on any cluster."""
+"""`fleet`: answer the prompts of a file with browsers on Dask workers, here or on any cluster."""
 
 from __future__ import annotations
 
@@ -130,13 +130,12 @@ def cluster(args: argparse.Namespace) -> Iterator[Client]:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the prompts; 1 if some failed."""
-    from buildtools.site import assemble
     from capstan.errors import CapstanError
     from capstan.fleet import Fleet
     from capstan.model_files.hub import HubRepository
 
     total = checked(args.prompts)
-    site = None if args.scheduler else assemble()
+    site = None if args.scheduler else args.machine.site()
     model: Any = args.model or default_model(args.device)
     if args.hub_model is not None:
         named = args.hub_model

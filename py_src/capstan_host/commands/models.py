@@ -1,4 +1,4 @@
-"""`build.py models`: prepares model folders. The demo page and Python list the models that a browser has stored."""
+"""`models`: prepares model folders. The demo page and Python list the models that a browser has stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`build.py run`: complete a prompt with a model in headless Chromium, or hold a conversation with it (--chat)."""
+"""`run`: complete a prompt with a model in headless Chromium, or hold a conversation with it (--chat)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..models import (
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, write_trace
 
-__all__ = ["GROUP", "add_arguments", "add_search_arguments", "check", "read_search", "run"]
+__all__ = ["GROUP", "add_arguments", "add_search_arguments", "add_shared_arguments", "check", "read_search", "run"]
 
 GROUP = "run"
 NEW_TOKENS = 256
@@ -55,13 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--chat", action="store_true", help="hold a conversation: messages from the terminal, the model's chat template"
     )
+    add("--raw", action="store_true", help="continue the prompt, also with a model that has a chat template")
+    add("--json", action="store_true", help="end stdout with one line of JSON")
+    add_shared_arguments(parser)
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `run` and `chat`."""
+    add = parser.add_argument
     add(
         "--model",
         metavar="PLACE",
         help="a folder that onnxruntime-genai's model builder wrote, a repository in Transformers.js layout, or a GGUF "
         f"file (default: {SMOLLM2.title}, which is downloaded once)",
     )
-    add("--raw", action="store_true", help="continue the prompt, also with a model that has a chat template")
     add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
     new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, with --chat as many as there is room for)"
@@ -88,7 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for kind, metavar in GRAMMARS.items():
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
-    add("--json", action="store_true", help="end stdout with one line of JSON")
     add_trace_argument(parser)
 
 
@@ -168,7 +174,8 @@ def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]
     given = {"the positional prompt": args.text, "--prompt": args.prompt, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in given.items() if value is not None]
     if not names:
-        raise CommandError('no prompt: give one, as in build.py run "Why is the sky blue?", or --prompt-ids 1,2,3')
+        example = f'{args.machine.program} run "Why is the sky blue?"'
+        raise CommandError(f"no prompt: give one, as in {example}, or --prompt-ids 1,2,3")
     if len(names) > 1:
         raise CommandError(f"{' and '.join(names)} were both given: give one prompt")
     if args.prompt_ids is None:
@@ -270,13 +277,12 @@ def run(args: argparse.Namespace) -> int:
     if args.chat:
         from ..conversation import converse
 
-        return converse(args.request, mounts(args.served), args.debug, args.trace)
+        return converse(args.request, mounts(args.served), args.machine, args.debug, args.trace)
     return asyncio.run(generate(args))
 
 
 async def generate(args: argparse.Namespace) -> int:
     """Open the page, send the request, print what comes."""
-    from buildtools.site import assemble
 
     from ..digests import Digests
     from ..page import open_harness
@@ -284,8 +290,9 @@ async def generate(args: argparse.Namespace) -> int:
 
     output = Output()
     try:
-        with serving(assemble(), mounts(args.served), digests=Digests()) as server:
-            async with open_harness(server.url, output.show, args.debug, trace=bool(args.trace)) as harness:
+        with serving(args.machine.site(), mounts(args.served), digests=Digests()) as server:
+            browser = args.machine.browser()
+            async with open_harness(server.url, browser, output.show, args.debug, trace=bool(args.trace)) as harness:
                 async with output.ticking():
                     reply = await harness.request(args.request)
                 output.end_line()

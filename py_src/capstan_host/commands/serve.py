@@ -1,4 +1,4 @@
-"""`build.py serve`: the demo page on localhost."""
+"""`serve`: the demo page on localhost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from buildtools.contenders import CONTENDERS, transformers_js_files
-
 from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError
 from ..models import BUNDLED, check_place, mounts
+from ..server import SiteServer, transformers_js_files
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
 PORTS = range(65536)
+INDEX = "index.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         help="let Transformers.js of this folder run in the page's race, over models in its layout; without DIR it is "
-        "installed with npm (without the option: as `build.py bench` installed it, if it did)",
+        "installed with npm, in a checkout (without the option: as `build.py bench` installed it, if it did)",
     )
     parser.add_argument(
         "--site", metavar="DIR", help="serve this folder, as `build.py dist` writes it to build/dist/site"
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Check the port, the site, Transformers.js and the models; fills `args.mounts`."""
-    if args.site is not None and not (Path(args.site) / "index.html").is_file():
-        raise CommandError(f"--site is {args.site}, where there is no index.html: build.py dist makes a site")
+    if args.site is not None and not (Path(args.site) / INDEX).is_file():
+        raise CommandError(f"--site is {args.site}, where there is no {INDEX}: build.py dist makes a site")
     if args.transformers_js:
         transformers_js_files(Path(args.transformers_js))
     if args.port not in PORTS:
@@ -59,16 +59,16 @@ def offered(models: Iterable[Path]) -> dict[str, Path]:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from buildtools.site import assemble
 
     from ..digests import Digests
-    from ..server import SiteServer
 
-    if args.transformers_js == "":
-        CONTENDERS["transformers_js"].install()
-    files = transformers_js_files(Path(args.transformers_js) if args.transformers_js else None)
+    given, install = args.transformers_js, args.transformers_js == ""
+    folder = Path(given) if given else args.machine.transformers_js(install)
+    files = {} if folder is None else transformers_js_files(folder)
     models = args.mounts if args.model else offered([default_model()])
-    root = Path(args.site) if args.site else assemble()
+    root = Path(args.site) if args.site else args.machine.site()
+    if not (root / INDEX).is_file():
+        raise CommandError(f"{root} has no {INDEX}: an npm package has no demo page; give a site's folder with --site")
     with SiteServer(root, models, args.host, args.port, files, Digests()) as server:
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")

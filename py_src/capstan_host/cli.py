@@ -1,0 +1,123 @@
+"""The command line `capstan`: parse, refuse what is wrong, run the command. `build.py` has the same commands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, Protocol
+
+from capstan.host.tracing import capstan_version
+
+from .commands import chat, exec, fleet, models, run, serve
+from .errors import CommandError
+from .machine import INSTALLED, Machine
+
+__all__ = ["COMMANDS", "Command", "main", "parse", "reported", "whole_parser"]
+
+PACKAGE = "capstan-webgpu"
+INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """The interface of a module in `commands`."""
+
+    GROUP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def check(self, args: argparse.Namespace) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+Commands = Mapping[str, tuple[Command, str]]
+
+COMMANDS: Commands = {
+    "run": (run, "complete a prompt with a model in a headless browser"),
+    "chat": (chat, "hold a conversation with a model in a headless browser"),
+    "serve": (serve, "serve the demo page on localhost"),
+    "exec": (exec, "run a Python script in the page"),
+    "fleet": (fleet, "answer many prompts with browsers on Dask workers"),
+    "models": (models, "list, download and delete models, and write the digests that downloads are verified with"),
+}
+"""The commands that people use, of `capstan` and of `build.py`."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as a CommandError: one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}; {self.prog} --help lists the options")
+
+
+def whole_parser(
+    program: str, description: str, commands: Commands
+) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and those of the commands."""
+    parser = Parser(prog=program, description=description, allow_abbrev=False)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (module, summary) in commands.items():
+        command = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        module.add_arguments(command)
+        command.add_argument("--debug", action="store_true", help="show tracebacks and the browser's console")
+    return parser, dict(subparsers.choices)
+
+
+def parse(
+    argv: Sequence[str], parser: Parser, commands: Mapping[str, argparse.ArgumentParser], machine: Machine
+) -> argparse.Namespace:
+    """The command and its options; `rest` holds what follows `--` (for exec), `machine` what the command needs."""
+    rest: list[str] = []
+    if argv[:1] == ["exec"] and "--" in argv:
+        cut = list(argv).index("--")
+        argv, rest = argv[:cut], list(argv[cut + 1 :])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.rest = rest
+    args.machine = machine
+    return args
+
+
+def reported(work: Callable[[], int], debug: bool) -> int:
+    """The exit status of the work, with an error as one line: 2 for what the user has to mend, 130 for Ctrl-C."""
+    try:
+        return work()
+    except CommandError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        if debug and error.detail:
+            print(error.detail, file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        print(f"error: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        return 1
+
+
+def require_packages(group: str) -> None:
+    """Refuse a command whose optional packages are not installed."""
+    if group == "fleet" and importlib.util.find_spec("distributed") is None:
+        raise CommandError(f'fleet needs Dask, which is not installed: pip install "{PACKAGE}[fleet]"')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command of an installed package and return its exit status."""
+    given = sys.argv[1:] if argv is None else argv
+
+    def work() -> int:
+        parser, commands = whole_parser("capstan", "Run language models in a browser's page.", COMMANDS)
+        parser.add_argument("--version", action="version", version=f"capstan {capstan_version() or 'of a checkout'}")
+        args = parse(given, parser, commands, INSTALLED)
+        module = COMMANDS[args.command][0]
+        module.check(args)
+        require_packages(module.GROUP)
+        return module.run(args)
+
+    return reported(work, "--debug" in given)

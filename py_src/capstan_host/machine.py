@@ -1,0 +1,58 @@
+"""What the commands need of the machine: the page's files, a browser, and Transformers.js for the demo's race."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from capstan.errors import CapstanError
+from capstan.headless.browser import find_browser
+from capstan.headless.site import PACKAGED, find_site
+
+from .errors import CommandError
+
+__all__ = ["INSTALLED", "Machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Finds what commands need. `build.py` makes it in the checkout, an installed package has to find it. Each function
+    raises CommandError with the remedy."""
+
+    program: str
+    """The name of the command line, for messages."""
+    site: Callable[[], Path]
+    """The folder of the page's files."""
+    browser: Callable[[], Path]
+    """A Chrome or Chromium that starts."""
+    transformers_js: Callable[[bool], Path | None]
+    """The folder of Transformers.js; None where it is not installed, unless the argument has it installed now."""
+
+
+def installed_site() -> Path:
+    """CAPSTAN_SITE, else the page in this package, else that of an npm package at or above the working directory."""
+    try:
+        if PACKAGED.is_dir() and not os.environ.get("CAPSTAN_SITE"):
+            return PACKAGED
+        return find_site()
+    except CapstanError as error:
+        raise CommandError(str(error)) from error
+
+
+def installed_browser() -> Path:
+    """CAPSTAN_BROWSER, or an installed Chrome or Chromium."""
+    try:
+        return find_browser()
+    except CapstanError as error:
+        raise CommandError(str(error)) from error
+
+
+def no_transformers_js(install: bool) -> None:
+    """Refuse to install Transformers.js, which only a checkout does."""
+    if install:
+        raise CommandError("--transformers-js has no folder: give the one that has Transformers.js' files")
+
+
+INSTALLED = Machine("capstan", installed_site, installed_browser, no_transformers_js)
