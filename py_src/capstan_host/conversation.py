@@ -57,7 +57,8 @@ async def talk(
     output = Output()
     try:
         with serving(machine.site(), mounts, digests=Digests()) as server:
-            opened = open_harness(server.url, machine.browser(), output.show, debug, trace=trace is not None)
+            device, traced = request["device"], trace is not None
+            opened = open_harness(server.url, machine.browser(), output.show, debug, trace=traced, device=device)
             async with opened as harness:
                 async with output.ticking():
                     ready = await harness.request(request)

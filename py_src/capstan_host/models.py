@@ -24,6 +24,7 @@ __all__ = [
     "DIGESTS_SUFFIX",
     "DTYPES",
     "about_model",
+    "add_device_argument",
     "add_hub_arguments",
     "check_chat_template",
     "check_genai",
@@ -234,6 +235,15 @@ def check_script_model(folder: Path) -> Path:
             raise CommandError(f"{folder} has neither {CONFIG} nor an .onnx file: give a model's folder")
         return folder.resolve()
     return check_place(folder)
+
+
+def add_device_argument(parser: argparse._ActionsContainer) -> None:
+    """The option that says where a model runs."""
+    what = (
+        "auto: the GPU by WebGPU, or the CPU where there is no GPU; webgpu: WebGPU, on the browser's software adapter "
+        "where there is no GPU; wasm: the CPU (default: %(default)s)"
+    )
+    parser.add_argument("--device", choices=["auto", "webgpu", "wasm"], default="auto", help=what)
 
 
 def add_hub_arguments(parser: argparse.ArgumentParser) -> None:

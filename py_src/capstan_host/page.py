@@ -24,9 +24,12 @@ async def open_harness(
     debug: bool = False,
     on_input: Callable[[], Awaitable[str | None]] | None = None,
     trace: bool = False,
+    device: str = "auto",
 ) -> AsyncIterator[page.HarnessPage]:
     """See capstan.headless.page; a browser's or a page's failure is a CommandError."""
-    opened = page.open_harness(url, on_event, program=browser, say=say, debug=debug, on_input=on_input, trace=trace)
+    opened = page.open_harness(
+        url, on_event, program=browser, say=say, debug=debug, on_input=on_input, trace=trace, device=device
+    )
     try:
         async with opened as harness:
             yield harness

@@ -52,6 +52,7 @@ def build_py(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "build.py"), *argv],
         env={**os.environ, "CAPSTAN_ADAPTER": "software", **environ},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -59,7 +60,8 @@ def build_py(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_run_ends_with_the_json_that_is_promised() -> None:
-    done = build_py("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--greedy", "--max-new-tokens", "6", "--json")
+    asked = ("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--greedy", "--max-new-tokens", "6", "--json")
+    done = build_py(*asked, "--device", "webgpu")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result.keys() >= KEYS
@@ -77,7 +79,7 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
 def test_a_traced_run_leaves_the_whole_trace_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("an earlier one")
-    asked = ("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--max-new-tokens", "6")
+    asked = ("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--max-new-tokens", "6", "--device", "webgpu")
     done = build_py(*asked, "--trace", str(path))
     assert done.returncode == 0, done.stderr
     trace = json.loads(path.read_text())

@@ -163,7 +163,8 @@ def test_a_part_that_is_shorter_than_the_graph_says_is_refused(
 @pytest.mark.extended
 def test_run_takes_a_repository(repositories: dict[str, Path]) -> None:
     folder = str(repositories["nano-llama"])
-    done = build_py("run", "--prompt-ids", "5,6,7,8,9", "--model", folder, "--dtype", "q4", "--json")
+    asked = ("--prompt-ids", "5,6,7,8,9", "--device", "webgpu")
+    done = build_py("run", *asked, "--model", folder, "--dtype", "q4", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["token_ids"][:24] == oracle.greedy(LLAMA, PROMPT, 24)

@@ -98,13 +98,17 @@ def test_a_downloaded_browser_is_remembered(tmp_path: Path, monkeypatch: pytest.
 def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("capstan.headless.browser.gpu_devices", list)
-    assert adapters_to_try("auto") == ["software"]
+    assert adapters_to_try("auto", "webgpu") == ["software"]
+    assert adapters_to_try("auto", "auto") == ["none"]
     monkeypatch.setattr("capstan.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
-    assert adapters_to_try("auto") == ["hardware", "software"]
-    assert adapters_to_try("software") == ["software"]
-    assert adapters_to_try("hardware") == ["hardware"]
+    assert adapters_to_try("auto", "webgpu") == ["hardware", "software"]
+    assert adapters_to_try("auto", "auto") == ["hardware", "none"]
+    assert adapters_to_try("auto", "wasm") == ["none"]
+    for device in ("auto", "webgpu", "wasm"):
+        assert adapters_to_try("software", device) == ["software"]
+        assert adapters_to_try("hardware", device) == ["hardware"]
     with pytest.raises(OptionError, match="CAPSTAN_ADAPTER is 'gpu': set it to auto, hardware or software"):
-        adapters_to_try("gpu")
+        adapters_to_try("gpu", "auto")
 
 
 class PaperBrowser:
@@ -155,13 +159,15 @@ class Blocking:
         return call
 
 
-def opened(way: str, wish: str, site: Path, browsers: Sequence[PaperBrowser], said: list[str]) -> PaperBrowser:
+def opened(
+    way: str, wish: str, site: Path, browsers: Sequence[PaperBrowser], said: list[str], device: str = "auto"
+) -> PaperBrowser:
     """The browser, open, that a command (`launch`) or a test (`launched`) is given."""
     paper = PaperPlaywright(*browsers)
     if way == "command":
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CAPSTAN_ADAPTER", wish)
-            found: Any = asyncio.run(launch(cast("Playwright", paper), site, "http://s/", said.append))
+            found: Any = asyncio.run(launch(cast("Playwright", paper), site, "http://s/", said.append, device))
             assert not found.closed
             return cast("PaperBrowser", found)
     with launched(cast("Any", Blocking(paper)), Path("b"), wish, site, [], said.append) as browser:
@@ -174,20 +180,30 @@ GPU = {"name": "nvidia hopper", "software": False}
 WAYS = pytest.mark.parametrize("way", ["command", "test"])
 
 
-@WAYS
+@pytest.mark.parametrize(("way", "device"), [("command", "auto"), ("command", "webgpu"), ("test", "auto")])
 @pytest.mark.parametrize(
     ("finds", "reason"),
     [(GPU, None), (None, "since Chromium finds no GPU here"), (Error("GPU is off"), "the page failed: GPU is off")],
 )
-def test_a_step_down_to_the_software_adapter_tells_its_reason(
-    finds: dict[str, Any] | Error | None, reason: str | None, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_step_down_from_the_gpu_tells_its_reason(
+    finds: dict[str, Any] | Error | None,
+    reason: str | None,
+    device: str,
+    way: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("capstan.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
     first, second, said = PaperBrowser(finds), PaperBrowser(GPU), list[str]()
-    assert opened(way, "auto", tmp_path, [first, second], said) is (second if reason else first)
+    assert opened(way, "auto", tmp_path, [first, second], said, device) is (second if reason else first)
     assert first.closed or reason is None
-    assert (reason or "") in " ".join(said)
-    assert bool(said) == (reason is not None)
+    if (way, device, finds) == ("command", "auto", None):
+        assert said == [], "the run's last line names the device"
+    else:
+        assert (reason or "") in " ".join(said)
+        assert bool(said) == (reason is not None)
+    software = "WebGPU: software adapter" in " ".join(said)
+    assert software == (device == "webgpu" and reason is not None)
 
 
 @WAYS
@@ -211,6 +227,7 @@ def test_flags_differ_by_adapter_and_the_sandbox_stays_on_for_users(monkeypatch:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "--use-webgpu-adapter=swiftshader" in flags("software")
     assert "--use-webgpu-adapter=swiftshader" not in flags("hardware")
+    assert flags("none") == ["--disable-gpu"]
     assert "--no-sandbox" not in flags("software")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "--no-sandbox" in flags("software")

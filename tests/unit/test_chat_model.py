@@ -175,10 +175,11 @@ def test_the_pinned_wheel_has_the_pinned_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [found.name]
 
 
-def test_the_cpu_takes_the_bundled_model(
-    model: PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_bundled_model_the_error_has_the_remedy(
+    model: PackagedModel, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.rmtree(index)
     monkeypatch.setattr(chat_model, "SMOLLM2", model)
-    assert default_model("wasm") == BUNDLED
-    assert capsys.readouterr().err.startswith("--device wasm takes no GGUF file, as Tiny is: the bundled model serves")
-    assert left(model) == []
+    monkeypatch.setattr(chat_model, "BUNDLED", tmp_path / "nowhere")
+    with pytest.raises(NotReachedError, match=r"^Tiny cannot be downloaded \(.*\): mend that, or name another model"):
+        default_model()

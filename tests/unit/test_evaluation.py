@@ -241,7 +241,7 @@ def test_the_harness_default_device_is_the_pages_own_and_a_batch_has_so_many_row
     CapstanLM(MODEL, device="cuda:0", batch_size="auto", browsers=2)
     CapstanLM(MODEL, device="auto", batch_size="3", kv_cache_dtype="int8", timeout=5)
     assert opened == [
-        Pages(MODEL, 2, None, 8, 3600.0, {"device": "webgpu", "max_length": 4096}),
+        Pages(MODEL, 2, None, 8, 3600.0, {"device": "auto", "max_length": 4096}),
         Pages(MODEL, 1, None, 3, 5, {"device": "auto", "kv_cache_dtype": "int8", "max_length": 4096}),
     ]
 

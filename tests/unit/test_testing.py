@@ -305,7 +305,7 @@ from types import SimpleNamespace
 import pytest
 from capstan.headless import browser
 
-browser.adapters_to_try = lambda wish: ["software"]
+browser.gpu_devices = lambda: []
 
 @pytest.fixture(scope="session")
 def capstan_site():
@@ -317,7 +317,7 @@ def capstan_playwright():
 """
 
 
-def test_the_report_ends_with_the_reason_for_a_software_adapter(tmp_path: Path) -> None:
+def test_the_report_ends_with_the_reason_for_a_run_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(PAPER_BROWSER)
     (tmp_path / "test_paper.py").write_text("def test_it(capstan_browser): pass\n")
     (tmp_path / "chromium").write_text('#!/bin/sh\necho "Chromium 156"\n')
@@ -325,7 +325,7 @@ def test_the_report_ends_with_the_reason_for_a_software_adapter(tmp_path: Path) 
     for adapter, told in (("auto", True), ("software", False)):
         done = pytest_in(tmp_path, CAPSTAN_BROWSER=str(tmp_path / "chromium"), CAPSTAN_ADAPTER=adapter)
         assert "1 passed" in done.stdout, done.stdout + done.stderr
-        assert ("Capstan: WebGPU: software adapter, since Chromium finds no GPU here" in done.stdout) == told
+        assert ("Capstan: the CPU computes, since Chromium finds no GPU here" in done.stdout) == told
 
 
 def test_a_run_that_does_not_use_the_plugin_imports_no_playwright(tmp_path: Path) -> None:

@@ -93,9 +93,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"batch_size is {batch_size}: give 1 to {MAX_ROWS}, the prompts that a page answers together, or auto "
                 f"for {AUTO_ROWS}, and leave --max_batch_size out"
             )
-        device = "webgpu" if device in (None, HARNESS_DEVICE) else device
+        device = "auto" if device in (None, HARNESS_DEVICE) else device
         if device not in ("webgpu", "wasm", "auto"):
-            raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for webgpu")
+            raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for auto")
         for name, value in (("browsers", browsers), ("max_gen_toks", max_gen_toks)):
             if type(value) is not int or value < 1:
                 raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 1")

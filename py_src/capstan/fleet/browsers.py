@@ -280,7 +280,8 @@ class HeadlessSlot:
         try:
             mounts, self._place = place_of(self._serving.model)
             server = stack.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
-            opened = open_harness(server.url, self._event, program=find_browser(), say=log.info)
+            device = self._serving.options.get("device") or "auto"
+            opened = open_harness(server.url, self._event, program=find_browser(), say=log.info, device=device)
             self._page = await stack.enter_async_context(opened)
         except Exception as error:
             raise UnfitError(f"{type(error).__name__}: {error}") from error

@@ -71,7 +71,7 @@ class Fleet:
         site: str | Path | None = None,
         rows: int = 8,
         max_length: int = 2048,
-        device: str = "webgpu",
+        device: str = "auto",
         dtype: str | None = None,
         capture: str | None = None,
         kv_cache_dtype: str | None = None,

@@ -68,41 +68,45 @@ HARDWARE_LINUX = (
 
 
 def flags(adapter: str) -> list[str]:
-    """Chromium's command-line flags for a `software` or `hardware` WebGPU adapter on this machine."""
-    chosen = ["--enable-unsafe-webgpu"]
-    if adapter == "software":
-        chosen += SOFTWARE
-    elif sys.platform.startswith("linux"):
-        chosen += HARDWARE_LINUX
+    """Chromium's command-line flags for a `software` or `hardware` WebGPU adapter on this machine, or for `none`."""
+    if adapter == "none":
+        chosen = ["--disable-gpu"]
+    elif adapter == "software":
+        chosen = ["--enable-unsafe-webgpu", *SOFTWARE]
+    else:
+        chosen = ["--enable-unsafe-webgpu", *(HARDWARE_LINUX if sys.platform.startswith("linux") else ())]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         chosen.append("--no-sandbox")
     return chosen
 
 
-def adapters_to_try(wish: str) -> list[str]:
-    """The adapters to launch with, in order, for `auto`, `hardware` or `software` (CAPSTAN_ADAPTER)."""
+def adapters_to_try(wish: str, device: str) -> list[str]:
+    """The adapters to launch with, in order: `wish` is `hardware`, `software` or `auto` (CAPSTAN_ADAPTER). For `auto`
+    the `device` decides: webgpu takes the GPU, else software; auto takes the GPU, else `none`; wasm needs none."""
     if wish in ("hardware", "software"):
         return [wish]
     if wish != "auto":
         raise OptionError(f"CAPSTAN_ADAPTER is {wish!r}: set it to auto, hardware or software")
-    if sys.platform in ("darwin", "win32") or gpu_devices():
-        return ["hardware", "software"]
-    return ["software"]
+    if device == "wasm":
+        return ["none"]
+    last = "software" if device == "webgpu" else "none"
+    return ["hardware", last] if sys.platform in ("darwin", "win32") or gpu_devices() else [last]
 
 
 class Launches:
-    """The adapters to try in turn, until a page is given one, each with Chromium's arguments. Raises BrowserError with
-    the reason after the last one."""
+    """The adapters to try in turn for a `device`, until a page is given one, each with Chromium's arguments. Raises
+    BrowserError with the reason after the last one."""
 
-    def __init__(self, wish: str) -> None:
+    def __init__(self, wish: str, device: str) -> None:
         self.wish = wish
+        self.device = device
         self.adapter = ""
         """The last one that was tried."""
         self.failure: BrowserError | None = None
         """How the browser failed with the GPU."""
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
-        for adapter in adapters_to_try(self.wish):
+        for adapter in adapters_to_try(self.wish, self.device):
             self.adapter = adapter
             yield adapter, ["--headless=new", *flags(adapter)]
         raise BrowserError(
@@ -116,13 +120,17 @@ class Launches:
         return f"it failed with the GPU ({self.failure})" if self.failure else "Chromium finds no GPU here"
 
     def step_down(self) -> list[str]:
-        """Lines that tell of a software adapter where the best was asked for, and why."""
-        if self.adapter != "software" or self.wish != "auto":
+        """Lines that notify of a step down from the GPU where the best was requested, with its cause and its cost."""
+        if self.wish != "auto":
             return []
-        return [
-            f"WebGPU: software adapter, since {self.reason} (CAPSTAN_ADAPTER=hardware insists):",
-            "the CPU does the GPU's work, and the first answer of a chat model takes minutes",
-        ]
+        if self.adapter == "software":
+            return [
+                f"WebGPU: software adapter, since {self.reason} (CAPSTAN_ADAPTER=hardware insists):",
+                "the CPU does the GPU's work, and the first answer of a chat model takes minutes",
+            ]
+        if self.failure:
+            return [f"the CPU computes, since {self.reason} (CAPSTAN_ADAPTER=hardware insists)"]
+        return []
 
 
 def start_error(program: Path, error: Exception) -> BrowserError:

@@ -89,13 +89,14 @@ async def open_harness(
     debug: bool = False,
     on_input: Callable[[], Awaitable[str | None]] | None = None,
     trace: bool = False,
+    device: str = "auto",
 ) -> AsyncIterator[HarnessPage]:
     """Start the browser `program`, open harness.html of the site at `url` (a folder with capstan/, as the npm package
     is) and boot Python; all is closed at the end of the block. With `debug` the page's messages are said; `on_input`
-    gives a script the next line of its input, None at the end; `trace` begins a trace with the worker. BrowserError for
-    a browser that does not start and a page that fails."""
+    gives a script the next line of its input, None at the end; `trace` begins a trace with the worker; `device` as for
+    `launch`. BrowserError for a browser that does not start and a page that fails."""
     async with async_playwright() as playwright:
-        browser = await launch(playwright, program, url, say)
+        browser = await launch(playwright, program, url, say, device)
         try:
             try:
                 page = await browser.new_page()
@@ -115,11 +116,17 @@ async def open_harness(
                 await browser.close()
 
 
-async def launch(playwright: Playwright, program: Path, url: str, say: Callable[[str], None] = to_stderr) -> Browser:
-    """The browser with the best adapter that CAPSTAN_ADAPTER allows, of which a page of the site at `url` is asked;
-    `say` is told of a step down to software. BrowserError if it does not start, or fails with the GPU where
-    CAPSTAN_ADAPTER allows nothing else."""
-    tried = Launches(os.environ.get("CAPSTAN_ADAPTER", "auto"))
+async def launch(
+    playwright: Playwright,
+    program: Path,
+    url: str,
+    say: Callable[[str], None] = to_stderr,
+    device: str = "auto",
+) -> Browser:
+    """The browser with the best adapter for a `device` that CAPSTAN_ADAPTER allows (adapters_to_try): a page of the
+    site at `url` looks for it. `say` is notified of a step down. BrowserError if the browser does not start, or fails
+    with the GPU where CAPSTAN_ADAPTER allows nothing else."""
+    tried = Launches(os.environ.get("CAPSTAN_ADAPTER", "auto"), device)
     for adapter, arguments in tried:
         try:
             browser = await playwright.chromium.launch(
@@ -132,7 +139,7 @@ async def launch(playwright: Playwright, program: Path, url: str, say: Callable[
         except Error as error:
             raise start_error(program, error) from error
         try:
-            if adapter == "software" or await has_hardware_adapter(browser, url):
+            if adapter != "hardware" or await has_hardware_adapter(browser, url):
                 break
         except Error as error:
             tried.failure = page_error(error, str(program))

@@ -224,7 +224,7 @@ class PageModel(TestedModel):
         return self.page.ask({"kind": "tokenizer", "action": action, **given, **self._model()})
 
     def _model(self) -> dict[str, Any]:
-        given = {"dtype": None, "device": "webgpu", "capture": "tape", "run_ahead": None}
+        given = {"dtype": None, "capture": "tape", "run_ahead": None}
         return {"model": self.address, **given, **self._options}
 
 
@@ -262,8 +262,10 @@ class AppModel(TestedModel):
 class Pages:
     """The pages of a test session in one browser, and the servers of their files."""
 
-    def __init__(self, browser: Browser, stack: contextlib.ExitStack) -> None:
+    def __init__(self, browser: Browser, stack: contextlib.ExitStack, device: str = "auto") -> None:
+        """`device` is that of models for which none is named."""
         self.browser = browser
+        self.device = device
         self.open: list[TestedPage] = []
         self._stack = stack
         self._sites: dict[Path, tuple[StaticServer, HarnessPage]] = {}
@@ -287,7 +289,7 @@ class Pages:
         if name is None:
             name = f"{len(server.models)}-{folder.name}"
             server.models[name] = folder
-        return PageModel(page, model_path(name), folder, options)
+        return PageModel(page, model_path(name), folder, {"device": self.device, **options})
 
     def app(self, url: str, handle: str, folder: Path | None) -> AppModel:
         """The model of an app's page, in a new context. Raises BrowserError."""
@@ -346,16 +348,16 @@ def launched(
     further: Sequence[str],
     say: Callable[[str], object],
 ) -> Iterator[Browser]:
-    """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the best there is, of which a page
-    of the site is asked; with further arguments. `say` is told of a step down to software. Raises BrowserError."""
-    tried = Launches(adapter)
+    """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the GPU if a page of the site finds
+    one, else none; with further arguments. `say` is notified of a step down. Raises BrowserError."""
+    tried = Launches(adapter, "auto")
     for kind, arguments in tried:
         try:
             browser = playwright.chromium.launch(executable_path=str(program), args=[*arguments, *further])
         except Error as error:
             raise start_error(program, error) from error
         try:
-            if kind == "software" or site is None or hardware(browser, site):
+            if kind != "hardware" or site is None or hardware(browser, site):
                 break
         except Error as error:
             tried.failure = page_error(error, str(program))
@@ -363,6 +365,8 @@ def launched(
             browser.close()
     for line in tried.step_down():
         say(line)
+    if tried.adapter == "none" and not tried.failure:
+        say(f"the CPU computes, since {tried.reason} (--capstan-adapter software has WebGPU on it)")
     try:
         yield browser
     finally:

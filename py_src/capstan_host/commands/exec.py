@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import CommandError, raise_remote
-from ..models import add_hub_arguments, check_script_model, model_url, mounts, repository
+from ..models import add_device_argument, add_hub_arguments, check_script_model, model_url, mounts, repository
 from ..terminal import Event, Progress
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file_help = "a file or folder that the script may open or import, at this path"
     parser.add_argument("--file", metavar="PATH", action="append", default=[], help=file_help)
     add_hub_arguments(parser)
+    add_device_argument(parser)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -126,7 +127,8 @@ async def execute(args: argparse.Namespace) -> int:
         "files": args.files,
     }
     with serving(args.machine.site(), args.mounts, files=args.served, digests=Digests()) as server:
-        async with open_harness(server.url, args.machine.browser(), show, args.debug, read_line) as harness:
+        browser, device = args.machine.browser(), args.device
+        async with open_harness(server.url, browser, show, args.debug, read_line, device=device) as harness:
             reply = await harness.request(request)
     progress.clear()
     if not reply["ok"]:

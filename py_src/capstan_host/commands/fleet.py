@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError
-from ..models import DTYPES, add_hub_arguments, check_place, repository
+from ..models import DTYPES, add_device_argument, add_hub_arguments, check_place, repository
 from ..terminal import Progress, say
 from .run import NEW_TOKENS, add_search_arguments, read_search
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
     add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
     add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
-    add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
+    add_device_argument(parser)
     add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add("--kv-cache-dtype", choices=["float", "int8", "int4"], help="the type of the key/value caches on WebGPU")
     add_search_arguments(parser)
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
     total = checked(args.prompts)
     site = None if args.scheduler else args.machine.site()
-    model: Any = args.model or default_model(args.device)
+    model: Any = args.model or default_model()
     if args.hub_model is not None:
         named = args.hub_model
         model = HubRepository(named["repository"], named["hub"], named["revision"] or "main", named["token"])

@@ -13,6 +13,7 @@ from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError, raise_remote
 from ..models import (
     DTYPES,
+    add_device_argument,
     add_hub_arguments,
     check_chat_template,
     check_place,
@@ -77,7 +78,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     length = "with --chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
     add("--max-length", type=int, metavar="N", help=length)
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
-    add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
+    add_device_argument(parser)
     add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add(
         "--kv-cache-dtype",
@@ -273,7 +274,7 @@ def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
     if args.model is None:
-        args.request["model"] = mounted(default_model(args.device), args)
+        args.request["model"] = mounted(default_model(), args)
     if args.chat:
         from ..conversation import converse
 
@@ -291,8 +292,9 @@ async def generate(args: argparse.Namespace) -> int:
     output = Output()
     try:
         with serving(args.machine.site(), mounts(args.served), digests=Digests()) as server:
-            browser = args.machine.browser()
-            async with open_harness(server.url, browser, output.show, args.debug, trace=bool(args.trace)) as harness:
+            browser, device, trace = args.machine.browser(), args.device, args.trace is not None
+            opened = open_harness(server.url, browser, output.show, args.debug, trace=trace, device=device)
+            async with opened as harness:
                 async with output.ticking():
                     reply = await harness.request(args.request)
                 output.end_line()
@@ -302,10 +304,22 @@ async def generate(args: argparse.Namespace) -> int:
         output.end_line()
     if not reply["ok"]:
         raise_remote(reply["error"])
+    if reply["result"]["capture"] == "tape":
+        say(tape_counts(reply["result"]["counters"]))
     say(summary(reply["result"]))
     if args.json:
         print(json.dumps(reply["result"]), flush=True)
     return 0
+
+
+def tape_counts(counts: dict[str, int]) -> str:
+    """The line with what the decode steps of a tape cost at the device."""
+    return (
+        f"tape: {counts['steps']} steps in {counts['submits']} submits, {counts['readbacks']} readbacks of "
+        f"{counts['readback_bytes']} bytes in all, {counts['python_crossings']} calls of Python; created: "
+        f"{counts['create_buffer']} buffers, {counts['create_bind_group']} bind groups; buffer writes: "
+        f"{counts['write_buffer']}"
+    )
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ DRIVERS = (
         '({self.failure})" if self.failure else',
         '({self.failure})" if False else',
         "a browser that fails with the GPU is told as a machine without one",
-        unit("build_browser::test_a_step_down_to_the_software_adapter_tells_its_reason"),
+        unit("build_browser::test_a_step_down_from_the_gpu_tells_its_reason"),
     ),
     Mutation(
         "testing.last_token",
