@@ -12,7 +12,7 @@ from capstan_host import cli
 from capstan_host.cli import Commands, Parser, reported
 
 from . import ROOT
-from .commands import bench, check, dist, docs, site, test, wheel
+from .commands import bench, check, dist, docs, package, site, test, wheel
 from .environment import ensure, in_venv, venv_python
 from .machine import CHECKOUT
 
@@ -25,6 +25,7 @@ COMMANDS: Commands = {
     "bench": (bench, "measure Capstan beside Transformers.js and onnxruntime-web"),
     "site": (site, "assemble the page's files, which the commands serve"),
     "wheel": (wheel, "build the Python wheel"),
+    "package": (package, "build the Python wheel and the npm package"),
     "dist": (dist, "build a static folder for any web server, and an npm package"),
     "docs": (docs, "build the documentation as a site"),
 }

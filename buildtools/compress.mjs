@@ -1,7 +1,8 @@
 // Compresses files for buildtools/compressed.py: argv[2] is a JSON list of [source, target], where target.br and target.gz
-// are written. argv[3] is brotli's quality, the best one unless given.
+// are written; stdout has a line with the size of each source when it is done. argv[3] is brotli's quality, the best one
+// unless given.
 
-import { readFile, stat, writeFile } from "node:fs/promises";
+import { readFile, rename, stat, writeFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { promisify } from "node:util";
 import { brotliCompress, constants, gzip } from "node:zlib";
@@ -16,8 +17,15 @@ async function pack([source, target]) {
     [constants.BROTLI_PARAM_LGWIN]: constants.BROTLI_MAX_WINDOW_BITS,
     [constants.BROTLI_PARAM_SIZE_HINT]: bytes.length,
   };
-  await writeFile(`${target}.br`, await packBrotli(bytes, { params }));
-  await writeFile(`${target}.gz`, await packGzip(bytes, { level: constants.Z_BEST_COMPRESSION }));
+  await writeWhole(`${target}.br`, await packBrotli(bytes, { params }));
+  await writeWhole(`${target}.gz`, await packGzip(bytes, { level: constants.Z_BEST_COMPRESSION }));
+  console.log(bytes.length);
+}
+
+/** A file that is there is whole, so that an interrupted run leaves nothing that the next one would take. */
+async function writeWhole(target, bytes) {
+  await writeFile(`${target}.new`, bytes);
+  await rename(`${target}.new`, target);
 }
 
 const sized = JSON.parse(process.argv[2]).map(async (pair) => [(await stat(pair[0])).size, pair]);

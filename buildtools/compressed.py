@@ -6,15 +6,16 @@ import gzip
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capstan_host.terminal import say
+from capstan_host.errors import CommandError
+from capstan_host.terminal import Progress, say
 
 from . import CACHE
 from .bundles import CLIENT_AND_WORKER
-from .environment import run_tool
 from .site import ORT_FILES, PYODIDE_FILES
 
 __all__ = ["UNPACKED", "Download", "downloads", "precompress", "unpack_snapshot"]
@@ -37,10 +38,8 @@ def precompress(site: Path) -> list[Path]:
     sources = {path: PACKED / digest_of(path) for path in sorted(site.rglob("*")) if is_worth_it(path)}
     missing = {packed: path for path, packed in sources.items() if not all(map(Path.is_file, forms(packed)))}
     if missing:
-        say(f"compressing {len(missing)} files ...")
-        PACKED.mkdir(parents=True, exist_ok=True)
-        pairs = [[str(path), str(packed)] for packed, path in missing.items()]
-        run_tool(["node", SCRIPT, json.dumps(pairs)], "install Node 18 or newer")
+        say(f"compressing {len(missing)} of {len(sources)} files; the others are as they were packed before")
+        pack(missing)
     made = []
     for path, packed in sources.items():
         for form, target in zip(forms(packed), forms(path), strict=True):
@@ -50,6 +49,23 @@ def precompress(site: Path) -> list[Path]:
     for old in set(PACKED.glob("*")) - wanted:
         old.unlink()
     return made
+
+
+def pack(sources: Mapping[Path, Path]) -> None:
+    """Compress files (source by target) and show the progress, by the bytes of the files that are done."""
+    PACKED.mkdir(parents=True, exist_ok=True)
+    pairs = [[str(path), str(packed)] for packed, path in sources.items()]
+    total, done = sum(path.stat().st_size for path in sources.values()), 0
+    progress = Progress()
+    command = ["node", str(SCRIPT), json.dumps(pairs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            done += int(line)
+            progress.update("compressing", done, total)
+    progress.clear()
+    if process.returncode:
+        raise CommandError("the files cannot be compressed: do what Node says above, and run this again")
 
 
 def digest_of(path: Path) -> str:

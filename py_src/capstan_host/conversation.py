@@ -30,23 +30,40 @@ Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Passes a request to the page and waits for its reply."""
 
 PROMPT = "> "
-COMMANDS = "/reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+COMMANDS = {
+    "/help": "lists the commands",
+    "/reset": "begins a new conversation",
+    "/exit": "or Ctrl-D ends",
+    "Ctrl-C": "stops an answer",
+}
+IN_SHORT = ", ".join(f"{name} {what}" for name, what in COMMANDS.items())
 COMMAND = re.compile(r"/[a-z]+")
 
 
 def converse(
-    request: dict[str, Any], mounts: Mapping[str, Path], machine: Machine, debug: bool, trace: TraceFile | None
+    request: dict[str, Any],
+    mounts: Mapping[str, Path],
+    machine: Machine,
+    system: str | None,
+    debug: bool,
+    trace: TraceFile | None,
 ) -> int:
-    """Read messages and print the model's answers until the input ends; `request` has no messages yet."""
+    """Read messages and print the model's answers until the input ends; `request` has no messages yet, and `system` is
+    the one before all others."""
     try:
-        asyncio.run(talk(request, mounts, machine, debug, trace))
+        asyncio.run(talk(request, mounts, machine, system, debug, trace))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     return 0
 
 
 async def talk(
-    request: dict[str, Any], mounts: Mapping[str, Path], machine: Machine, debug: bool, trace: TraceFile | None
+    request: dict[str, Any],
+    mounts: Mapping[str, Path],
+    machine: Machine,
+    system: str | None,
+    debug: bool,
+    trace: TraceFile | None,
 ) -> None:
     """Open the page, make the model ready, take turns."""
 
@@ -68,8 +85,8 @@ async def talk(
                 about = ready["result"]
                 capture = about["capture"] + (f" ({about['capture_note']})" if about["capture_note"] else "")
                 say(f"{about['model']}: device {about['device']}, adapter {about['adapter']}, capture {capture}")
-                say(f"at most {about['max_length']} tokens; {COMMANDS}")
-                await Conversation(harness.request, request, output).run()
+                say(f"at most {about['max_length']} tokens; {IN_SHORT}")
+                await Conversation(harness.request, request, output, system).run()
                 if trace is not None:
                     await write_trace(harness, trace)
     finally:
@@ -79,11 +96,13 @@ async def talk(
 class Conversation:
     """The messages so far, and what Ctrl-C means while an answer comes and between answers."""
 
-    def __init__(self, send: Send, request: dict[str, Any], output: Output) -> None:
+    def __init__(self, send: Send, request: dict[str, Any], output: Output, system: str | None = None) -> None:
         self._send = send
         self._request = request
         self._output = output
+        self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[dict[str, str]] = []
+        """Those of the user and the model."""
         self._stop: asyncio.Event | None = None
         """Set to stop the answer that is coming; None between answers."""
         self._reading = False
@@ -97,8 +116,10 @@ class Conversation:
                 if text == "/reset":
                     self._messages.clear()
                     say("a new conversation")
+                elif text == "/help":
+                    say("\n".join(f"{name:8}{what}" for name, what in COMMANDS.items()))
                 elif COMMAND.fullmatch(text):
-                    say(f"there is no command {text}: {COMMANDS}")
+                    say(f"there is no command {text}: {IN_SHORT}")
                 elif text:
                     await self._turn(text)
 
@@ -135,7 +156,7 @@ class Conversation:
     async def _reply(self) -> dict[str, Any]:
         """The page's reply to the messages; Ctrl-C cancels the request."""
         self._stop = asyncio.Event()
-        asking = asyncio.ensure_future(self._send({**self._request, "messages": self._messages}))
+        asking = asyncio.ensure_future(self._send({**self._request, "messages": [*self._system, *self._messages]}))
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +195,7 @@ class Conversation:
                 self._reading = False
                 return line if line is None else line.strip()
             except KeyboardInterrupt:
-                say("\n" + COMMANDS)
+                say("\n" + IN_SHORT)
             except UnicodeDecodeError as error:
                 say(f"that line is not {error.encoding} text: write it again")
             finally:

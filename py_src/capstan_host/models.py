@@ -246,7 +246,7 @@ def add_device_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", choices=["auto", "webgpu", "wasm"], default="auto", help=what)
 
 
-def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
+def add_hub_arguments(parser: argparse._ActionsContainer) -> None:
     """The options that say where repositories are that --model names by their ids."""
     address = (
         "the address of the hub where --model OWNER/NAME or OWNER/NAME:FILE.gguf is, in place of a folder; empty: no "

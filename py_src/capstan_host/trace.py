@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["add_trace_argument", "trace_file", "write_trace"]
 
 
-def add_trace_argument(parser: argparse.ArgumentParser) -> None:
+def add_trace_argument(parser: argparse._ActionsContainer) -> None:
     """The option of commands that can be traced."""
     what = "write there where the time went, in Chrome's trace format: open it in Perfetto (ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FILE.json", help=what)

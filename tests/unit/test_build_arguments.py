@@ -79,12 +79,12 @@ def test_an_adapter_is_served_from_its_folder(model: Path, tmp_path: Path) -> No
         request(model, "x", "--adapter", str(folder / "none"))
 
 
-def test_a_plain_prompt_asks_for_webgpu_and_nothing_else(model: Path) -> None:
+def test_a_plain_prompt_asks_for_the_best_device_and_nothing_else(model: Path) -> None:
     assert request(model, "def f():") == {
         "kind": "generate",
         "model": "/models/nano/",
         "dtype": None,
-        "device": "webgpu",
+        "device": "auto",
         "capture": None,
         "run_ahead": None,
         "prompt": "def f():",
@@ -150,7 +150,7 @@ def test_who_names_no_model_gets_the_default_one(gguf: Path, monkeypatch: pytest
         return 0
 
     monkeypatch.setattr(run_command, "generate", generate)
-    monkeypatch.setattr(run_command, "default_model", lambda device: gguf)
+    monkeypatch.setattr(run_command, "default_model", lambda: gguf)
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned/a.onnx_adapter").touch()
     args = cli.parse(["run", "x", "--adapter", str(tmp_path / "tuned/a.onnx_adapter")])
@@ -162,7 +162,7 @@ def test_who_names_no_model_gets_the_default_one(gguf: Path, monkeypatch: pytest
 def test_a_conversation_needs_a_chat_model_where_the_bundled_one_is_all_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_command, "default_model", lambda device: BUNDLED)
+    monkeypatch.setattr(run_command, "default_model", lambda: BUNDLED)
     args = cli.parse(["run", "--chat"])
     run_command.check(args)
     with pytest.raises(CommandError, match=r"models/bundled has no chat template"):

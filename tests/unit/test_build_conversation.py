@@ -80,7 +80,7 @@ def test_each_turn_has_the_messages_before_it_and_reset_forgets_them(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines()[0] == "a new conversation"
-    assert captured.err.splitlines()[1].startswith("there is no command /what: /reset begins")
+    assert captured.err.splitlines()[1].startswith("there is no command /what: /help lists")
 
 
 def test_the_end_of_the_input_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +146,5 @@ def test_ctrl_c_at_the_prompt_drops_the_line(
 
     monkeypatch.setattr("capstan_host.conversation.read_line", typed)
     assert talked(monkeypatch, "a\n/exit\n").asked == [[user("a")]]
-    assert (
-        capsys.readouterr().err == "\n/reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer\n"
-    )
+    told = "/help lists the commands, /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+    assert capsys.readouterr().err == f"\n{told}\n"

@@ -55,7 +55,7 @@ LEAST: dict[str, dict[str, Any]] = {
 """The fields that each request must have, by its kind."""
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
-    "generate": {**RUN_OPTIONS, "as_message": True, "begun": [1]},
+    "generate": {**RUN_OPTIONS, "as_message": True, "system": "s", "begun": [1]},
     "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "begun": [1]},
     "operations": MODEL_OPTIONS,
     "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
@@ -99,7 +99,7 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 
 WORDS = {
     **dict.fromkeys(("source", "filename"), "a string"),
-    **dict.fromkeys(("dtype", "prompt", "which", "adapter", "logits_processor"), "a string or null"),
+    **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     **dict.fromkeys(
         ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache", "log_probabilities"),
         "a whole number or null",

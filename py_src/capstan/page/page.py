@@ -226,8 +226,13 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
     prompt_ids = request["prompt_ids"]
     if prompt_ids is None:
         prompt = request["prompt"] or ""
+        system = request.get("system")
+        messages = [] if system is None else [{"role": "system", "content": system}]
         if request.get("as_message") and tokenizer.has_chat_template:
-            prompt_ids = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": prompt}]))
+            asked = [*messages, {"role": "user", "content": prompt}]
+            prompt_ids = tokenizer.encode(tokenizer.apply_chat_template(asked))
+        elif messages:
+            raise PromptError("a system message is given, but the model has no chat template; leave it out")
         else:
             prompt_ids = tokenizer.encode_prompt(prompt)
     if not prompt_ids:

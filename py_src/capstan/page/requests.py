@@ -123,6 +123,8 @@ class GenerateRequest(RunRequest):
     prompt_ids: list[int] | None
     as_message: NotRequired[bool | None]
     """Answer the prompt, as the one message of a user, if the model has a chat template; null for false."""
+    system: NotRequired[str | None]
+    """The system message before the prompt, with `as_message`; null for none."""
     begun: NotRequired[list[int] | None]
     """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
 

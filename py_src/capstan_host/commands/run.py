@@ -21,6 +21,7 @@ from ..models import (
     mounts,
     repository,
 )
+from ..piped import is_piped, read_piped, with_piped
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, write_trace
 
@@ -29,6 +30,7 @@ __all__ = ["GROUP", "add_arguments", "add_search_arguments", "add_shared_argumen
 GROUP = "run"
 NEW_TOKENS = 256
 GRAMMARS = {"json_schema": "FILE", "regex": "EXPRESSION", "lark_grammar": "FILE", "ebnf": "FILE"}
+SYSTEM = "a system message before the prompt or the conversation, for a model with a chat template"
 NUMBER_LIMIT = 2**53
 """Integers up to here cross the page's JavaScript unchanged."""
 
@@ -49,37 +51,47 @@ def speculation_options() -> tuple[Any, ...]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`."""
-    add = parser.add_argument
+    add = parser.add_argument_group("prompt").add_argument
     add("text", nargs="?", help="the prompt: a message, if the model has a chat template, else a text to continue")
     add("--prompt", metavar="TEXT", help="the prompt, as an option")
     add("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
-    add(
-        "--chat", action="store_true", help="hold a conversation: messages from the terminal, the model's chat template"
-    )
     add("--raw", action="store_true", help="continue the prompt, also with a model that has a chat template")
-    add("--json", action="store_true", help="end stdout with one line of JSON")
-    add_shared_arguments(parser)
+    add("--system", metavar="TEXT", help=SYSTEM)
+    add("--chat", action="store_true", help="hold a conversation, as the command chat does")
+    output = add_shared_arguments(parser)
+    output.add_argument("--json", action="store_true", help="end stdout with one line of JSON")
 
 
-def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `run` and `chat`."""
-    add = parser.add_argument
-    add(
+def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The options of `run` and `chat`, in groups by subject; the group of those about the output."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
         "--model",
         metavar="PLACE",
         help="a folder that onnxruntime-genai's model builder wrote, a repository in Transformers.js layout, or a GGUF "
         f"file (default: {SMOLLM2.title}, which is downloaded once)",
     )
-    add_hub_arguments(parser)
-    add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
-    new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, with --chat as many as there is room for)"
-    add("--adapter", metavar="FILE", help="run the model with this LoRA adapter (.onnx_adapter)")
+    add_hub_arguments(model)
+    dtype = "which graph of a repository (default: one that suits the adapter)"
+    model.add_argument("--dtype", choices=sorted(DTYPES), help=dtype)
+    model.add_argument("--adapter", metavar="FILE", help="run the model with this LoRA adapter (.onnx_adapter)")
+    add_search_arguments(parser.add_argument_group("sampling"))
+    output = parser.add_argument_group("output")
+    add = output.add_argument
+    new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, in a chat as many as there is room for)"
     add("--max-new-tokens", type=int, metavar="N", help=new_tokens)
-    length = "with --chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
+    length = "in a chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
     add("--max-length", type=int, metavar="N", help=length)
-    add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
-    add_device_argument(parser)
+    for kind, metavar in GRAMMARS.items():
+        what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
+        add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
+    add_device_argument(parser.add_argument_group("device"))
+    advanced = parser.add_argument_group("advanced")
+    add = advanced.add_argument
     add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
+    add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
+    for option in speculation_options():
+        add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
     add(
         "--kv-cache-dtype",
         choices=["float", "int8", "int4"],
@@ -90,16 +102,11 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep no weights in the browser's storage, and take none from there",
     )
-    add_search_arguments(parser)
-    for option in speculation_options():
-        add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
-    for kind, metavar in GRAMMARS.items():
-        what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
-        add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
-    add_trace_argument(parser)
+    add_trace_argument(advanced)
+    return output
 
 
-def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+def add_search_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of a search."""
     add = parser.add_argument
     add("--greedy", action="store_true", help="take the likeliest token at each step")
@@ -142,7 +149,7 @@ def check(args: argparse.Namespace) -> None:
 def mounted(path: Path, args: argparse.Namespace) -> str:
     """The address of a model of this machine in the page; it is served from now on."""
     model = check_place(path)
-    if args.chat:
+    if args.chat or args.system is not None:
         check_chat_template(model)
     args.served.insert(0, model)
     [name] = mounts([model])
@@ -157,7 +164,12 @@ def read_completion(args: argparse.Namespace) -> dict[str, Any]:
         raise CommandError("--max-length is for --chat: give --max-new-tokens for one prompt")
     new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens
     request = {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids, "max_new_tokens": new_tokens}
-    return request if args.raw or prompt is None else {**request, "as_message": True}
+    other = "--raw" if args.raw else "--prompt-ids" if prompt_ids is not None else None
+    if args.system is not None and other:
+        raise CommandError(f"--system and {other} were both given: a system message is for a chat template")
+    if other:
+        return request
+    return {**request, "as_message": True, **({} if args.system is None else {"system": args.system})}
 
 
 def read_chat(args: argparse.Namespace) -> dict[str, Any]:
@@ -171,12 +183,14 @@ def read_chat(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]:
-    """The one prompt that was given, as text or as token ids."""
+    """The one prompt that was given, as text or as token ids; neither where all of it comes from a pipe."""
     given = {"the positional prompt": args.text, "--prompt": args.prompt, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in given.items() if value is not None]
     if not names:
+        if is_piped():
+            return None, None
         example = f'{args.machine.program} run "Why is the sky blue?"'
-        raise CommandError(f"no prompt: give one, as in {example}, or --prompt-ids 1,2,3")
+        raise CommandError(f"no prompt: give one, as in {example}, pipe one, or give --prompt-ids 1,2,3")
     if len(names) > 1:
         raise CommandError(f"{' and '.join(names)} were both given: give one prompt")
     if args.prompt_ids is None:
@@ -278,7 +292,9 @@ def run(args: argparse.Namespace) -> int:
     if args.chat:
         from ..conversation import converse
 
-        return converse(args.request, mounts(args.served), args.machine, args.debug, args.trace)
+        return converse(args.request, mounts(args.served), args.machine, args.system, args.debug, args.trace)
+    if args.request["prompt_ids"] is None and is_piped():
+        args.request["prompt"] = with_piped(args.request["prompt"], read_piped())
     return asyncio.run(generate(args))
 
 
