@@ -31,7 +31,9 @@ class PageInWheel(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             return
         if not (root / "build.py").is_file():
-            self.app.display_warning("these sources have no page: the commands look for one where docs/install.md says")
+            self.app.display_warning(
+                "these sources have no page: the commands take one of npm's capstan-webgpu, or of CAPSTAN_SITE"
+            )
             return
         environ = {name: value for name, value in os.environ.items() if name not in OF_PIPS_BUILD}
         command = [sys.executable, str(root / "build.py"), "site"]

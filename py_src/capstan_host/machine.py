@@ -1,4 +1,4 @@
-"""What the commands need of the machine: the page's files, a browser, and Transformers.js for the demo's race."""
+"""Finds the page's files, a browser, and Transformers.js for the demo's race, on behalf of the commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def installed_browser() -> Path:
 
 
 def no_transformers_js(install: bool) -> None:
-    """Refuse to install Transformers.js, which only a checkout does."""
+    """Only a checkout installs Transformers.js."""
     if install:
         raise CommandError("--transformers-js has no folder: give the one that has Transformers.js' files")
 

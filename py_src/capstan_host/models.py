@@ -151,7 +151,7 @@ def check_chat_template(model: Path) -> None:
         where = "chat_template in tokenizer_config.json, or chat_template.jinja"
         raise CommandError(
             f"{model} has no chat template ({'tokenizer.chat_template' if model.is_file() else where}): give --model a "
-            "model that was made for chats, or complete a prompt without --chat"
+            "model that was made for chats, or complete a prompt without --chat and --system"
         )
 
 

@@ -115,6 +115,8 @@ def test_a_prompt_is_a_message_if_that_is_asked_and_the_model_has_a_template(har
     qwen2 = Tokenizer(Model(str(FOLDER.with_name("nano-qwen2"))))
     message = qwen2.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
     assert prompt_ids("nano-qwen2", as_message=True) == message
+    system = qwen2.encode("<|im_start|>system\nBe brief.<|im_end|>\n")
+    assert prompt_ids("nano-qwen2", as_message=True, system="Be brief.") == [*system, *message]
     assert prompt_ids("nano-qwen2") == qwen2.encode("hello")
     assert prompt_ids("nano-llama", as_message=True) == oracle.prompt(FOLDER.with_name("nano-llama"), "hello")
 

@@ -230,7 +230,7 @@ def test_a_conversation_begins_without_messages(model: Path) -> None:
         "kind": "chat",
         "model": "/models/nano/",
         "dtype": None,
-        "device": "webgpu",
+        "device": "auto",
         "capture": None,
         "run_ahead": None,
         "messages": [],
@@ -257,9 +257,11 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (model / "tokenizer_config.json").write_text(config)
     if message is None:
         assert request(model, "--chat")["kind"] == "chat"
+        assert request(model, "hello", "--system", "Be brief.")["system"] == "Be brief."
     else:
-        with pytest.raises(CommandError, match=re.escape(f"{model}{message}")):
-            request(model, "--chat")
+        for argv in (["--chat"], ["hello", "--system", "Be brief."]):
+            with pytest.raises(CommandError, match=re.escape(f"{model}{message}")):
+                request(model, *argv)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +273,8 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["--chat", "--raw"], "--chat and --raw were both given"),
         (["--chat", "--max-length", "0"], "--max-length is 0, but must be at least 1"),
         (["a", "--max-length", "9"], "--max-length is for --chat"),
+        (["a", "--system", "b", "--raw"], "--system and --raw were both given"),
+        (["--prompt-ids", "1", "--system", "b"], "--system and --prompt-ids were both given"),
         ([], "no prompt"),
         ([""], "the prompt is empty"),
         (["--prompt", ""], "the prompt is empty"),

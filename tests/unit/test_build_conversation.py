@@ -52,13 +52,14 @@ def talked(
     lines: str,
     replies: dict[str, dict[str, Any]] | None = None,
     on_ask: Callable[[str], None] = lambda text: None,
+    system: str | None = None,
 ) -> Page:
     """The page after a conversation of these lines."""
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
 
     async def run() -> Page:
         page = Page(replies or {}, on_ask)
-        await asyncio.wait_for(Conversation(page.send, REQUEST, Output()).run(), 10)
+        await asyncio.wait_for(Conversation(page.send, REQUEST, Output(), system).run(), 10)
         return page
 
     return asyncio.run(run())
@@ -81,6 +82,20 @@ def test_each_turn_has_the_messages_before_it_and_reset_forgets_them(
     assert captured.out == ""
     assert captured.err.splitlines()[0] == "a new conversation"
     assert captured.err.splitlines()[1].startswith("there is no command /what: /help lists")
+
+
+def test_help_lists_the_commands_and_asks_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talked(monkeypatch, "/help\n/exit\n").asked == []
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["/help", "/reset", "/exit", "Ctrl-C"]
+
+
+def test_a_system_message_is_before_all_others_and_reset_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = talked(monkeypatch, "a\n/reset\nb\n", system="Be brief.")
+    first = ("system", "Be brief.")
+    assert page.asked == [[first, user("a")], [first, user("b")]]
 
 
 def test_the_end_of_the_input_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capstan_host import terminal
-from capstan_host.commands.run import summary
+from capstan_host.commands.run import summary, tape_counts
 from capstan_host.errors import CommandError, raise_remote
 from capstan_host.terminal import Output, Progress
 
@@ -100,6 +100,15 @@ def test_the_summary_is_one_line_that_names_what_was_used_and_why() -> None:
     )
     assert "- tokens/s, no first token" in summary(
         RESULT | {"token_ids": [], "tokens_per_second": None, "time_to_first_token_ms": None}
+    )
+
+
+def test_a_tape_has_a_line_with_its_counters() -> None:
+    names = ("steps", "submits", "readbacks", "readback_bytes", "create_buffer", "create_bind_group", "write_buffer")
+    counts = {name: number for number, name in enumerate((*names, "python_crossings"), 1)}
+    assert tape_counts(counts) == (
+        "tape: 1 steps in 2 submits, 3 readbacks of 4 bytes in all, 8 calls of Python; created: 5 buffers, 6 bind "
+        "groups; buffer writes: 7"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from buildtools import compressed
 from buildtools.compressed import LEAST_BYTES, downloads, needed, precompress, unpack_snapshot
 from buildtools.site import ORT_FILES, PYODIDE_FILES
+from capstan_host.errors import CommandError
 
 TEXT = b"what repeats itself " * 500
 NOISE = random.Random(1).randbytes(2000)
@@ -68,6 +70,28 @@ def test_what_was_packed_is_not_packed_again(
     (site / "capstan/capstan.js").unlink()
     precompress(site)
     assert {path.name for path in packed.iterdir()} == kept, "other files have the same content"
+
+
+def test_the_progress_is_told_and_what_was_packed_before_a_stop_is_kept(
+    site: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = site / "capstan/capstan.js"
+    halfway = tmp_path / "halfway.mjs"
+    halfway.write_text(
+        f"import fs from 'node:fs'; fs.writeFileSync({str(packed / 'a.br.new')!r}, ''); process.exit(1);"
+    )
+    monkeypatch.setattr(compressed, "SCRIPT", halfway)
+    with pytest.raises(CommandError, match="cannot be compressed: do what Node says above"):
+        precompress(site)
+    monkeypatch.undo()
+    monkeypatch.setattr(compressed, "PACKED", packed)
+    capsys.readouterr()
+    precompress(site)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("compressing ")
+    assert re.fullmatch(r"compressing: (\d\.\d) of \1 MB", told[-1])
+    assert not [*packed.glob("*.new")]
+    assert gzip.decompress(first.with_suffix(".js.gz").read_bytes()) == TEXT
 
 
 @pytest.mark.usefixtures("packed")

@@ -108,7 +108,7 @@ def capstan_pages(request: pytest.FixtureRequest, capstan_browser: Browser) -> I
     from .pages import Pages
 
     with contextlib.ExitStack() as stack:
-        # Who names the software adapter means to run on it, which "auto" never does.
+        # The device "auto" never takes a software adapter, so a named one needs "webgpu".
         device = "webgpu" if option(request.config, "adapter") == "software" else "auto"
         pages = request.config.stash[PAGES] = Pages(capstan_browser, stack, device)
         yield pages
