@@ -174,7 +174,7 @@ def close(found: dict[str, Any], wanted: dict[str, Any], other: OtherLM, bound: 
 
 @pytest.fixture(scope="module")
 def lm(site: SiteServer) -> Iterator[CapstanLM]:
-    lm = CapstanLM(str(LLAMA), site=str(site.root), max_length=LENGTH)
+    lm = CapstanLM(str(LLAMA), site=str(site.root), max_length=LENGTH, device="webgpu")
     yield lm
     lm.close()
 
@@ -228,7 +228,7 @@ def test_two_browsers_give_the_answers_of_one(way: str, site: SiteServer) -> Non
         if way == "cluster":
             workers = LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0")
             given["scheduler"] = stack.enter_context(workers).scheduler_address
-        lm = CapstanLM(str(LLAMA), **given)
+        lm = CapstanLM(str(LLAMA), device="webgpu", **given)
         stack.callback(lm.close)
         native = NativeLM(LLAMA, lm.eot_token_id, LENGTH)
         tasks = ["capstan_next_line", "capstan_held_out", "capstan_rest_of_line", "capstan_topics"]
@@ -260,7 +260,7 @@ def test_the_harness_tables_of_a_gguf_file_are_those_of_llama_cpp(
 ) -> None:
     made = make("llama", {"": GgmlType[kind]}, {"context_length": LENGTH}, vocabulary=512)
     file = write(made, tmp_path / f"a {kind}.gguf")
-    lm = CapstanLM(str(file), site=str(site.root))
+    lm = CapstanLM(str(file), site=str(site.root), device="webgpu")
     try:
         llama = LlamaLM(LlamaScores(file, llama_cpp, LENGTH), lm.eot_token_id)
         tasks = ["capstan_topics", "capstan_held_out", *["capstan_rest_of_line"] * (bound == BOUND)]

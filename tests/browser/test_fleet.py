@@ -25,7 +25,7 @@ PROMPTS = [[(31 * row + 7 * place) % 500 + 1 for place in range(2 + row % 5)] fo
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 SCRIPT = """
 import capstan
-model = await capstan.Model.load(models["model"], device="webgpu")
+model = await capstan.Model.load(models["model"])
 async def run(item):
     return [model.type, len(capstan.Tokenizer(model).encode(item["text"]))]
 """

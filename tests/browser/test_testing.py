@@ -25,7 +25,7 @@ Opened = Callable[..., PageModel]
 
 
 def test_ids_are_those_of_the_native_package_at_four_bytes_a_token(capstan_model: Opened, tmp_path: Path) -> None:
-    llm = capstan_model(LLAMA)
+    llm = capstan_model(LLAMA, device="webgpu")
     agreement = llm.assert_ids(PROMPT, oracle="genai", tokens=21)
     assert (len(agreement.ids), agreement.ties) == (21, [])
     counters = llm.counters(PROMPT, 21)
@@ -45,7 +45,7 @@ def test_a_wrong_weight_is_told_from_a_near_tie(capstan_model: Opened, tmp_path:
     content = bytearray(data.read_bytes())
     content[LAST_PRODUCT : LAST_PRODUCT + 4096] = content[LAST_PRODUCT : LAST_PRODUCT + 4096][::-1]
     data.write_bytes(content)
-    llm = capstan_model(wrong)
+    llm = capstan_model(wrong, device="webgpu")
     with pytest.raises(MismatchError) as caught:
         llm.assert_ids(PROMPT, oracle=NativeGenai(LLAMA), tokens=21)
     text = str(caught.value)
@@ -61,7 +61,7 @@ def test_what_a_page_refuses_comes_with_its_type(capstan_model: Opened) -> None:
     with pytest.raises(OptionError, match="there is no model .*nowhere"):
         capstan_model("nowhere")
     with pytest.raises(RemoteError, match="ArgumentTypeError|OptionError") as caught:
-        capstan_model(LLAMA, capture="loud").answer(PROMPT, 3)
+        capstan_model(LLAMA, device="webgpu", capture="loud").answer(PROMPT, 3)
     assert "loud" in caught.value.message
 
 
@@ -74,7 +74,7 @@ def test_ids_of_a_gguf_file_are_those_of_llama_cpp(
     monkeypatch.chdir(tmp_path)
     made = make("qwen2", {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}, {"block_count": 2}, vocabulary=512)
     (tmp_path / "m").mkdir()
-    llm = capstan_model(write(made, tmp_path / "m/a model.gguf"))
+    llm = capstan_model(write(made, tmp_path / "m/a model.gguf"), device="webgpu")
     agreement = llm.assert_ids([5, 60, 17, 80, 33, 2], oracle="llama.cpp", tokens=12)
     assert len(agreement.ids) == 12
     # The weights are random, and llama.cpp rounds activations to 8 bits.

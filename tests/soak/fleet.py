@@ -161,7 +161,7 @@ def of_one_page(site: Path, given: Sequence[Sequence[int]]) -> dict[tuple[int, .
     async def ask() -> dict[tuple[int, ...], list[int]]:
         found = {}
         with running(StaticServer(site, {MODEL: FIXTURES / MODEL})) as server:
-            async with open_harness(server.url, lambda event: None, program=find_browser()) as page:
+            async with open_harness(server.url, lambda event: None, program=find_browser(), device="webgpu") as page:
                 for ids in given:
                     request = {
                         "kind": "generate",
@@ -268,7 +268,9 @@ def answer_all(
                 if fleet is None:
                     client = stack.enter_context(Client(cluster.address, timeout=60))
                     model = f"/proc/self/cwd/{MODEL}"
-                    fleet = Fleet(client, model, max_length=64, capture=capture, timeout=300, patience=300)
+                    fleet = Fleet(
+                        client, model, max_length=64, device="webgpu", capture=capture, timeout=300, patience=300
+                    )
                 results = fleet.generate(
                     given, max_new_tokens=NEW_TOKENS, out=out, ordered=False, batch=8, do_sample=False
                 )

@@ -75,9 +75,13 @@ def test_a_pipe_that_stays_open_is_told_of(
     def said(text: str) -> None:
         say(text)
         told.set()
+
+    def close() -> None:
+        told.wait(5)
         os.close(theirs)
 
     monkeypatch.setattr(piped, "say", said)
+    threading.Thread(target=close).start()
     assert read_piped() == ""
     assert told.is_set()
     assert capsys.readouterr().err.startswith("reading the standard input to its end")
