@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ __all__ = ["COMMANDS", "Command", "main", "parse", "reported", "whole_parser"]
 
 PACKAGE = "capstan-webgpu"
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 
 class Command(Protocol):
@@ -94,6 +96,10 @@ def reported(work: Callable[[], int], debug: bool) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output has ended, as `head` does; Python's last flush must not fail on that, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except Exception as error:
         if debug:
             raise

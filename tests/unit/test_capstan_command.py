@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,19 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("capstan ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGPIPE")
+def test_a_reader_that_ends_early_is_no_error() -> None:
+    command = f"{sys.executable} build.py models list"
+    done = subprocess.run(
+        ["bash", "-c", f"{{ sleep 1; {command}; echo status $? >&2; }} | true"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert done.stderr == "status 141\n"
 
 
 def test_an_extra_that_is_not_installed_is_named(
