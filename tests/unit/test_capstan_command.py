@@ -57,6 +57,7 @@ def test_options_are_in_groups_by_subject() -> None:
     for command, groups in (
         ("run", ["prompt", "model", "sampling", "output", "device", "advanced"]),
         ("chat", ["prompt", "model", "sampling", "output", "device", "advanced"]),
+        ("fleet", ["prompt", "model", "sampling", "output", "workers", "device", "advanced"]),
     ):
         titles = [group.title for group in buildtools.cli.parsers()[command]._action_groups]
         assert titles[2:] == groups

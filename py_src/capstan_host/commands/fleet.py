@@ -29,33 +29,38 @@ NUMBERS = ("workers", "browsers_per_worker", "max_new_tokens", "max_length", "ro
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `fleet`."""
-    add = parser.add_argument
+    add = parser.add_argument_group("prompt").add_argument
     lines = (
         'a file of JSON lines, each {"prompt": TEXT}, {"prompt_ids": [IDS]} or {"messages": [...]}, and an "id" or none'
     )
     add("prompts", metavar="PROMPTS.jsonl", help=lines)
+    add("--raw", action="store_true", help="continue the prompts, also with a model that has a chat template")
+    group = parser.add_argument_group("model")
     model = f"a folder or a GGUF file that each worker can read, or a hub's repository (default: {SMOLLM2.title})"
-    add("--model", metavar="PLACE", help=model)
-    add_hub_arguments(parser)
-    add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
+    group.add_argument("--model", metavar="PLACE", help=model)
+    add_hub_arguments(group)
+    dtype = "which graph of a repository (default: one that suits the adapter)"
+    group.add_argument("--dtype", choices=sorted(DTYPES), help=dtype)
+    add_search_arguments(parser.add_argument_group("sampling"))
+    add = parser.add_argument_group("output").add_argument
+    out = "write results there; a file of an earlier run is gone on with (default: the standard output)"
+    add("--out", metavar="FILE.jsonl", help=out)
+    add("--unordered", action="store_true", help="results as they are completed, not in the order of the prompts")
+    add("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="of each item (default: %(default)s)")
+    add("--max-length", type=int, default=2048, metavar="N", help="most tokens of an item (default: %(default)s)")
+    add = parser.add_argument_group("workers").add_argument
     add("--workers", type=int, metavar="N", help="Dask workers on this machine (default: 1)")
     add("--scheduler", metavar="ADDRESS", help="the scheduler of a Dask cluster, as tcp://HOST:8786, in place of them")
     add("--browsers-per-worker", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--dashboard", metavar="ADDRESS", default="127.0.0.1:8787", help="of Dask's dashboard (default: %(default)s)")
-    out = "write results there; a file of an earlier run is gone on with (default: the standard output)"
-    add("--out", metavar="FILE.jsonl", help=out)
-    add("--unordered", action="store_true", help="results as they are completed, not in the order of the prompts")
-    add("--raw", action="store_true", help="continue the prompts, also with a model that has a chat template")
-    add("--max-new-tokens", type=int, default=NEW_TOKENS, metavar="N", help="of each item (default: %(default)s)")
-    add("--max-length", type=int, default=2048, metavar="N", help="most tokens of an item (default: %(default)s)")
+    add_device_argument(parser.add_argument_group("device"))
+    add = parser.add_argument_group("advanced").add_argument
     add("--rows", type=int, default=8, metavar="N", help="items that a page answers together (default: %(default)s)")
     add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
     add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
     add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
-    add_device_argument(parser)
     add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add("--kv-cache-dtype", choices=["float", "int8", "int4"], help="the type of the key/value caches on WebGPU")
-    add_search_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
