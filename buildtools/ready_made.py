@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import CACHE, find_package
-from .chat_model import SMOLLM2, PackagedModel
+from capstan_host.chat_model import SMOLLM2, PackagedModel
+
+from . import CACHE
 
 __all__ = ["READY", "Header", "kept_headers", "make_ready"]
 
@@ -45,7 +46,6 @@ class Header:
     @classmethod
     def of(cls, model: Path, folder: Path) -> Header:
         """The header of a file, written into a folder."""
-        find_package()
         from capstan.model_files.gguf.header import read_header
 
         async def read(start: int, length: int) -> bytes:
@@ -99,7 +99,6 @@ def make_ready(headers: Iterable[Header], target: Path) -> tuple[list[dict[str, 
 
 def result(name: str, size: int, content: bytes, dtype: str) -> str:
     """The text of a ReadyMade for a file of this name and size, whose header is `content`."""
-    find_package()
     from capstan.device.noted_graphs import made_from
     from capstan.device.wasm.model_graph import ready_graph
     from capstan.device.webgpu.model_graphs import ready_graphs

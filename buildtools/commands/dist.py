@@ -10,13 +10,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from capstan_host.chat_model import SMOLLM2
 from capstan_host.digests import complete_digests
 from capstan_host.models import BUNDLED, about_model, check_model
 from capstan_host.terminal import say
 
 from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
-from ..chat_model import SMOLLM2
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import ensure, run_tool
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
