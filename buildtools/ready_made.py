@@ -6,7 +6,6 @@ the site has their results even if a model is removed.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 from collections.abc import Iterable
@@ -46,6 +45,7 @@ class Header:
     @classmethod
     def of(cls, model: Path, folder: Path) -> Header:
         """The header of a file, written into a folder."""
+        from capstan.local.host import LocalHost
         from capstan.model_files.gguf.header import read_header
 
         async def read(start: int, length: int) -> bytes:
@@ -54,7 +54,7 @@ class Header:
 
         size = model.stat().st_size
         with model.open("rb") as source:
-            data = asyncio.run(read_header(read, size, model.name)).data
+            data = LocalHost().wait(read_header(read, size, model.name)).data
             source.seek(0)
             content = source.read(data)
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,7 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
     from capstan.device.webgpu.model_graphs import ready_graphs
     from capstan.graph.gguf.builder import ROPE_FACTORS
     from capstan.loading.folder import as_note, written
+    from capstan.local.host import LocalHost
     from capstan.model_files.gguf.header import read_header
 
     async def read(start: int, length: int) -> bytes:
@@ -118,4 +119,4 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
         wasm = ready_graph(found.onnx, found.config) if dtype == "fp32" else ""
         return "\n".join([as_note(found), made_from(found.onnx, found.config), webgpu, wasm])
 
-    return asyncio.run(text())
+    return LocalHost().wait(text())
