@@ -2,8 +2,8 @@
 
 import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/gpu/adapter";
-import { element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
-import { needsWebGpu } from "./models";
+import { button, element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
+import { needsGpu } from "./models";
 import { text } from "./settings";
 
 type Ready = Extract<CapstanEvent, { kind: "ready" }>;
@@ -95,9 +95,20 @@ function sort(): string {
   return adapter?.software ? "software" : "hardware";
 }
 
+/** What to do about a trouble: a button beside its text. */
+const REMEDIES = {
+  cpu: () =>
+    button("Compute on the CPU", () => {
+      const choice = element("device-choice", HTMLSelectElement);
+      choice.value = "auto";
+      choice.dispatchEvent(new Event("change", { bubbles: true }));
+    }),
+  model: () => button("Choose another model", () => element("models-open", HTMLButtonElement).click()),
+};
+
 /**
- * Show which device the choice means on this machine; `auto` depends on the GPU adapter and the model (capstan.Model).
- * Returns the trouble with it in a few words, none if there is none.
+ * Show which device the choice means on this machine; `auto` depends on the GPU adapter (capstan.Model). Returns the
+ * trouble with it in a few words, none if there is none.
  */
 export function forecast(): string {
   const notice = element("notice", HTMLParagraphElement);
@@ -106,21 +117,24 @@ export function forecast(): string {
   let why = "";
   let warning = "";
   let trouble = "";
+  let remedy: keyof typeof REMEDIES = "cpu";
   if (wanted === "auto") {
-    chosen = needsWebGpu() || (adapter && !adapter.software) ? "webgpu" : "wasm";
+    chosen = lacksGpu() ? "wasm" : "webgpu";
     why = adapter ? `auto: the WebGPU adapter is ${sort()}` : "auto: there is no WebGPU here";
-    if (needsWebGpu()) why = "auto: a GGUF file runs on WebGPU alone";
   } else if (wanted === "wasm") why = "chosen; the CPU, without a GPU";
   if (chosen === "webgpu" && !adapter) {
-    const other = needsWebGpu() ? "choose another model" : "choose the device wasm";
     trouble = "no WebGPU here";
-    warning = `This browser offers no WebGPU adapter: ${other}, or use a browser with WebGPU.`;
+    warning = "This browser offers no WebGPU.";
   } else if (chosen === "webgpu" && adapter?.software) {
     trouble = "no GPU, so slow";
     warning = "WebGPU is software here: the CPU does the GPU's work, and a chat model's first answer takes minutes.";
+  } else if (chosen === "wasm" && needsGpu()) {
+    trouble = "this model needs a GPU";
+    warning = "This model needs a GPU: on the CPU there is room for 800 million parameters.";
+    remedy = "model";
   }
   notice.hidden = !warning;
-  notice.textContent = warning;
+  notice.replaceChildren(...(warning ? [warning, " ", REMEDIES[remedy]()] : []));
   say("device", chosen);
   say("device-note", why);
   return trouble;

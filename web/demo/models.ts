@@ -4,7 +4,8 @@
 import type { GenerateRequest, KnownModel, ModelFacts, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
 import { knownModels } from "../src/known_models";
-import { isGguf, modelAddress } from "../src/storage/gguf";
+import { requestAdapter, summarize } from "../src/gpu/adapter";
+import { modelAddress } from "../src/storage/gguf";
 import { FormError, type Picking, showPicking, text } from "./settings";
 
 type Folder = GenerateRequest["model"];
@@ -55,6 +56,8 @@ const known = new Map<string, KnownModel>(knownModels().map((model) => [model.id
 /** The features that this machine lacks for some of them. */
 const lacks = new Map<string, string>();
 const HUB = "https://huggingface.co";
+/** Parameters in float32 for which onnxruntime-web's heap has room, like capstan.device.wasm.model.HEAP_BYTES. */
+const MOST_ON_CPU = 800e6;
 
 /** Fill the list with what the site offers; the page opens with the first. */
 export async function findModels(): Promise<void> {
@@ -96,13 +99,14 @@ function nameOf(id: string): string {
   return id.split(/[/:]/).at(-1)!;
 }
 
-/** Mark the known models that this machine's GPU cannot run. */
+/** Mark the known models that this machine cannot run. */
 async function tellLacks(): Promise<void> {
-  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  const adapter = await requestAdapter().catch(() => null);
+  const gpu = adapter !== null && !summarize(adapter).software;
   for (const option of select.options) {
     const model = known.get(option.value);
     if (!model) continue;
-    const needs = !adapter && isGguf(model.id) ? "needs WebGPU" : "";
+    const needs = !gpu && model.parameters > MOST_ON_CPU ? "needs a GPU" : "";
     const half = adapter && model.needsF16 && !adapter.features.has("shader-f16") ? "needs f16" : "";
     const lack = needs || half;
     if (!lack) continue;
@@ -127,9 +131,12 @@ function sizeOf(model: Offered | undefined): string {
   return model?.bytes ? bytes(model.bytes) : "";
 }
 
-/** Whether the chosen model runs on WebGPU alone: a GGUF file. */
-export function needsWebGpu(): boolean {
-  return isGguf(text("repository") || text("folder") || select.value);
+/** Whether the chosen model is known to be too large for the CPU of a page. */
+export function needsGpu(): boolean {
+  if (text("repository") || text("folder")) return false;
+  const { value } = select;
+  const told = learned.get(value) ?? known.get(value) ?? offered.get(value)?.facts;
+  return (told?.parameters ?? 0) > MOST_ON_CPU;
 }
 
 /** A model of the list. */
