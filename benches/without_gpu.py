@@ -63,14 +63,14 @@ def main() -> int:
     starts: dict[str, dict[str, list[float]]] = {name: {"first visit": [], "warm": []} for name in ENGINES}
     for turn in range(given.starts):
         for name in ENGINES[:: 1 - 2 * (turn % 2)]:
-            with tempfile.TemporaryDirectory() as profile:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
                 for kind in ("first visit", "warm"):
                     alone = {**args, "engines": [name], "rounds": 0}
                     found = measured(server, given.browser, Path(profile), alone)
                     starts[name][kind].append(found[name]["first_token_ms"])
     pace: dict[str, Any] = {}
     if given.rounds:
-        with tempfile.TemporaryDirectory() as profile:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             pace = measured(server, given.browser, Path(profile), args)
     server.shutdown()
     for name in ENGINES:
