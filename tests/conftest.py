@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from xdist.remote import Producer
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
@@ -18,7 +19,8 @@ from capstan.testing.harness import Harness, watch
 from capstan_host.models import BUNDLED, mounts
 from capstan_host.server import SiteServer, serving
 from tests.browser.page_scripts import PageScripts
-from tests.extended import EXTENDED, leave_out
+from tests.default import has_default
+from tests.extended import DEFAULT, EXTENDED, OnePage, leave_out
 from tests.other_browsers import harness_in
 
 pytest_plugins = ("capstan.testing.plugin",)
@@ -57,12 +59,26 @@ first three. Chromium obeys the last list alone: the others are those that Playw
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(DEFAULT, action="store_true", help="run the tests that find most in a few minutes (tests/default.py)")
     parser.addoption(EXTENDED, action="store_true", help="run the tests marked extended too: minutes each")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --default no file is read that has none of its tests: reading all takes half a minute."""
+    if config.getoption(DEFAULT) and collection_path.name.startswith("test_"):
+        return not has_default(collection_path.relative_to(TESTS.parent).as_posix()) or None
+    return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OnePage | None:
+    """With --default the browser tests share one page; else each process has one."""
+    return OnePage(config, log) if config.getoption(DEFAULT) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Quick tests first, then the longest files; those marked extended only if they were asked for, by the option or by
-    name."""
+    name. With --default the browser tests come first, since one process has them all."""
     leave_out(config, items)
 
     def rank(item: pytest.Item) -> tuple[int, int]:
@@ -74,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
     items.sort(key=rank)
+    if config.getoption(DEFAULT):
+        items.sort(key=lambda item: "/browser/" not in item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)

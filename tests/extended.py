@@ -1,4 +1,4 @@
-"""Tests that are left out unless `--extended` or their own name asks for them."""
+"""Which tests run: the default's (tests/default.py), all, or the extended ones, too."""
 
 from __future__ import annotations
 
@@ -7,18 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["EXTENDED", "leave_out", "pairwise"]
+from tests.default import is_default
 
+__all__ = ["DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise"]
+
+DEFAULT = "--default"
 EXTENDED = "--extended"
+
+
+class OnePage(LoadScopeScheduling):
+    """Gives all browser tests to one process, which has one page for them, and the others the unit tests by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/browser" if nodeid.startswith("tests/browser/") else nodeid.partition("::")[0]
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, without n all but the
-    first, unless --extended or a test's name requests them without `-m`."""
+    first, unless --extended or a test's name requests them without `-m`. With --default take out what that leaves out,
+    too."""
     named = any("::" in argument for argument in config.args) and not config.getoption("markexpr")
     if config.getoption(EXTENDED) or named:
         return
+    default = config.getoption(DEFAULT)
     seen: Counter[str] = Counter()
     usual: list[pytest.Item] = []
     extended: list[pytest.Item] = []
@@ -28,6 +41,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             function = item.nodeid.partition("[")[0]
             left_out = seen[function] % (sample.args or [len(items)])[0] > 0
             seen[function] += 1
+        left_out = left_out or (default and not is_default(item.nodeid))
         (extended if left_out else usual).append(item)
     config.hook.pytest_deselected(items=extended)
     items[:] = usual

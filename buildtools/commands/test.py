@@ -1,5 +1,6 @@
-"""`build.py test`: all tests but those of examples and notebooks, which need registries, a file at a time on each
-processor, with `--extended` those of minutes, too; other arguments are passed on to pytest instead."""
+"""`build.py test`: the tests that find most in a few minutes (tests/default.py), with `--all` all but those that take
+minutes each, with `--extended` those, too; other arguments are passed on to pytest instead. Tests of examples and
+notebooks, which need registries, run by their paths alone."""
 
 from __future__ import annotations
 
@@ -13,9 +14,14 @@ from ..environment import venv_python
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
-EXTENDED = "--extended"
-"""With the tests that take minutes each."""
-OTHERS = {"--faults": "tests.faults", "--mutations": "tests.mutations", "--soak": "tests.soak"}
+WHOLE: dict[tuple[str, ...], list[str]] = {(): ["--default"], ("--all",): [], ("--extended",): ["--extended"]}
+"""pytest's options for the arguments that name no test."""
+OTHERS = {
+    "--faults": "tests.faults",
+    "--mutations": "tests.mutations",
+    "--matrix": "tests.mutations.matrix",
+    "--soak": "tests.soak",
+}
 """The module that takes pytest's place, by option."""
 LONGEST = "--durations=25"
 """Lists the tests that took longest."""
@@ -26,8 +32,11 @@ PROCESSES = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
+    parser.add_argument("--all", action="store_true", help="all tests but those that take minutes each")
+    parser.add_argument("--extended", action="store_true", help="those that take minutes each, too")
     parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N ...")
     parser.add_argument("--mutations", action="store_true", help="seed faults and see each found instead: NAME, --list")
+    parser.add_argument("--matrix", action="store_true", help="try random faults instead: --python N, --web N, --share")
     parser.add_argument("--soak", metavar="MINUTES", help="run models and lose devices instead: --seed N, --out FILE")
 
 
@@ -49,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
     find_browser()
     assemble()
     arguments = args.pytest_args
-    if set(arguments) <= {EXTENDED}:
+    whole = WHOLE.get(tuple(arguments))
+    if whole is not None:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
-        arguments = [*arguments, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks", LONGEST]
+        arguments = [*whole, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks", LONGEST]
     # Compiled once, not by each process of each run; an environment that forbids files beside the sources is obeyed.
     kept = {"PYTHONPYCACHEPREFIX": str(CACHE / "bytecode")}
     env = {**{name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **kept}

@@ -96,7 +96,6 @@ def test_searches_that_are_asked_for_logits_or_rewound_go_on(scripts: PageScript
     assert found["batch"] == 4 * [[*PROMPTS[0], *greedy]]
 
 
-@pytest.mark.extended
 def test_a_search_goes_on_behind_waits_that_were_cancelled(scripts: PageScripts) -> None:
     options: dict[str, Any] = {"num_beams": 4, "max_length": 36}
     run = {"model": "nano-llama", "prompt": PROMPTS[0], "run_ahead": 2, **options}

@@ -64,7 +64,6 @@ def request(**options: Any) -> dict[str, Any]:
     return generate_request({}, **{**about, "search": {"do_sample": False}, **options})
 
 
-@pytest.mark.extended
 def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
     made: Made, folder: Path, hub: HubServer, harness: Harness, scripts: PageScripts, site: SiteServer
 ) -> None:

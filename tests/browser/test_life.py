@@ -98,7 +98,6 @@ def test_requests_are_rejected_with_the_reason_why_a_new_worker_does_not_start(
 NO_LOCKS = "Object.defineProperty(Object.getPrototypeOf(navigator), 'locks', { value: undefined });\n"
 
 
-@pytest.mark.extended
 def test_a_fatal_error_is_noticed_without_locks(blank_page: Page, page_errors: list[str]) -> None:
     """As on an insecure origin."""
     before_worker(blank_page, NO_LOCKS)
@@ -187,7 +186,6 @@ CANCEL = """async ([endless, behind]) => {
 }"""
 
 
-@pytest.mark.extended
 def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> None:
     blank_page.evaluate(START, DEADLINE_MS)
     [busy] = blank_page.evaluate(ASK, [script(BUSY % (2 * DEADLINE_MS))])
@@ -304,7 +302,6 @@ for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
 """The error of a copy into a heap that is full, then a copy that would work."""
 
 
-@pytest.mark.extended
 def test_a_copy_that_fails_ends_its_worker_and_the_next_one_answers(blank_page: Page, page_errors: list[str]) -> None:
     blank_page.evaluate(START, NEVER_MS)
     good = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")

@@ -114,7 +114,6 @@ def test_a_row_that_begins_as_another_one_takes_its_start_over(scripts: PageScri
     assert told(*found[1:]) == (8, 56)
 
 
-@pytest.mark.extended
 def test_what_a_long_row_takes_over_is_not_overwritten_while_others_are_run(scripts: PageScripts) -> None:
     """Its place was that of a short row, at whose end the step that ends the others' prompts would write."""
     start = prompt(1, 24)

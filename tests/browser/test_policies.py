@@ -80,7 +80,6 @@ def test_the_package_of_the_page_itself_needs_no_more_than_webassembly(page: Pag
     assert outcome(page, places, places.own, policy) == "loaded"
 
 
-@pytest.mark.extended
 def test_a_sandboxed_frame_needs_its_origin(page: Page, places: Places) -> None:
     told = outcome(page, places, places.own, frame="allow-scripts")
     assert told.startswith("StartError: the worker failed: ")

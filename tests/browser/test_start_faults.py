@@ -358,7 +358,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.extended
+@pytest.mark.one_in
 @pytest.mark.parametrize("options", [CPU, EAGER], ids=["wasm", "webgpu"])
 @pytest.mark.parametrize("how", REFUSALS)
 def test_storage_that_refuses_is_told_and_the_model_answers(
@@ -431,7 +431,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.extended
+@pytest.mark.one_in
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_device_lost_while_a_kernel_compiles_is_told_or_recovered(kernel: str, how: str, profile: Profile) -> None:

@@ -525,7 +525,6 @@ def test_a_server_that_never_answers_is_an_error_that_names_the_timeout(origin: 
     assert origin.load(stall_timeout=30)["error"] is None
 
 
-@pytest.mark.extended
 def test_a_server_that_is_busy_is_asked_again_when_it_says(origin: Origin) -> None:
     config = origin.server.faults.setdefault(f"/models/{origin.model}/genai_config.json", Faults())
     origin.faults.refusals = [{"Retry-After": "0"}, {}]

@@ -11,10 +11,11 @@ import pytest
 from buildtools import ROOT
 
 CONFTEST = """
-from tests.extended import EXTENDED, leave_out
+from tests.extended import DEFAULT, EXTENDED, leave_out
 
 def pytest_addoption(parser):
     parser.addoption(EXTENDED, action="store_true")
+    parser.addoption(DEFAULT, action="store_true")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended")
