@@ -59,7 +59,7 @@ first three. Chromium obeys the last list alone: the others are those that Playw
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(DEFAULT, action="store_true", help="run the tests that find most in a few minutes (tests/default.py)")
+    parser.addoption(DEFAULT, action="store_true", help="run what finds most in a few minutes (tests/default.py)")
     parser.addoption(EXTENDED, action="store_true", help="run the tests marked extended too: minutes each")
 
 

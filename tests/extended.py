@@ -17,7 +17,7 @@ DEFAULT = "--default"
 EXTENDED = "--extended"
 
 
-class OnePage(LoadScopeScheduling):
+class OnePage(LoadScopeScheduling):  # type: ignore[misc]
     """Gives all browser tests to one process, which has one page for them, and the others the unit tests by file."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,8 +1,8 @@
 """Which unit tests find which random faults, as data: `build.py test --matrix`.
 
 The tests are collected once. Each fault then has a process of its own, a fork of this one, in which the code of one
-function is exchanged; it runs the tests that reach the line, a file at a time, quickest first. So a fault costs what its
-tests take and nothing else. What a module computes while it is imported stays as it is: faults are drawn in functions.
+function is exchanged; it runs the tests that reach the line, a file at a time, quickest first. So a fault costs no more
+than its tests take. What a module computes while it is imported stays as it is: faults are drawn in functions.
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ DATA = Path(__file__).with_name("matrix.json")
 PACKAGE = "py_src/capstan"
 NOT_HERE = ("onnx_pb2", "/_js/", "/page/", "/headless/", "/testing/")
 """Modules that a page alone imports, that a program wrote, or that drive the tests themselves."""
+PAGE = re.compile(r"\.mjs|esbuild|tests\.node|wgsl|WGSL|shader|web/src|recorded_kernels|second_compiler")
+"""What a test file has in it that runs the page's code in Node, or reads it."""
 ENOUGH = 4
 """So many files that find a fault are enough: the others that reach it are not tried."""
-SECONDS = 12.0
-"""The tests of one fault take at most so long, and a test that hangs so much longer."""
+SECONDS = 5.0
+"""So much processor time the tests of one fault have; on a busy machine others run meanwhile."""
+HANGS = 40.0
+"""A fault whose tests have not ended after so many seconds of the clock hangs one of them."""
 
 
 class Matrix:
@@ -63,7 +67,9 @@ class Matrix:
         modules = sorted((self._root / PACKAGE).rglob("*.py"))
         files = [path.relative_to(self._root).as_posix() for path in modules]
         files = [file for file in files if not any(part in file for part in NOT_HERE)]
-        faults = sampled(self._root, files, self._python, self._seed, python_faults, lambda fault: bool(self._code(fault)))
+        faults = sampled(
+            self._root, files, self._python, self._seed, python_faults, lambda fault: bool(self._code(fault))
+        )
         self._seconds, tests_of = self._reach(faults)
         found = [self._tried(n, fault, tests_of.get(n, []), len(faults)) for n, fault in enumerate(faults)]
         found += list(self._tried_in_web())
@@ -153,7 +159,8 @@ class Matrix:
         """Faults of the page's code are written into this copy of the checkout; the tests are those that start Node."""
         paths = [path for end in ("ts", "wgsl") for path in (self._root / "web/src").rglob(f"*.{end}")]
         files = sorted(path.relative_to(self._root).as_posix() for path in paths)
-        tests = self._quickest_first([name for name in self._seconds if _reads_the_page(self._root / name.partition('::')[0])])
+        readers = {file for file in map(_path, self._seconds) if PAGE.search((self._root / file).read_text())}
+        tests = self._quickest_first([name for name in self._seconds if _path(name) in readers])
         for fault in sampled(self._root, files, self._web, self._seed, text_faults):
             path = self._root / fault.file
             good = path.read_bytes()
@@ -186,20 +193,20 @@ class Matrix:
             seed()
             yield from self._run(files)
 
-        for line in _forked(lines, 2 * SECONDS) if files else ():
+        for line in _forked(lines, HANGS) if files else ():
             name, result, seconds = json.loads(line)
             begun = name if result == "begun" else ""
             if not begun:
                 told[result][name] = round(seconds, 2)
         if begun:
-            told["found"][begun] = 2 * SECONDS
+            told["found"][begun] = HANGS
         return told
 
     def _run(self, files: list[list[str]]) -> Iterator[str]:
         """In the fork: run the files' tests until enough of them failed, or the time is over."""
-        begun, enough = time.perf_counter(), ENOUGH
+        begun, enough = time.process_time(), ENOUGH
         for those, following in zip(files, [*files[1:], None], strict=True):
-            name, start, result = _file(those[0]), time.perf_counter(), "passed"
+            name, start, result = _file(those[0]), time.process_time(), "passed"
             if start - begun > SECONDS or not enough:
                 return
             yield json.dumps([_function(those[0]), "begun", 0])
@@ -209,24 +216,23 @@ class Matrix:
                 if any(report.failed for report in reports):
                     name, result, enough = _function(test), "found", enough - 1
                     break
-                if time.perf_counter() - begun > SECONDS:
+                if time.process_time() - begun > SECONDS:
                     break
             with suppress(Exception):
                 self._items[those[0]].session._setupstate.teardown_exact(after)
-            yield json.dumps([name, result, time.perf_counter() - start])
+            yield json.dumps([name, result, time.process_time() - start])
+
+
+def _path(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _file(test: str) -> str:
-    return test.partition("::")[0].removeprefix("tests/unit/test_").removesuffix(".py")
+    return _path(test).removeprefix("tests/unit/test_").removesuffix(".py")
 
 
 def _function(test: str) -> str:
     return f"{_file(test)}::{test.partition('::')[2].partition('[')[0]}"
-
-
-def _reads_the_page(test: Path) -> bool:
-    """Whether a test file has the page's code run in Node, or reads it."""
-    return re.search(r"\.mjs|esbuild|tests\.node|wgsl|WGSL|shader|web/src|recorded_kernels|second_compiler", test.read_text()) is not None
 
 
 def _key(code: CodeType) -> tuple[str, str, int]:
@@ -293,8 +299,9 @@ def main(arguments: Sequence[str]) -> int:
     if not args.commit:
         Checkout(ROOT, copy)
         paths = os.pathsep.join([str(copy / "py_src"), str(copy)])
-        asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
-        command = [sys.executable, "-P", "-m", "tests.mutations.matrix", *arguments, "--commit", asked.stdout.strip()]
+        head = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        command = [sys.executable, "-P", "-m", "tests.mutations.matrix", *arguments, "--commit", commit]
         status = subprocess.run(command, cwd=copy, env={**os.environ, "PYTHONPATH": paths}).returncode
         shutil.copy2(copy / DATA.relative_to(ROOT), DATA)
         return status
@@ -303,7 +310,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def shares(data: dict[str, Any]) -> list[str]:
-    """The share of the catalogue's faults that the default's tests find, and of the random ones that any unit test finds."""
+    """The shares that the default finds of the catalogue's faults, and of the random ones that any unit test finds."""
     catalogue = [each for each in MUTATIONS if any(is_default(test) for test in each.tests)]
     lines = [f"catalogue: {_share(len(catalogue), len(MUTATIONS))} have a test that the default runs"]
     lines += [f"  not {each.name}: {', '.join(each.tests)}" for each in MUTATIONS if each not in catalogue]
@@ -313,8 +320,8 @@ def shares(data: dict[str, Any]) -> list[str]:
         found = [fault for fault in reached if fault["found"]]
         default = [each for each in found if any(is_default(f"tests/unit/test_{name}") for name in each["found"])]
         lines.append(
-            f"random, {kind}: of {len(faults)} faults {len(reached)} are in code that unit tests run, which find {len(found)}"
-            f" of them; the default finds {_share(len(default), len(found))} of those"
+            f"random, {kind}: {len(reached)} of {len(faults)} faults are in code that unit tests run; these find "
+            f"{_share(len(found), len(reached))}, the default {_share(len(default), len(found))} of those"
         )
     return lines
 

@@ -20,7 +20,7 @@ OTHER_WORD = {"and": "or", "or": "and", "&&": "||", "||": "&&", "True": "False",
 OTHER_WORD |= {"true": "false", "false": "true"}
 SPACED = r"(?<= ){}(?= )"
 """An operator between spaces: a formatter puts them there, and angle brackets of types have none."""
-TEXT_KINDS = {
+TEXT_KINDS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "comparison": (SPACED.format(r"(?:[=!]==?|[<>]=?)"), OTHER_COMPARISON.get),
     "arithmetic": (SPACED.format(r"(?:<<|>>|[-+*/%])"), OTHER_ARITHMETIC.get),
     "logic": (r"&&|\|\|", OTHER_WORD.get),

@@ -142,7 +142,6 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read(no_run
     assert (+engine.live, engine.wrong) == ({}, [])
 
 
-@pytest.mark.extended
 def test_memory_that_ends_between_two_data_files_leaves_nothing_and_a_second_load_works(no_running_loop: None) -> None:
     graphs = rewritten(None, in_two_files)
 

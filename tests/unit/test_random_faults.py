@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from buildtools import ROOT
 from tests.mutations.matrix import DATA, shares
 from tests.mutations.sampling import RandomFault, python_faults, sampled, text_faults
@@ -109,9 +107,8 @@ def test_the_matrix_has_the_tests_that_found_a_fault_and_those_that_did_not(tmp_
     package.mkdir(parents=True)
     tests.mkdir(parents=True)
     (package / "sums.py").write_text("def twice(n):\n    return n + n\n\n\ndef never(n):\n    return n - 1\n")
-    (tests / "test_exact.py").write_text("from product.sums import twice\n\ndef test_sum():\n    assert twice(2) == 4\n")
-    (tests / "test_lax.py").write_text("from product.sums import twice\n\ndef test_runs():\n    twice(2)\n")
-    (tests / "test_red.py").write_text("from product.sums import twice\n\ndef test_wrong():\n    assert twice(2) == 5\n")
+    for name, line in (("exact", "assert twice(2) == 4"), ("lax", "twice(2)"), ("red", "assert twice(2) == 5")):
+        (tests / f"test_{name}.py").write_text(f"from product.sums import twice\n\ndef test_sum():\n    {line}\n")
     command = [sys.executable, "-c", MATRIX]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": f".:{ROOT}:{ROOT / 'py_src'}"}, capture_output=True, text=True
