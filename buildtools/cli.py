@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "main", "parse", "parsers"]
 
 COMMANDS: Commands = {
     **cli.COMMANDS,
-    "test": (test, "run all tests"),
+    "test": (test, "run the tests"),
     "check": (check, "check formatting, lint and types"),
     "bench": (bench, "measure Capstan beside Transformers.js and onnxruntime-web"),
     "site": (site, "assemble the page's files, which the commands serve"),

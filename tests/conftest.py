@@ -20,7 +20,7 @@ from capstan_host.models import BUNDLED, mounts
 from capstan_host.server import SiteServer, serving
 from tests.browser.page_scripts import PageScripts
 from tests.default import has_default
-from tests.extended import DEFAULT, EXTENDED, OnePage, leave_out
+from tests.extended import DEFAULT, EXTENDED, OnePage, leave_out, shares_a_page
 from tests.other_browsers import harness_in
 
 pytest_plugins = ("capstan.testing.plugin",)
@@ -78,7 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OnePage
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Quick tests first, then the longest files; those marked extended only if they were asked for, by the option or by
-    name. With --default the browser tests come first, since one process has them all."""
+    name. With --default those of one page come first, since one process has them all, then other browser tests."""
     leave_out(config, items)
 
     def rank(item: pytest.Item) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=rank)
     if config.getoption(DEFAULT):
-        items.sort(key=lambda item: "/browser/" not in item.nodeid)
+        items.sort(key=lambda item: (not shares_a_page(item.path), "/browser/" not in item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +14,26 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.default import is_default
 
-__all__ = ["DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise"]
+__all__ = ["DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise", "shares_a_page"]
 
 DEFAULT = "--default"
 EXTENDED = "--extended"
+ARGUMENT = re.compile(r"\b(scripts: PageScripts|harness: Harness)\b")
+"""What a test takes that runs in the harness page."""
 
 
 class OnePage(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives all browser tests to one process, which has one page for them, and the others the unit tests by file."""
+    """Gives all tests that share a page to one process, so that there is one such page, and the other files to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/browser" if nodeid.startswith("tests/browser/") else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return "the page" if shares_a_page(self.config.rootpath / file) else file
+
+
+@cache
+def shares_a_page(test: Path) -> bool:
+    """Whether a file has tests in the harness page."""
+    return test.parent.name == "browser" and ARGUMENT.search(test.read_text(encoding="utf-8")) is not None
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -64,3 +64,15 @@ def test_one_case_in_n_runs_by_default(tmp_path: Path, arguments: list[str], exp
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == expected, done.stdout + done.stderr
+
+
+def test_of_new_tests_the_default_runs_those_of_units_and_none_in_a_browser(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for folder in ("unit", "browser"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / f"tests/{folder}/test_it_{folder}.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--default"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    expected = [*SAMPLED, "test_both[1]", "test_both[3]", "test_first[0]"]
+    assert found == [f"tests/unit/test_it_unit.py::{name}" for name in expected], done.stdout + done.stderr
