@@ -1,5 +1,5 @@
-"""What `python3 build.py test` runs: all unit tests but those of LEFT_OUT, and the browser tests of SMOKE. `--all` runs
-the others, too. CONTRIBUTING.md says how they were chosen."""
+"""The tests that `python3 build.py test` runs: all unit tests but those of LEFT_OUT, and the browser tests of SMOKE.
+`--all` runs the others, too. CONTRIBUTING.md says how they were chosen."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ SMOKE: frozenset[str] = frozenset(
         "weight_store::test_without_a_private_file_system_the_cache_keeps_the_weights",
     }
 )
-"""Of tests/browser: files, or tests as FILE::TEST or FILE::TEST[CASE]; the names without `test_` and `.py`."""
+"""Files of tests/browser, or tests as FILE::TEST or FILE::TEST[CASE]; a file's name is without `test_` and `.py`."""
 LEFT_OUT: frozenset[str] = frozenset(
     {
         "chat_model::test_a_file_that_is_not_whole_is_fetched_again",
@@ -121,7 +121,7 @@ LEFT_OUT: frozenset[str] = frozenset(
         "second_compiler",
     }
 )
-"""Of tests/unit, likewise."""
+"""Files and tests of tests/unit, named likewise."""
 
 
 def is_default(nodeid: str) -> bool:

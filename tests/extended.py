@@ -19,7 +19,7 @@ __all__ = ["DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise", "shares_a_
 DEFAULT = "--default"
 EXTENDED = "--extended"
 ARGUMENT = re.compile(r"\b(scripts: PageScripts|harness: Harness)\b")
-"""What a test takes that runs in the harness page."""
+"""A test that runs in the harness page takes one of these."""
 
 
 class OnePage(LoadScopeScheduling):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 The tests are collected once. Each fault then has a process of its own, a fork of this one, in which the code of one
 function is exchanged; it runs the tests that reach the line, a file at a time, quickest first. So a fault costs no more
-than its tests take. What a module computes while it is imported stays as it is: faults are drawn in functions.
+than its tests take. Faults are drawn in functions: no value changes that a module computes while it is imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PACKAGE = "py_src/capstan"
 NOT_HERE = ("onnx_pb2", "/_js/", "/page/", "/headless/", "/testing/")
 """Modules that a page alone imports, that a program wrote, or that drive the tests themselves."""
 PAGE = re.compile(r"\.mjs|esbuild|tests\.node|wgsl|WGSL|shader|web/src|recorded_kernels|second_compiler")
-"""What a test file has in it that runs the page's code in Node, or reads it."""
+"""A test file with one of these runs the page's code in Node, or reads it."""
 ENOUGH = 4
 """So many files that find a fault are enough: the others that reach it are not tried."""
 SECONDS = 5.0
