@@ -47,6 +47,8 @@ PAGE = re.compile(r"\.mjs|esbuild|tests\.node|wgsl|WGSL|shader|web/src|recorded_
 """A test file with one of these runs the page's code in Node, or reads it."""
 ENOUGH = 4
 """So many files that find a fault are enough: the others that reach it are not tried."""
+DEAREST = 20
+"""So many test files are listed that cost much for what they find."""
 SECONDS = 5.0
 """So much processor time the tests of one fault have; on a busy machine others run meanwhile."""
 HANGS = 40.0
@@ -151,7 +153,8 @@ class Matrix:
     def _tried(self, n: int, fault: RandomFault, tests: list[str], count: int) -> dict[str, Any]:
         """The fault as data, with the test files that found it, that did not, and their seconds."""
         tests = [test for test in tests if test in self._seconds and test in self._items]
-        told = self._in_fork(fault, self._quickest_first(tests), lambda: self._exchange(fault))
+        source = (self._root / fault.file).read_bytes()
+        told = self._in_fork(fault, source, self._quickest_first(tests), lambda: self._exchange(fault))
         print(f"{n + 1}/{count} {fault.file}:{fault.line} {fault.kind}: {told}", flush=True)
         return told
 
@@ -166,7 +169,7 @@ class Matrix:
             good = path.read_bytes()
             try:
                 path.write_bytes(fault.mutated(good))
-                told = self._in_fork(fault, tests, lambda: None)
+                told = self._in_fork(fault, good, tests, lambda: None)
             finally:
                 path.write_bytes(good)
             print(f"{fault.file}:{fault.line} {fault.kind}: {told}", flush=True)
@@ -184,8 +187,9 @@ class Matrix:
         assert exchanged
         exchanged[0].__code__ = exchanged[1]
 
-    def _in_fork(self, fault: RandomFault, files: list[list[str]], seed: Callable[[], None]) -> dict[str, Any]:
-        source = (self._root / fault.file).read_bytes() if fault.file.endswith(".py") else b""
+    def _in_fork(
+        self, fault: RandomFault, source: bytes, files: list[list[str]], seed: Callable[[], None]
+    ) -> dict[str, Any]:
         told: dict[str, Any] = {**fault.described(source), "reached": len(files), "found": {}, "passed": {}}
         begun = ""
 
@@ -323,7 +327,18 @@ def shares(data: dict[str, Any]) -> list[str]:
             f"random, {kind}: {len(reached)} of {len(faults)} faults are in code that unit tests run; these find "
             f"{_share(len(found), len(reached))}, the default {_share(len(default), len(found))} of those"
         )
-    return lines
+    return [*lines, "seconds, faults found, found there alone:", *_dearest(data)]
+
+
+def _dearest(data: dict[str, Any]) -> list[str]:
+    """The test files that cost most for what they find: the first to think of for LEFT_OUT."""
+    finders = [{name.partition("::")[0] for name in fault["found"]} for fault in data["faults"]]
+    cost = {
+        file: (seconds, sum(file in each for each in finders), sum(each == {file} for each in finders))
+        for file, seconds in data["seconds"].items()
+    }
+    dear = sorted(cost, key=lambda file: cost[file][0] / (cost[file][1] + cost[file][2] + 1), reverse=True)
+    return [f"{cost[file][0]:8.1f} {cost[file][1]:4} {cost[file][2]:4}  {file}" for file in dear[:DEAREST]]
 
 
 def _share(count: int, of: int) -> str:
