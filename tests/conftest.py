@@ -20,7 +20,7 @@ from capstan_host.models import BUNDLED, mounts
 from capstan_host.server import SiteServer, serving
 from tests.browser.page_scripts import PageScripts
 from tests.default import has_default
-from tests.extended import DEFAULT, EXTENDED, OnePage, leave_out, shares_a_page
+from tests.extended import ALL, DEFAULT, EXTENDED, OnePage, leave_out, shares_a_page
 from tests.other_browsers import harness_in
 
 pytest_plugins = ("capstan.testing.plugin",)
@@ -60,6 +60,7 @@ first three. Chromium obeys the last list alone: the others are those that Playw
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(DEFAULT, action="store_true", help="run what finds most in a few minutes (tests/default.py)")
+    parser.addoption(ALL, action="store_true", help="run all tests but those of browsers that are marked extended")
     parser.addoption(EXTENDED, action="store_true", help="run the tests marked extended too: minutes each")
 
 

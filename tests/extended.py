@@ -1,4 +1,4 @@
-"""Which tests run: the default's (tests/default.py), all, or the extended ones, too."""
+"""Which tests run: the default's (tests/default.py), all, or the extended ones of browsers, too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.default import is_default
 
-__all__ = ["DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise", "shares_a_page"]
+__all__ = ["ALL", "DEFAULT", "EXTENDED", "OnePage", "leave_out", "pairwise", "shares_a_page"]
 
+ALL = "--all"
 DEFAULT = "--default"
 EXTENDED = "--extended"
 ARGUMENT = re.compile(r"\b(scripts: PageScripts|harness: Harness)\b")
@@ -38,12 +39,12 @@ def shares_a_page(test: Path) -> bool:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, without n all but the
-    first, unless --extended or a test's name requests them without `-m`. With --default take out what that leaves out,
-    too."""
+    first, unless --extended or a test's name requests them without `-m`. With --all unit tests stay: theirs take two
+    minutes. With --default take out what that leaves out, too."""
     named = any("::" in argument for argument in config.args) and not config.getoption("markexpr")
     if config.getoption(EXTENDED) or named:
         return
-    default = config.getoption(DEFAULT)
+    every, default = config.getoption(ALL), config.getoption(DEFAULT)
     seen: Counter[str] = Counter()
     usual: list[pytest.Item] = []
     extended: list[pytest.Item] = []
@@ -53,6 +54,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             function = item.nodeid.partition("[")[0]
             left_out = seen[function] % (sample.args or [len(items)])[0] > 0
             seen[function] += 1
+        left_out = left_out and not (every and item.nodeid.startswith("tests/unit/"))
         left_out = left_out or (default and not is_default(item.nodeid))
         (extended if left_out else usual).append(item)
     config.hook.pytest_deselected(items=extended)

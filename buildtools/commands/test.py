@@ -1,6 +1,6 @@
-"""`build.py test`: the tests that find most in a few minutes (tests/default.py), with `--all` all but those that take
-minutes each, with `--extended` those, too; other arguments are passed on to pytest instead. Tests of examples and
-notebooks, which need registries, run by their paths alone."""
+"""`build.py test`: the tests that find most in a few minutes (tests/default.py), with `--all` all but those of browsers
+that take minutes each, with `--extended` those, too; other arguments are passed on to pytest instead. Tests of examples
+and notebooks, which need registries, run by their paths alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..environment import venv_python
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
-WHOLE: dict[tuple[str, ...], list[str]] = {(): ["--default"], ("--all",): [], ("--extended",): ["--extended"]}
+WHOLE: dict[tuple[str, ...], list[str]] = {(): ["--default"], ("--all",): ["--all"], ("--extended",): ["--extended"]}
 """pytest's options for the arguments that name no test."""
 OTHERS = {
     "--faults": "tests.faults",
@@ -32,7 +32,7 @@ PROCESSES = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
-    parser.add_argument("--all", action="store_true", help="all tests but those that take minutes each")
+    parser.add_argument("--all", action="store_true", help="all tests but those of browsers that take minutes")
     parser.add_argument("--extended", action="store_true", help="those that take minutes each, too")
     parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N ...")
     parser.add_argument("--mutations", action="store_true", help="seed faults and see each found instead: NAME, --list")

@@ -11,11 +11,11 @@ import pytest
 from buildtools import ROOT
 
 CONFTEST = """
-from tests.extended import DEFAULT, EXTENDED, leave_out
+from tests.extended import ALL, DEFAULT, EXTENDED, leave_out
 
 def pytest_addoption(parser):
-    parser.addoption(EXTENDED, action="store_true")
-    parser.addoption(DEFAULT, action="store_true")
+    for option in (ALL, DEFAULT, EXTENDED):
+        parser.addoption(option, action="store_true")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended")
@@ -43,6 +43,7 @@ def test_both(case): pass
 def test_first(case): pass
 """
 SAMPLED = ["test_sampled[0]", "test_sampled[3]", "test_sampled[6]"]
+USUAL = [*SAMPLED, "test_both[1]", "test_both[3]", "test_first[0]"]
 ALL = [*(f"test_sampled[{n}]" for n in range(7)), "test_slow", *(f"test_both[{n}]" for n in range(4))]
 ALL += [f"test_first[{n}]" for n in range(9)]
 
@@ -50,7 +51,7 @@ ALL += [f"test_first[{n}]" for n in range(9)]
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], [*SAMPLED, "test_both[1]", "test_both[3]", "test_first[0]"]),
+        ([], USUAL),
         (["--extended"], ALL),
         (["test_it.py::test_slow"], ["test_slow"]),
         (["test_it.py::test_sampled[4]"], ["test_sampled[4]"]),
@@ -66,13 +67,17 @@ def test_one_case_in_n_runs_by_default(tmp_path: Path, arguments: list[str], exp
     assert found == expected, done.stdout + done.stderr
 
 
-def test_of_new_tests_the_default_runs_those_of_units_and_none_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "units", "browsers"), [("--default", USUAL, []), ("--all", ALL, USUAL), ("--extended", ALL, ALL)]
+)
+def test_each_option_has_more_tests(tmp_path: Path, option: str, units: list[str], browsers: list[str]) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for folder in ("unit", "browser"):
         (tmp_path / "tests" / folder).mkdir(parents=True)
         (tmp_path / f"tests/{folder}/test_it_{folder}.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--default"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", option]
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if "::" in line]
-    expected = [*SAMPLED, "test_both[1]", "test_both[3]", "test_first[0]"]
-    assert found == [f"tests/unit/test_it_unit.py::{name}" for name in expected], done.stdout + done.stderr
+    expected = [f"tests/browser/test_it_browser.py::{name}" for name in browsers]
+    expected += [f"tests/unit/test_it_unit.py::{name}" for name in units]
+    assert found == expected, done.stdout + done.stderr
