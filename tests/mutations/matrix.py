@@ -43,8 +43,8 @@ DATA = Path(__file__).with_name("matrix.json")
 PACKAGE = "py_src/capstan"
 NOT_HERE = ("onnx_pb2", "/_js/", "/page/", "/headless/", "/testing/")
 """Modules that a page alone imports, that a program wrote, or that drive the tests themselves."""
-PAGE = re.compile(r"\.mjs|esbuild|tests\.node|wgsl|WGSL|shader|web/src|recorded_kernels|second_compiler")
-"""A test file with one of these runs the page's code in Node, or reads it."""
+PAGE = re.compile(r"\.mjs|tests\.node|shader_declarations")
+"""A test file with one of these runs the page's code in Node."""
 ENOUGH = 4
 """So many files that find a fault are enough: the others that reach it are not tried."""
 DEAREST = 20

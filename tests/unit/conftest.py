@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
 from capstan.local.host import LocalHost
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_running_loop() -> Iterator[None]:
+    """Hide Playwright's event loop, which a test in a browser may have left, from the fixtures of a module, too."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(loop)
 
 
 @pytest.fixture
