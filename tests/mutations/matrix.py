@@ -43,15 +43,15 @@ DATA = Path(__file__).with_name("matrix.json")
 PACKAGE = "py_src/capstan"
 NOT_HERE = ("onnx_pb2", "/_js/", "/page/", "/headless/", "/testing/")
 """Modules that a page alone imports, that a program wrote, or that drive the tests themselves."""
-PAGE = re.compile(r"\.mjs|tests\.node|shader_declarations")
-"""A test file with one of these runs the page's code in Node."""
+PAGE = {"ts": r"\.test\.mjs|tests\.node|_server\.mjs", "wgsl": r"wgsl|shader_declarations"}
+"""A test file with one of these reads TypeScript or WGSL, in Node or itself."""
 ENOUGH = 4
 """So many files that find a fault are enough: the others that reach it are not tried."""
 DEAREST = 20
 """So many test files are listed that cost much for what they find."""
 SECONDS = 5.0
 """So much processor time the tests of one fault have; on a busy machine others run meanwhile."""
-HANGS = 40.0
+HANGS = 120.0
 """A fault whose tests have not ended after so many seconds of the clock hangs one of them."""
 
 
@@ -159,12 +159,15 @@ class Matrix:
         return told
 
     def _tried_in_web(self) -> Iterator[dict[str, Any]]:
-        """Faults of the page's code are written into this copy of the checkout; the tests are those that start Node."""
+        """Faults of the page's code are written into this copy of the checkout; the tests are those that read its language."""
         paths = [path for end in ("ts", "wgsl") for path in (self._root / "web/src").rglob(f"*.{end}")]
         files = sorted(path.relative_to(self._root).as_posix() for path in paths)
-        readers = {file for file in map(_path, self._seconds) if PAGE.search((self._root / file).read_text())}
-        tests = self._quickest_first([name for name in self._seconds if _path(name) in readers])
         for fault in sampled(self._root, files, self._web, self._seed, text_faults):
+            pattern = PAGE[fault.file.rpartition(".")[2]]
+            readers = {
+                file for file in map(_path, self._seconds) if re.search(pattern, (self._root / file).read_text())
+            }
+            tests = self._quickest_first([name for name in self._seconds if _path(name) in readers])
             path = self._root / fault.file
             good = path.read_bytes()
             try:
