@@ -159,7 +159,7 @@ class Matrix:
         return told
 
     def _tried_in_web(self) -> Iterator[dict[str, Any]]:
-        """Faults of the page's code are written into this copy of the checkout; the tests are those that read its language."""
+        """Faults of the page's code are written into this copy of the checkout, for tests that read its language."""
         paths = [path for end in ("ts", "wgsl") for path in (self._root / "web/src").rglob(f"*.{end}")]
         files = sorted(path.relative_to(self._root).as_posix() for path in paths)
         for fault in sampled(self._root, files, self._web, self._seed, text_faults):
