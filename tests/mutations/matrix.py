@@ -40,6 +40,8 @@ __all__ = ["Matrix", "main", "shares"]
 
 DATA = Path(__file__).with_name("matrix.json")
 
+TRIED = "tried.json"
+"""The data in the copy of the checkout."""
 PACKAGE = "py_src/capstan"
 NOT_HERE = ("onnx_pb2", "/_js/", "/page/", "/headless/", "/testing/")
 """Modules that a page alone imports, that a program wrote, or that drive the tests themselves."""
@@ -296,6 +298,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--python", type=int, default=600, metavar="N", help="faults of the package")
     parser.add_argument("--web", type=int, default=150, metavar="N", help="faults of TypeScript and WGSL")
     parser.add_argument("--seed", type=int, default=49)
+    parser.add_argument(
+        "paths", nargs="*", default=["tests/unit"], metavar="PATH", help="the unit tests that are tried"
+    )
+    parser.add_argument("--out", type=Path, default=DATA, metavar="FILE", help="where the data goes")
     parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
     parser.add_argument("--share", action="store_true", help="try none: print the shares that the default finds")
     args = parser.parse_args(arguments)
@@ -310,10 +316,11 @@ def main(arguments: Sequence[str]) -> int:
         commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
         command = [sys.executable, "-P", "-m", "tests.mutations.matrix", *arguments, "--commit", commit]
         status = subprocess.run(command, cwd=copy, env={**os.environ, "PYTHONPATH": paths}).returncode
-        shutil.copy2(copy / DATA.relative_to(ROOT), DATA)
+        if not status:
+            shutil.copy2(copy / TRIED, args.out)
         return status
-    matrix = Matrix(DATA, ROOT / "reached.json", args.python, args.web, args.seed, args.commit)
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", "tests/unit"], plugins=[matrix]))
+    matrix = Matrix(Path(TRIED), Path("reached.json"), args.python, args.web, args.seed, args.commit)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *args.paths], plugins=[matrix]))
 
 
 def shares(data: dict[str, Any]) -> list[str]:
