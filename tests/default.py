@@ -34,6 +34,8 @@ SMOKE: frozenset[str] = frozenset(
         "few_rows::test_weights_in_every_form_and_what_is_behind_them",
         "genai_page::test_bad_input_and_tensors",
         "generate::test_a_run_across_the_lengths_where_kernels_change_is_the_oracles",
+        "gguf::test_the_cpu_picks_the_definition_s_ids",
+        "gguf::test_weights_that_are_too_large_for_the_cpu_are_not_read",
         "gguf::test_steps_over_affine_types_are_fused_as_those_over_others",
         "gguf_places::test_a_repository_of_gguf_files_lists_them",
         "gguf_places::test_nothing_is_kept_of_files_that_are_no_models",
