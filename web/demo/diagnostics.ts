@@ -95,7 +95,7 @@ function sort(): string {
   return adapter?.software ? "software" : "hardware";
 }
 
-/** What to do about a trouble: a button beside its text. */
+/** The button beside the text of a trouble. */
 const REMEDIES = {
   cpu: () =>
     button("Compute on the CPU", () => {
