@@ -186,7 +186,7 @@ def test_of_a_file_that_the_site_knows_nothing_is_computed(
             first.wait_for_data("model.gguf")
             assert first.release() == computed
             assert first.counts()["GET model.gguf"] == 1
-            assert max(noted(first)) < 300
+            assert max(noted(first)) > 10_000
         assert len(asked) == 1
         with starting(fresh, site, model) as second:
             assert second.release() == computed
@@ -194,7 +194,7 @@ def test_of_a_file_that_the_site_knows_nothing_is_computed(
     finally:
         fresh.close()
         del site.models["gguf-known"]
-    assert asked == [asked[0]] * 2
+    assert len(asked) == 1, "the second visit has notes"
 
 
 def noted(start: Start) -> list[int]:

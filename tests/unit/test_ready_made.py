@@ -205,7 +205,6 @@ def test_its_header_is_read_at_the_first_visit_alone(
 ) -> None:
     offer(site["fp16"])
     first = found(file, "fp16", keep=True)
-    assert [len(text) < 300 for text in shelf.texts.values()] == [True]
     opened = type(current_host()).open_weights
 
     async def unread(host: Host, *given: object) -> object:
@@ -215,12 +214,10 @@ def test_its_header_is_read_at_the_first_visit_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(current_host()), "open_weights", unread)
-        assert found(file, "fp16", keep=True) == first
-    # A site without it, later: all is noted then.
-    offer(None)
-    assert found(file, "fp16", keep=True) == replace(first, graphs=None)
-    assert found(file, "fp16", keep=True) == replace(first, graphs=None)
-    assert written == [file.name]
+        # What was ready-made is noted, so that a site that no longer has it changes nothing.
+        offer(None)
+        assert found(file, "fp16", keep=True) == replace(first, graphs=None)
+    assert written == []
 
 
 def test_headers_are_kept_when_the_model_is_gone(file: Path, tmp_path: Path) -> None:

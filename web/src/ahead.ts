@@ -40,7 +40,10 @@ export async function prepare(
   const summary = adapter && summarize(adapter);
   if (!summary || (device === "auto" && summary.software)) return;
   const half = dtype ?? (summary.features.includes("shader-f16") ? "fp16" : "fp32");
-  void plans.then((found) => found.forEach(({ url, size }) => void expectReadyMade(assets, nameOf(url), size, half)));
+  // A file with a plan was loaded before, and what is ready-made of it is noted.
+  void plans.then((found) =>
+    found.forEach(({ url, size, plan }) => void (plan ?? expectReadyMade(assets, nameOf(url), size, half))),
+  );
   const opening = (gpuAhead = GpuEngine.open(assets));
   // Whoever asks for it hears of a failure.
   const engine = (aheadOn = await opening.catch(() => null));

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dty
 __all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "written"]
 
 GENAI_CONFIG = "genai_config.json"
-DIGEST = re.compile("[0-9a-f]{64}")
 ELEMENTS = {"fp16": "float16", "fp32": "float32"}
 """The element types of activations over the weights of a GGUF file, by the names of dtypes."""
 
@@ -201,44 +199,45 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
     files = {name: await open_shard(host, folder, name, names, keep)}
     try:
         notes, about = notes_of_files() if keep else None, first_shard(files[name].address)
-        noted = None
         # The other shards are asked for before a header is read only where they were there at an earlier load.
         if notes is not None and await notes.has(about):
             await open_others(host, folder, names, files, keep)
             key = key_of(files, dtype)
             noted = await notes.read(about, key) if key is not None else None
-            if noted is not None and DIGEST.fullmatch(noted) is None:
-                return from_note(noted)
-        # The note of a model that the site has ready-made is the digest of its header.
-        ready = await ready_made(host, folder, names, files[name], dtype, noted)
+            if noted is not None:
+                return named(from_note(noted), folder + names[0])
+        ready = await ready_made(host, folder, names, files[name], dtype)
         found, text = ready or await derived_with_note(host, folder, name, names, files, dtype, keep)
         key = key_of(files, dtype)
-        if notes is not None and key is not None and text != noted:
+        if notes is not None and key is not None:
             await notes.write(about, key, text)
-        return found
+        return named(found, folder + names[0])
     finally:
         for data in files.values():
             data.close()
 
 
 async def ready_made(
-    host: Host, folder: str, names: Sequence[str], data: WeightData, dtype: str, noted: str | None
+    host: Host, folder: str, names: Sequence[str], data: WeightData, dtype: str
 ) -> tuple[FoundModel, str] | None:
-    """The model as the site has it ready-made, with the digest of its header; None for a file that the site does not
-    know. `noted` is the header's digest, if it was compared at an earlier load."""
+    """The model as the site has it ready-made, with the text of its note; None for a file that the site does not
+    know."""
     known = await host.ready_made(names[0], data.size, dtype) if data.size is not None and len(names) == 1 else None
     if known is None:
         return None
-    if (noted or hashlib.sha256(await data.read(0, known.header)).hexdigest()) != known.sha256:
+    if hashlib.sha256(await data.read(0, known.header)).hexdigest() != known.sha256:
         return None
     if known.text is None:
         what = f"the graph of {names[0]} that the site has ready-made"
         fall_back(what, "its file did not come whole", "the graph is written here, which takes longer")
         return None
     model, *graphs = known.text.split("\n")
-    found = from_note(model)
-    config = replace(found.config, name=folder + names[0])
-    return replace(found, config=config, graphs=ReadyGraphs(*graphs)), known.sha256
+    return replace(from_note(model), graphs=ReadyGraphs(*graphs)), model
+
+
+def named(found: FoundModel, name: str) -> FoundModel:
+    """The model with this name in messages; the note of a model that was ready-made has the site's."""
+    return replace(found, config=replace(found.config, name=name))
 
 
 def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:

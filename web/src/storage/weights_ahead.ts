@@ -12,7 +12,7 @@ const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.js
 /** The bytes of one request, like capstan.weights.weight_file.REQUEST_BYTES. */
 const REQUEST_BYTES = 48 << 20;
 
-/** A data file's size, as far as it is known, and how it was uploaded the last time, null if that is not known. */
+/** How a data file was uploaded the last time, null if that is not known; then its size, if its server told that. */
 interface ExpectedWeights {
   plan: UploadPlan | null;
   size: number | null;
@@ -25,10 +25,7 @@ export async function expectWeights(url: string): Promise<ExpectedWeights> {
   const read = async (name: string): Promise<string | null> => (backing ? backing.readText(name) : null);
   const name = await key(url);
   const noted = await read(name + UPLOAD);
-  if (noted !== null) {
-    const plan = await parsed(noted);
-    return { plan, size: plan?.load.size ?? null };
-  }
+  if (noted !== null) return { plan: await parsed(noted), size: null };
   const isStored = (await read(name + SOURCE)) !== null;
   const source = await opened;
   const { size, validator } = JSON.parse(source.identity()) as SourceIdentity;

@@ -92,6 +92,8 @@ async def wasm_graph(
     key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
     if ready is not None and ready.wasm and ready.about == about:
         text: str | None = ready.wasm
+        if notes:
+            await notes.write(name, key, ready.wasm)
     else:
         text = await notes.read(name, key) if notes else None
     if text is not None:

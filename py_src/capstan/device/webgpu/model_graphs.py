@@ -179,6 +179,8 @@ async def model_graphs(
     name = f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     if ready is not None and is_right(ready, data, config, storage_buffers, rank, largest):
         text: str | None = ready.webgpu
+        if notes:
+            await notes.write(name, key, ready.webgpu)
     else:
         text = await notes.read(name, key) if notes else None
     if text is not None:
