@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
+from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +26,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benches.runner.run import Launch  # noqa: E402  # on the path just above
 from benches.runner.server import BenchServer  # noqa: E402
+from buildtools.contenders import versions  # noqa: E402
 from capstan_host.errors import CommandError  # noqa: E402
 
 PACKED = not (ROOT / "build.py").is_file()
@@ -47,6 +50,13 @@ def measured(server: BenchServer, browser: Path, profile: Path, args: dict[str, 
         raise CommandError(f"the page failed: {body}", 1)
     found: dict[str, Any] = body["data"]
     return found
+
+
+def about(browser: Path) -> dict[str, Any]:
+    """The date, the browser and the versions of what was measured."""
+    told = subprocess.run([browser, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    pinned = json.loads((ROOT / "package.json").read_text())["dependencies"] if not PACKED else {}
+    return {"date": date.today().isoformat(), "browser": told, "versions": {**pinned, **versions(["wllama"])}}
 
 
 def main() -> int:
@@ -82,7 +92,7 @@ def main() -> int:
                 f"{1000 / each:.1f} tokens/s, {given.tokens} tokens in {whole:.0f} ms, the first after {first:.0f}"
             ]
         print(f"{name}: {', '.join(told)}", file=sys.stderr)
-    print(json.dumps({"starts": starts, "pace": pace}))
+    print(json.dumps({**about(given.browser), "file": given.file.name, "starts": starts, "pace": pace}))
     return 0
 
 

@@ -117,7 +117,7 @@ LEFT_OUT: frozenset[str] = frozenset(
         "sampling::test_draws_follow_the_softmax",
         "sampling::test_only_and_all_tokens_of_the_plain_definition_can_be_drawn",
         "second_compiler",
-        "testing::test_the_report_ends_with_the_reason_for_a_software_adapter",
+        "testing::test_the_report_ends_with_the_reason_for_a_run_on_the_cpu",
         "webgpu_model::test_wherever_it_ends_given_buffers_are_let_go_and_serve_again",
     }
 )

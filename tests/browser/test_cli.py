@@ -72,7 +72,7 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
     assert (result["capture"], result["capture_note"]) == ("tape", None)
     streamed = done.stdout.removesuffix(done.stdout.splitlines()[-1] + "\n")
     assert streamed.rstrip("\n") == result["text"].rstrip("\n")
-    assert done.stderr.splitlines()[-1].startswith("6 tokens, ")
+    assert done.stderr.splitlines()[-1].startswith("nano-llama, 0.2 MB: 6 tokens, ")
 
 
 @pytest.mark.extended

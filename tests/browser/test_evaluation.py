@@ -64,7 +64,7 @@ class OtherLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         totals = []
         for request in requests:
-            ids = self.tok_encode(request.args[0])
+            ids = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(ids, self.begin, self.length - 1, 1)
             pairs = [(None, *make_disjoint_window(window)) for window in windows]
             totals.append(sum(value for value, _ in self._loglikelihood_tokens(pairs)))

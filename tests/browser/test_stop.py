@@ -130,13 +130,13 @@ def test_a_cancelled_request_ends_as_by_ctrl_c_and_the_next_one_works(
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("stage", "at"), [("loading", "load"), ("preparing", "record")])
+@pytest.mark.parametrize(("stage", "at"), [("finding", "load"), ("preparing", "record")])
 def test_a_request_that_is_cancelled_before_its_first_token_leaves_a_model_that_works(
     stage: str, at: str, harness: Harness, scripts: PageScripts
 ) -> None:
     prompt = [5, 6, 7, 8, 9]
     # Another capture than the other tests', so that the model is loaded and its step recorded here.
-    wanted = {"capture": "tape" if stage == "loading" else "ort", "prompt_ids": prompt}
+    wanted = {"capture": "tape" if stage == "finding" else "ort", "prompt_ids": prompt}
     request = generate_request("nano-float", max_new_tokens=60, **wanted)
     assert cancelled(request, "status", stage, at, 1, scripts) == ""
     again = harness.generate("nano-float", max_new_tokens=8, **wanted)

@@ -103,14 +103,15 @@ def within(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def test_weights_and_the_prefill_session_do_not_wait_for_the_probe(no_running_loop: None) -> None:
+def test_weights_do_not_wait_for_the_probe_and_sessions_do(no_running_loop: None) -> None:
     async def run() -> None:
         started = Load()
         running = asyncio.ensure_future(started.run())
         await started.weights_began.wait()
-        await started.session_made.wait()
+        assert not started.session_made.is_set()
         started.weights_may_come.set()
         started.probe_may_end.set()
+        await started.session_made.wait()
         found = await running
         assert started.ended == "whole"
         assert found.in_place

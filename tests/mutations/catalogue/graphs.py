@@ -74,8 +74,8 @@ GRAPHS = (
     Mutation(
         "ready_made.header",
         "py_src/capstan/loading/folder.py",
-        "await data.read(0, known.header)).hexdigest()) != known.sha256",
-        "await data.read(0, known.header)).hexdigest()) == ''",
+        "await data.read(0, known.header)).hexdigest() != known.sha256",
+        "await data.read(0, known.header)).hexdigest() == ''",
         "a file with another header is given the graph of the one that the site knows",
         unit("ready_made::test_a_file_with_another_header_is_computed"),
     ),
@@ -189,8 +189,8 @@ GRAPHS = (
     Mutation(
         "graphs.cpu_note",
         "py_src/capstan/device/wasm/model_graph.py",
-        "config.vocab_size, wide_bytes]",
-        "config.vocab_size]",
+        "json.dumps([build(), about, wide_bytes])",
+        "json.dumps([build(), about])",
         "a noted graph for the CPU serves another amount of float32 weights",
         unit("wasm_graph::test_what_else_it_depends_on_rewrites_it"),
     ),

@@ -10,11 +10,10 @@ MEMORY = (
     Mutation(
         "loading.probe",
         "py_src/capstan/device/webgpu/loading.py",
-        "    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))\n    coming",
-        "    await probing\n"
-        "    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))\n    coming",
-        "weights and sessions wait for the first probe of an adapter",
-        unit("load_order::test_weights_and_the_prefill_session_do_not_wait_for_the_probe"),
+        "    coming = asyncio.ensure_future(weights_of(",
+        "    await probing\n    coming = asyncio.ensure_future(weights_of(",
+        "weights wait for the first probe of an adapter",
+        unit("load_order::test_weights_do_not_wait_for_the_probe_and_sessions_do"),
     ),
     Mutation(
         "loading.leases_kept",

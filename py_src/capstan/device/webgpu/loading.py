@@ -189,13 +189,13 @@ async def load(
         raise
     owner = f"{url} model {next(numbers)}"
     bits = config.decoder.kv_cache_bits
-    # Sessions need the graphs alone, and weights no session. The first probe of an adapter, which needs
-    # onnxruntime-web to be compiled, keeps neither waiting.
-    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))
+    # Weights do not wait for the first probe of an adapter, for which onnxruntime-web has to be compiled. The sessions
+    # are made after it, so that no buffer of its runs counts as theirs.
     coming = asyncio.ensure_future(weights_of(engine, shared, graphs, open_weights, url, progress))
-    ahead = None
+    making = ahead = None
     try:
         found, stores = await probing
+        making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))
         in_place = require_capable(found, graphs.description) and not graphs.description.growing
         taped = options.capture == "tape" and stores
         soon = eager_picks(interface.about().software, graphs) == 1
