@@ -214,7 +214,7 @@ def test_its_header_is_read_at_the_first_visit_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(current_host()), "open_weights", unread)
-        # What was ready-made is noted, so that a site that no longer has it changes nothing.
+        # The results are noted: the site may lose them.
         offer(None)
         assert found(file, "fp16", keep=True) == replace(first, graphs=None)
     assert written == []
