@@ -374,7 +374,7 @@ async def choose_device(device: str) -> tuple[str, str | None]:
     if device == "auto" and adapter is None:
         return "wasm", "this browser offers no WebGPU adapter"
     if device == "auto" and adapter is not None and adapter["software"]:
-        return "wasm", "the only WebGPU adapter is software; device='webgpu' uses it all the same"
+        return "wasm", "the only WebGPU adapter is software, which is used if it is named"
     return "webgpu", None
 
 
