@@ -12,10 +12,11 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..graph import WeightEntry
+from ..host.notes import Notes
 from ..model_files.config import GenaiConfig
 from ..weights.weight_file import WeightFile
 
-__all__ = ["OpenWeights", "as_text", "made_from", "read_entries", "reader"]
+__all__ = ["OpenWeights", "as_text", "made_from", "read_entries", "reader", "ready_or_noted"]
 
 OpenWeights = Callable[[str], Awaitable[WeightFile]]
 """Opens a data file by its location."""
@@ -25,6 +26,15 @@ def made_from(data: bytes, config: GenaiConfig) -> str:
     """All that graphs depend on besides the limits of an adapter, and LoRA adapters."""
     told = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
     return json.dumps([*told, config.room])
+
+
+async def ready_or_noted(notes: Notes | None, name: str, key: str, ready: str | None) -> str | None:
+    """Note the ready text for later pages and return it; without one, return the noted text, if any."""
+    if ready is None:
+        return await notes.read(name, key) if notes else None
+    if notes:
+        await notes.write(name, key, ready)
+    return ready
 
 
 async def read_entries(entries: Sequence[WeightEntry], open_weights: OpenWeights) -> dict[str, bytes]:

@@ -223,11 +223,11 @@ def weights_to_inputs(
 
 
 def require_whole(model: ModelProto, what: str) -> None:
-    """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged on the way to the GPU."""
+    """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged as they are loaded."""
     if any(entry.parts for entry in known_external_entries(model)):
         raise UncomputedError(
-            f"{what} takes no GGUF file: its weights are rearranged on the GPU alone; use device='webgpu', or an ONNX "
-            "export of the model"
+            f"{what} takes no GGUF file: its weights are rearranged while they are loaded; take an ONNX export of the "
+            "model"
         )
 
 

@@ -15,7 +15,7 @@ from ...host.notes import Notes, build
 from ...host.ready_made import ReadyGraphs
 from ...model_files.config import GenaiConfig
 from ..lora import LoraGraph
-from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader
+from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader, ready_or_noted
 from ..rope_tables import RopeTables, read_tables
 
 __all__ = ["WasmGraph", "prepare", "ready_graph", "wasm_graph"]
@@ -90,12 +90,9 @@ async def wasm_graph(
     """
     about = made_from(data, config)
     key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
-    if ready is not None and ready.wasm and ready.about == about:
-        text: str | None = ready.wasm
-        if notes:
-            await notes.write(name, key, ready.wasm)
-    else:
-        text = await notes.read(name, key) if notes else None
+    # A site has none for activations in float16.
+    right = ready.wasm or None if ready is not None and ready.about == about else None
+    text = await ready_or_noted(notes, name, key, right)
     if text is not None:
         found: WasmGraph = READ(json.loads(text))
     else:

@@ -20,7 +20,7 @@ from ...host.notes import Notes, build
 from ...host.ready_made import ReadyGraphs
 from ...model_files.config import GenaiConfig
 from ..model_memory import capacity_for
-from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader
+from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader, ready_or_noted
 from ..rope_tables import RopeTables, read_rows, read_tables
 
 __all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
@@ -177,12 +177,9 @@ async def model_graphs(
     """
     key = json.dumps([build(), made_from(data, config), storage_buffers, largest])
     name = f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
-    if ready is not None and is_right(ready, data, config, storage_buffers, rank, largest):
-        text: str | None = ready.webgpu
-        if notes:
-            await notes.write(name, key, ready.webgpu)
-    else:
-        text = await notes.read(name, key) if notes else None
+    is_ready = ready is not None and is_right(ready, data, config, storage_buffers, rank, largest)
+    right = ready.webgpu if ready is not None and is_ready else None
+    text = await ready_or_noted(notes, name, key, right)
     if text is not None:
         graphs = Graphs.parse(text)
     else:
