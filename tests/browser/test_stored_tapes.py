@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
+from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
 from capstan.testing.harness import Harness, exec_request
 from capstan_host.server import SiteServer
 from tests.conftest import BOOT_MS
+from tests.gguf_models import make, write
 
 RUN = """
 import json, sys
@@ -60,7 +62,8 @@ async def rest(generator):
     return [token async for token in generator]
 
 async def load():
-    return await capstan.Model.load(next(iter(models.values())), device="webgpu", **options)
+    place = next(iter(models.values())).replace(".gguf/", ".gguf")
+    return await capstan.Model.load(place, device="webgpu", **options)
 
 found = {"asked": {}, "ids": [], "passes": []}
 model = await load()
@@ -98,6 +101,8 @@ for name, method in plain.items():
 print(json.dumps(found))
 """
 
+GGUF = "long/model.gguf"
+"""A model whose graph computes its rotary tables."""
 MADE_AGAIN = {"record": 0, "compare": 0, "restore_tape": 1, "create_session": 0}
 
 
@@ -120,15 +125,22 @@ def run(context: BrowserContext, site: SiteServer, model: str, options: dict[str
         ("nano-llama", {}),
         pytest.param(("nano-llama", {"passes": ["clears", "direct"]}), marks=pytest.mark.extended),
         pytest.param(("nano-qwen3", {}), marks=pytest.mark.extended),
+        (GGUF, {}),
     ],
-    ids=["fused", "as recorded, from tables", "fused in part"],
+    ids=["fused", "as recorded, from tables", "fused in part", "a GGUF file with rotary tables of 2 MiB"],
 )
-def pages(request: pytest.FixtureRequest, browser: Browser, site: SiteServer) -> Iterator[list[dict[str, Any]]]:
+def pages(
+    request: pytest.FixtureRequest, browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[dict[str, Any]]]:
     """Two page loads of one profile that stores nothing at first."""
     model, options = request.param
+    if model == GGUF:
+        made = make("llama", {"": GgmlType.Q4_0}, {"context_length": 8192}, vocabulary=512)
+        site.models["long"] = write(made, tmp_path_factory.mktemp("stored") / GGUF).parent
     context = browser.new_context()
     yield [run(context, site, model, options, False) for _ in range(2)]
     context.close()
+    site.models.pop("long", None)
 
 
 def test_the_first_sequence_alone_is_recorded_and_compared(pages: list[dict[str, Any]]) -> None:

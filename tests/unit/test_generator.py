@@ -97,6 +97,17 @@ class TestRunningAhead:
         assert paper.decoders[0].warmed == warmed
         assert paper.decoders[0].prefills == [(PROMPT, 0)]
 
+    def test_an_awaited_first_token_does_not_wait_for_kernels_of_long_prompts(self) -> None:
+        generator, paper = made()
+
+        async def run() -> None:
+            await generator.prepare_async(record=False)
+            assert paper.decoders[0].warmed == 0
+            await generator.prepare_async()
+
+        asyncio.run(run())
+        assert paper.decoders[0].warmed == 1
+
     @pytest.mark.parametrize("taken", [0, 1, 4])
     @pytest.mark.parametrize("run_ahead", [1, 3, 8, None])
     def test_a_cancelled_wait_loses_no_token(self, run_ahead: int | None, taken: int) -> None:

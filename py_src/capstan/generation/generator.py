@@ -77,6 +77,8 @@ class Generator:
         when_dropped(self, model.host, free)
         self._turn = asyncio.Lock()
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
+        self._warm = False
+        """Whether the kernels of long prompts were compiled before a prompt came."""
 
     @property
     def max_length(self) -> int:
@@ -250,25 +252,25 @@ class Generator:
         return self._loop.records_next
 
     async def prepare_async(self, record: bool | None = None) -> None:
-        """Do now what the first tokens would wait for besides their prompt: allocate the KV caches, record and check
-        the tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
-        reuses a closed one's KV cache has nothing to do here.
+        """Prepare the first tokens: allocate the KV caches, record and check the tape and, while there is no prompt
+        yet, compile the kernels of long prompts. Optional; a generator that reuses a closed one's KV cache has nothing
+        to do here.
 
-        `record` False leaves the recording where it is without this call, behind the first token: one that is awaited
-        comes sooner. True records in any case. None does so unless it pays for long answers only, as with a large
-        model on a software adapter, where the recording comes after some tokens (`capture_note`)."""
+        `record` False allocates only, for a first token that is awaited: the recording comes after it. True records in
+        any case. None does so unless it pays for long answers only, as with a large model on a software adapter, where
+        the recording comes after some tokens (`capture_note`)."""
         async with self._turn:
             self._loop.require_open()
             await self._loop.surviving(partial(self._prepared, record))
 
     async def _prepared(self, record: bool | None) -> None:
         loop = self._loop
-        fresh = loop.decoder is None
         decoder = await loop.ready_decoder(unrecorded=record is not True)
         after = decoder.records_after
         if after is not None and (record or (record is None and after <= 1)):
             await loop.record()
-        if fresh and not loop.length:
+        if record is not False and not self._warm and not loop.length:
+            self._warm = True
             await decoder.warm_up()
 
     def prepare(self, record: bool | None = None) -> None:

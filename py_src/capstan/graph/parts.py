@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 __all__ = ["Beside", "Change", "Narrow", "Part", "Turn", "Unpack", "change_of", "fields_of", "parts_of", "text_of"]
@@ -117,7 +117,7 @@ class Part:
 
 def fields_of(change: Change | None) -> tuple[Any, ...] | None:
     """The kind of a change and its fields; web/src/gpu/turn.ts has the same."""
-    return (change.kind, *astuple(change)) if change else None
+    return (change.kind, *vars(change).values()) if change else None
 
 
 def change_of(fields: Sequence[Any] | None) -> Change | None:

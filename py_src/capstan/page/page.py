@@ -178,7 +178,7 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 
 
 async def get_ready(request: LoadRequest) -> dict[str, Any]:
-    """Load a model and, if it has a template for chats, prepare one; its decode step is recorded when no request comes
+    """Load a model and, if it has a template for chats, begin one; its first tokens are prepared when no request comes
     at once."""
     model = await load_once(request)
     can_chat = Tokenizer(model).has_chat_template
@@ -198,19 +198,20 @@ async def get_ready(request: LoadRequest) -> dict[str, Any]:
 
 
 def prepare_unasked(model: Model, generator: Generator) -> None:
-    """Have a decode step recorded unless a request comes at once."""
+    """Have the first tokens prepared unless a request comes at once."""
     global recording
     recording = asyncio.ensure_future(record_unasked(model, generator))
 
 
 async def record_unasked(model: Model, generator: Generator) -> None:
-    """Record a decode step while nobody waits for an answer; whoever asks next hears of a failure."""
+    """Record a decode step and compile kernels while nobody waits for an answer; the next request raises what
+    fails."""
     await asyncio.sleep(UNASKED)
-    if generator.capture_note is None:
-        return
+    recorded = generator.capture_note is None
     with suppress(CapstanError):
         await generator.prepare_async()
-        told_ready(model, generator)
+        if not recorded:
+            told_ready(model, generator)
 
 
 def leave_unrecorded() -> None:

@@ -201,7 +201,9 @@ class WebGpuDecoder:
                 await self.prefill([0] * min(tokens, self._buffers.chunk), 0)
         tapes = self._prefill_tapes
         if tapes is not None:
-            await self._make_tapes(tapes, tapes.untried(tapes.seen))
+            # One after another: a request that comes meanwhile waits for one tape.
+            for length in tapes.untried(tapes.seen):
+                await self._make_tapes(tapes, [length])
 
     def rotate(self, long: bool) -> None:
         self._require_open()

@@ -108,12 +108,13 @@ class StoredTapes:
         passes: Mapping[str, str],
         spans: Mapping[str, Span] | None = None,
     ) -> None:
-        """Store a checked tape; one that cannot be stored is made anew each time."""
+        """Store a checked tape; one that cannot be stored is a step down."""
         names = {self._engine.recorded_id(handle): name for name, handle in self._there(buffers).items()}
         try:
             found = await self._engine.store_tape(tape, list(names))
             name_spans(found, spans or state_of(buffers))
-        except TapeError:
+        except TapeError as error:
+            fall_back(f"the stored tape of {what}", str(error), "each page records and checks it again")
             return
         used = {id_: names[id_] for id_ in found["given"]}
         text = json.dumps({"tape": found, "names": used, "passes": dict(passes)})
