@@ -37,13 +37,10 @@ class WorkerContender {
 
 /** Capstan, asked by scripts in its worker. */
 class CapstanContender {
-  /** `expected` is the model that will be loaded first, if that is known. */
-  static async start(expected) {
+  static async start() {
     const contender = new CapstanContender();
     contender.printed = { stdout: "", stderr: "" };
-    const model = expected && `/models/${expected}${expected.endsWith(".gguf") ? "" : "/"}`;
     contender.capstan = await Client.start({
-      ...(model ? { expected: { model, device: "webgpu" } } : {}),
       onEvent: (event) => {
         if (event.kind in contender.printed) contender.printed[event.kind] += event.text;
       },
@@ -76,14 +73,14 @@ class CapstanContender {
 }
 
 const MAKERS = {
-  capstan: (expected) => CapstanContender.start(expected),
+  capstan: () => CapstanContender.start(),
   transformers_js: () => WorkerContender.start("transformers_worker.js"),
   wllama: () => WorkerContender.start("wllama_worker.js"),
   eager: () => WorkerContender.start("eager_worker.js"),
 };
 
-export function startContender(name, expected) {
-  return MAKERS[name](expected);
+export function startContender(name) {
+  return MAKERS[name]();
 }
 
 const contenders = new Map();

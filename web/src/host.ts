@@ -7,7 +7,7 @@ import { type Assets, placeAssets } from "./assets";
 import { GpuEngine } from "./engine";
 import { Grammars } from "./grammars";
 import { requestAdapter, requireAdapter, summarize } from "./gpu/adapter";
-import { digest, freeBytes } from "./storage/backing";
+import { type Backing, digest, freeBytes } from "./storage/backing";
 import { openBacking } from "./storage/open_backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetFolders, keepFolder } from "./storage/folders";
@@ -81,6 +81,7 @@ const storage = {
   listing,
   absolute,
   openBacking,
+  readText,
   freeBytes,
   setStallTimeout,
   openSource,
@@ -88,6 +89,12 @@ const storage = {
   digest,
   memory: (size: number, start: number) => new Memory(size, start),
 };
+
+/** A file's text as UTF-8, null if there is none: Pyodide copies bytes at once, and a string by characters. */
+async function readText(backing: Backing, name: string): Promise<Uint8Array | null> {
+  const text = await backing.readText(name);
+  return text === null ? null : new TextEncoder().encode(text);
+}
 
 /** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */
 async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string> {

@@ -207,8 +207,8 @@ class JsBacking:
 
     async def read_text(self, name: str) -> str | None:
         with storage_errors():
-            text = await self._js.readText(name)
-        return text if isinstance(text, str) else None
+            found = await capstan_host.storage.readText(self._js, name)
+        return str(found.to_bytes(), "utf-8") if hasattr(found, "to_bytes") else None
 
     async def write_text(self, name: str, text: str) -> None:
         with storage_errors():
