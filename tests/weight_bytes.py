@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from capstan.graph import Beside, Narrow, Part, Turn, WeightEntry
+from capstan.graph import Angles, Beside, Narrow, Part, Turn, WeightEntry
 
-__all__ = ["beside_one_another", "bytes_of", "part_bytes"]
+__all__ = ["angle_table", "beside_one_another", "bytes_of", "part_bytes"]
 
 
 def bytes_of(entry: WeightEntry, data: bytes) -> bytes:
@@ -34,6 +36,8 @@ def part_bytes(part: Part, data: bytes) -> bytes:
     held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
     if isinstance(part.change, Narrow):
         return held.view(np.float32).astype(np.float16).tobytes()
+    if isinstance(part.change, Angles):
+        return angle_table(part.change).tobytes()
     if part.change is None:
         return held.tobytes()
     assert isinstance(part.change, Turn)
@@ -49,3 +53,11 @@ def part_bytes(part: Part, data: bytes) -> bytes:
         turned = np.pad(turned, ((0, 0), (0, rows % 2)))
         turned = turned[:, ::2] | turned[:, 1::2] << 4
     return turned.tobytes()
+
+
+def angle_table(angles: Angles) -> np.ndarray[Any, np.dtype[Any]]:
+    """The table, computed by NumPy."""
+    frequencies = np.frombuffer(b64decode(angles.frequencies), "<f4")
+    products = (np.arange(angles.rows, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
+    waves = (np.cos if angles.wave == "cos" else np.sin)(products).astype(np.float32) * np.float32(angles.scale)
+    return waves.astype(np.float16 if angles.bits == 16 else np.float32)

@@ -375,6 +375,25 @@ def test_float32_of_a_file_becomes_float16_on_the_gpu(origin: Origin) -> None:
     assert not found["left"]
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_rotary_table_is_computed_behind_bytes_of_the_file(origin: Origin, bits: int) -> None:
+    """Cosines and sines of thousands of positions; the double-precision sine and cosine of either side may round
+    otherwise."""
+    frequencies = base64.b64encode(np.float32([1.0, 0.1, 0.5e-3, 2e-5]).tobytes()).decode()
+    tables = [graph.Angles("cos", 3000, frequencies, 1.0, bits), graph.Angles("sin", 3000, frequencies, 0.75, bits)]
+    parts = [graph.Part(8, 4, tables[0]), graph.Part(12, 8), graph.Part(8, 4, tables[1])]
+    made = sum(part.made for part in parts)
+    data = bytes(range(32))
+    told: dict[str, Any] = {"data": base64.b64encode(data).decode(), "parts": fields(parts), "made": made}
+    found = base64.b64decode(origin.run("unpacked", model=origin.model, **told))
+    at = 0
+    for part in parts:
+        wanted, kind = part_bytes(part, data), np.dtype(f"f{bits // 8}") if part.change else np.dtype("u1")
+        held = np.frombuffer(found[at : at + part.made], kind).astype(np.float64)
+        assert np.abs(held - np.frombuffer(wanted, kind)).max() <= (1e-3 if bits == 16 else 6.1e-8)
+        at += part.made
+
+
 def test_tensors_of_a_gguf_file_are_unpacked_on_the_gpu(origin: Origin) -> None:
     """Every type and everything that a buffer may have of it, byte for byte; the last two are beside one another."""
     rows, columns = 8, 512

@@ -236,6 +236,17 @@ export interface ExternalFile {
   data: Uint8Array;
 }
 
+/** How an ONNX file begins that names Capstan as its producer: ir_version 10, then producer_name. */
+const OURS = [0x08, 10, 0x12, 7, ...new TextEncoder().encode("capstan")];
+
+/**
+ * Whether onnxruntime is to optimize a graph. It finds nothing to do in those that Capstan wrote for GGUF files
+ * (capstan/graph/gguf/builder.py), and V8 would compile its optimizers for that: 0.4 s of a session's second.
+ */
+function optimized(model: Uint8Array): boolean {
+  return OURS.some((byte, i) => model[i] !== byte);
+}
+
 /** Create a session; ORT's message is kept in the typed error, which names what was being created. */
 export async function createSession(
   ort: typeof Ort,
@@ -246,6 +257,7 @@ export async function createSession(
   const common: Ort.InferenceSession.SessionOptions = {
     // Errors only: it warns of the shape nodes it keeps on the CPU on purpose, as console errors.
     logSeverityLevel: 3,
+    ...(optimized(model) ? {} : { graphOptimizationLevel: "disabled" }),
     ...(external.length ? { externalData: external } : {}),
   };
   const webgpu = (device: GPUDevice): Ort.InferenceSession.ExecutionProviderConfig =>

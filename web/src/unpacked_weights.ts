@@ -2,6 +2,7 @@
 // capstan.device.reference.unpacked defines the result, bit for bit.
 
 import type { Change } from "./gpu/turn";
+import { angleTable } from "./angle_tables";
 import { fromHalf, toHalf } from "./half";
 
 /** A weight: `bytes` of float32, or of float16, made of parts of a file. */
@@ -274,6 +275,7 @@ export function unpack(weight: UnpackedWeight, files: ReadonlyMap<string, Uint8A
   for (const [offset, length, step, change] of weight.parts) {
     const from = file.subarray(offset, offset + length);
     if (!change) new Uint8Array(made).set(from, begin);
+    else if (change[0] === "angles") new Uint8Array(made).set(angleTable(change), begin);
     else if (change[0] !== "unpack" || change[2] !== "values" || change[9])
       throw new Error(`${change.join()} on the CPU`);
     else {

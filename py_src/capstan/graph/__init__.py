@@ -9,6 +9,7 @@
     logits_cut(model)                 the same of a graph whose output projection is not found
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
+    angle_tables(model)               rotary tables that are computed from constants become weights
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     split_weights(model, largest)     weights larger than a binding in parts; which, and which not
     split_caches(model, pairs, most)  caches larger than a binding in parts of some heads each; which
@@ -51,6 +52,7 @@ has their order and the graphs that need each; `pipeline.rewritten` makes a grap
 
 from __future__ import annotations
 
+from .angle_tables import angle_tables
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
@@ -66,7 +68,7 @@ from .lora import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, wit
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products, sums_by_products
 from .norms_apart import norms_apart
-from .parts import Beside, Change, Narrow, Part, Turn, Unpack, change_of, fields_of
+from .parts import Angles, Beside, Change, Narrow, Part, Turn, Unpack, change_of, fields_of
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
@@ -90,6 +92,7 @@ from .wiring import changing
 
 __all__ = [
     "Activations",
+    "Angles",
     "Beside",
     "CachePair",
     "Change",

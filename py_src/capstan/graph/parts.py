@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-__all__ = ["Beside", "Change", "Narrow", "Part", "Turn", "Unpack", "change_of", "fields_of", "parts_of", "text_of"]
+__all__ = [
+    "Angles",
+    "Beside",
+    "Change",
+    "Narrow",
+    "Part",
+    "Turn",
+    "Unpack",
+    "change_of",
+    "fields_of",
+    "parts_of",
+    "text_of",
+]
 
 
 @dataclass(frozen=True)
@@ -88,11 +101,35 @@ class Unpack:
         return self.rows * self.bits // 8 if self.stride > self.rows else self.made(length)
 
 
-Change = Turn | Beside | Narrow | Unpack
+@dataclass(frozen=True)
+class Angles:
+    """A rotary table [positions, frequencies], which the buffer has and the file has not: for each position p and
+    frequency f, `scale` x cos(p f) or sin(p f), with p f in float32."""
+
+    kind: ClassVar[str] = "angles"
+    wave: Literal["cos", "sin"]
+    rows: int
+    frequencies: str
+    """float32, little-endian, in base64."""
+    scale: float
+    bits: int
+    """Bits of an element in the buffer: 16 or 32."""
+
+    @property
+    def columns(self) -> int:
+        return len(b64decode(self.frequencies)) // 4
+
+    def made(self, length: int) -> int:
+        return self.rows * self.columns * self.bits // 8
+
+    step = made
+
+
+Change = Turn | Beside | Narrow | Unpack | Angles
 """A way to rearrange a part. `made(length)` is the bytes in the buffer of a part of `length` bytes, `step(length)` how
 far behind its start the next part starts."""
 
-CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow, Unpack)}
+CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow, Unpack, Angles)}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from .angle_tables import angle_tables
 from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import ELEMENT_BYTES, GraphDescription, describe
@@ -362,6 +363,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("split_weights", WEBGPU, large_split),
     GraphPass("split_caches", WEBGPU, caches_split),
     GraphPass("quantized_caches", WEBGPU, caches_quantized),
+    GraphPass("angle_tables", frozenset(["decode", "wasm"]), lambda model, _: angle_tables(model)),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),
     GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),

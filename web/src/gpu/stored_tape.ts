@@ -60,8 +60,8 @@ export interface TapeSource {
   tables: Uint32Array<ArrayBuffer>[];
 }
 
-/** Constants that are read back to be stored: the rotary tables of a GGUF file's graph for some thousand positions. */
-const MOST_CONSTANTS = 8 << 20;
+/** Constants that are read back to be stored: small ones only. */
+const MOST_CONSTANTS = 1 << 20;
 
 /**
  * A tape as data. `given` are the recorded ids of the buffers that whoever makes it again has to give. Throws TapeError if

@@ -7,6 +7,7 @@ import halfCode from "../shaders/memory/half.wgsl";
 import narrowCode from "../shaders/memory/narrow.wgsl";
 import turnCode from "../shaders/memory/turn.wgsl";
 import unpackCode from "../shaders/memory/unpack.wgsl";
+import type { Angles } from "../angle_tables";
 import type { WatchedDevice } from "./device";
 
 /** The kind and the fields of a capstan.graph.Change. */
@@ -25,7 +26,8 @@ export type Change =
       halves: number,
       shift: number,
       stride: number,
-    ];
+    ]
+  | Angles;
 
 /** The things that a buffer may have of a tensor of a GGUF file, each at its number in shaders/memory/unpack.wgsl. */
 const THINGS = ["quants", "scales", "minima", "values"] as const;
@@ -42,7 +44,7 @@ export class Turner {
    * to destroy once that is submitted. */
   change(
     encoder: GPUCommandEncoder,
-    change: Change,
+    change: Exclude<Change, Angles>,
     source: GPUBuffer,
     length: number,
     into: GPUBuffer,

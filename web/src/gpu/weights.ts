@@ -1,5 +1,6 @@
 // Uploads ranges of a data file into the weights' buffers as it comes in, with a bounded number of bytes under way.
 
+import { type Angles, angleTable } from "../angle_tables";
 import { EngineError } from "../errors";
 import type { ReadAt } from "../storage/chunk";
 import type { Ahead, Target } from "../storage/load";
@@ -200,7 +201,13 @@ class PieceWriter {
   }
 
   get wantsRoom(): boolean {
-    return this.piece.change !== null && this.room === null && this.seen < this.piece.length;
+    return this.piece.change !== null && !this.angles && this.room === null && this.seen < this.piece.length;
+  }
+
+  /** The table in place of bytes of the file. */
+  private get angles(): Angles | null {
+    const { change } = this.piece;
+    return change?.[0] === "angles" ? change : null;
   }
 
   /** Whether it is whole, and to be rearranged. */
@@ -221,7 +228,7 @@ class PieceWriter {
   turn(encoder: GPUCommandEncoder, turner: Turner): void {
     this.finish();
     const { change, buffer, at, length } = this.piece;
-    this.params = turner.change(encoder, change!, this.room!, length, buffer, at);
+    this.params = turner.change(encoder, change as Exclude<Change, Angles>, this.room!, length, buffer, at);
   }
 
   /** Free what was made of the room, once what reads it is submitted. */
@@ -241,6 +248,12 @@ class PieceWriter {
       throw new EngineError("ModelFileError", `byte ${this.piece.offset + this.seen} of the weights was left out`);
     }
     this.seen += to - from;
+    if (this.angles) {
+      // It is no part of the mapped window.
+      if (this.seen === this.piece.length)
+        this.watched.write(this.piece.buffer, this.piece.at, angleTable(this.angles));
+      return to - from;
+    }
     let part = chunk.subarray(from, to);
     while (this.heldCount > 0 && part.length > 0) {
       this.held[this.heldCount++] = part[0]!;

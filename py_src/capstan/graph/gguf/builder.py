@@ -224,8 +224,8 @@ class Builder:
         if self.family.gelu:
             active = self.t.node("Gelu", f"{node}/act_fn/FastGelu", [gate], approximate="tanh")
         else:
-            sigmoid = self.t.node("Sigmoid", f"{node}/act_fn/Sigmoid", [gate])
-            active = self.t.node("Mul", f"{node}/act_fn/Mul", [gate, sigmoid])
+            name = f"{node}/act_fn/QuickGelu"
+            active = self.t.node("QuickGelu", name, [gate], domain=MICROSOFT, alpha=1.0)
         gated = self.t.node("Mul", f"{node}/Mul", [active, up])
         down = self.t.tensor(f"blk.{layer}.ffn_down.weight", self.hidden, self.inner)
         return self.t.product(f"{front}.down_proj.MatMul", gated, [Rows(down)])
