@@ -59,7 +59,7 @@ def last_of(wave: NodeProto, wiring: Wiring) -> NodeProto | None:
 
 
 def angles_of(wave: NodeProto, last: NodeProto, wiring: Wiring) -> Angles | None:
-    """What a table has, from the first of its nodes to the last; None where it is computed in another way."""
+    """The table from the first of its nodes to the last; None where it is computed in another way."""
     product = wiring.producer.get(wave.input[0])
     column = wiring.producer.get(product.input[0]) if product is not None and product.op_type == "Mul" else None
     positions = wiring.producer.get(column.input[0]) if column is not None and column.op_type == "Unsqueeze" else None
