@@ -121,6 +121,7 @@ __all__ = [
     "WideWeight",
     "WindowTable",
     "activations",
+    "angle_tables",
     "attention_window",
     "cache_pairs",
     "caches_in_place",
