@@ -60,4 +60,5 @@ def angle_table(angles: Angles) -> np.ndarray[Any, np.dtype[Any]]:
     frequencies = np.frombuffer(b64decode(angles.frequencies), "<f4")
     products = (np.arange(angles.rows, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
     waves = (np.cos if angles.wave == "cos" else np.sin)(products).astype(np.float32) * np.float32(angles.scale)
-    return waves.astype(np.float16 if angles.bits == 16 else np.float32)
+    table: np.ndarray[Any, np.dtype[Any]] = waves.astype(np.float16 if angles.bits == 16 else np.float32)
+    return table

@@ -379,7 +379,7 @@ def test_float32_of_a_file_becomes_float16_on_the_gpu(origin: Origin) -> None:
 def test_a_rotary_table_is_computed_behind_bytes_of_the_file(origin: Origin, bits: int) -> None:
     """Cosines and sines of thousands of positions; the double-precision sine and cosine of either side may round
     otherwise."""
-    frequencies = base64.b64encode(np.float32([1.0, 0.1, 0.5e-3, 2e-5]).tobytes()).decode()
+    frequencies = base64.b64encode(np.array([1.0, 0.1, 0.5e-3, 2e-5], np.float32).tobytes()).decode()
     tables = [graph.Angles("cos", 3000, frequencies, 1.0, bits), graph.Angles("sin", 3000, frequencies, 0.75, bits)]
     parts = [graph.Part(8, 4, tables[0]), graph.Part(12, 8), graph.Part(8, 4, tables[1])]
     made = sum(part.made for part in parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -27,7 +28,7 @@ def written(element: str = "float32", family: str = "llama") -> ModelProto:
     return make(family, {"": GgmlType.Q4_0}).graph(element)
 
 
-def computed(model: ModelProto, names: tuple[str, ...]) -> list[np.ndarray]:  # type: ignore[type-arg]
+def computed(model: ModelProto, names: tuple[str, ...]) -> list[np.ndarray[Any, np.dtype[Any]]]:
     """Constants of a graph, as onnxruntime computes them."""
     alone = ModelProto()
     alone.CopyFrom(model)

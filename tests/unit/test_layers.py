@@ -109,8 +109,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "model_file parts wiring",
         "attention_writer carried one_node slices weight_ranges weights",
         "angle_tables capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep "
-        "long_rope lora nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling quantized_caches "
-        "quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
+        "long_rope lora nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling "
+        "quantized_caches quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
         "turned_weights uncomputed whole_caches wide_products",
         "every_position gguf split_caches split_weights unpacked_weights",
         "description",

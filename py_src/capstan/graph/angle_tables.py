@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from base64 import b64encode
 from collections.abc import Sequence
+from typing import Literal
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Angles, Part
@@ -18,7 +19,7 @@ from .wiring import Wiring, copy_of, prune
 
 __all__ = ["angle_tables"]
 
-WAVES = {"Cos": "cos", "Sin": "sin"}
+WAVES: dict[str, Literal["cos", "sin"]] = {"Cos": "cos", "Sin": "sin"}
 READ = 4
 """Bytes of the data file that a table's part names; a part has some, and the table needs none of them."""
 
