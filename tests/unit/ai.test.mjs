@@ -192,3 +192,34 @@ test("a failure of the run, and a message with a file, reject", async () => {
   await assert.rejects(refused, { code: "OptionError", message: /of type "file"; the model reads texts only/ });
   assert.equal(asked.length, 2);
 });
+
+for (const [given, message] of [
+  [{ toolChoice: { type: "nope" } }, /^tool_choice is "nope"; it must be/],
+  [{ toolChoice: { type: "required" } }, /^tool_choice is "required", but there are no tools/],
+  [{ tools: [{ ...TOOL, type: "nope" }] }, /^tools\[0\].type is "nope"; it must be "function"/],
+  [{ tools: {} }, /^the call cannot be read/],
+  [{ responseFormat: { type: "xml" } }, /^response_format.type is "xml"; it must be "text", /],
+  [{ stopSequences: {} }, /^stop is {}; it must be a string or a list of strings/],
+  [{ maxOutputTokens: "5" }, /^max_completion_tokens is "5"; it must be a finite number/],
+  [{ providerOptions: { capstan: { thinking: "yes" } } }, /enable_thinking is "yes"; it must be true or false/],
+  [{ prompt: "hello" }, /^the call cannot be read/],
+  [{ prompt: [{ role: "user", content: 5 }] }, /^the call cannot be read/],
+  [{ prompt: [{ role: "user", content: [{ type: "text", text: 5 }] }] }, /content\[0\].text is 5; it must be a string/],
+  [{ prompt: [{ role: 5, content: [{ type: "text", text: "a" }] }] }, /^messages\[0\].role is 5; it must be a string/],
+]) {
+  test(`${JSON.stringify(given)} is refused`, async () => {
+    const { model, asked } = over(["a"]);
+    const call = { prompt: PROMPT, ...given };
+    await assert.rejects(async () => model.doGenerate(call), { code: "OptionError", message });
+    await assert.rejects(async () => collected(await model.doStream(call)), { code: "OptionError", message });
+    assert.equal(asked.length, 0);
+  });
+}
+
+test("what is no loaded model is refused", () => {
+  for (const llm of [undefined, 5, {}, Promise.resolve({})])
+    assert.throws(() => capstanModel(llm), {
+      code: "OptionError",
+      message: /^the model is none that Capstan.load gave/,
+    });
+});

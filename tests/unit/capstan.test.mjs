@@ -731,7 +731,7 @@ test("an encoder's vectors are OpenAI's embeddings", async () => {
   assert.equal(data[0].embedding, packed(0.6, 0.8));
   for (const [refused, message] of [
     [() => embedder.embed("a"), /^texts is "a"; it must be a list of texts/],
-    [() => embedder.embed([5]), /^texts is \[5\]; it must be a list of texts/],
+    [() => embedder.embed([5]), /^texts\[0\] is 5; it must be a string/],
     [() => embedder.embeddings.create({ input: ["a", "b"], dimensions: 3 }), /^dimensions is 3; .* from 1 to 2/],
     [
       () => embedder.embeddings.create({ input: ["a"], encoding_format: "hex" }),
@@ -813,7 +813,7 @@ for (const [model, options, message] of [
   ["", {}, 'the model is ""; it must be an address, a hub\'s id, or what was picked'],
   [undefined, {}, "the model is undefined; it must be an address, a hub's id, or what was picked"],
   [7, {}, "the model is 7; it must be an address, a hub's id, or what was picked"],
-  ["./model/", { recoveries: Infinity }, "recoveries is Infinity; it must be finite"],
+  ["./model/", { recoveries: Infinity }, "recoveries is Infinity; it must be a finite number"],
   ["./model/", { temprature: 1 }, /^temprature: no such option; there are hub, /],
 ]) {
   test(`the model ${model} with ${JSON.stringify(options)} is refused before a worker starts`, async () => {
@@ -858,11 +858,39 @@ for (const [call, message] of [
   [(llm) => llm.chat([]), "messages is an empty list; give at least one message to answer"],
   [(llm) => llm.chat("hello"), 'messages is "hello"; it must be a list of objects with role and content'],
   [(llm) => llm.chat(null), "messages is null; it must be a list of objects with role and content"],
-  [(llm) => llm.complete(), "the prompt is undefined; it must be a text or a list of token ids"],
-  [(llm) => llm.complete({ a: 1 }), "the prompt is [object Object]; it must be a text or a list of token ids"],
-  [(llm) => llm.chat(MESSAGES, { temperature: NaN }), "temperature is NaN; it must be finite"],
-  [(llm) => llm.complete("a", { maxTokens: Infinity }), "maxTokens is Infinity; it must be finite"],
-  [(llm) => llm.complete("a", { search: { top_p: -Infinity } }), "top_p is -Infinity; it must be finite"],
+  [(llm) => llm.complete(), "the prompt is undefined; it must be a string or a list of token ids"],
+  [(llm) => llm.complete({ a: 1 }), 'the prompt is {"a":1}; it must be a string or a list of token ids'],
+  [(llm) => llm.chat(MESSAGES, { temperature: NaN }), "temperature is NaN; it must be a finite number"],
+  [(llm) => llm.complete("a", { maxTokens: Infinity }), "maxTokens is Infinity; it must be a finite number"],
+  [
+    (llm) => llm.complete("a", { search: { top_p: -Infinity } }),
+    "search.top_p is -Infinity; it must be a value that JSON has",
+  ],
+  // As many rows would be made at once.
+  [(llm) => llm.chat(MESSAGES, { n: 5e6 }), "n is 5000000; it must be a whole number from 1 to 32"],
+  [(llm) => llm.complete("a", { n: 2 ** 31 }), "n is 2147483648; it must be a whole number from 1 to 32"],
+  [
+    (llm) => llm.complete("a", { search: { num_return_sequences: 5e6 } }),
+    "search.num_return_sequences is 5000000; it must be a whole number from 1 to 32",
+  ],
+  [(llm) => llm.complete(Array(2 ** 32 - 1)), "the prompt has 4294967295 items; it may have 16777216"],
+  [(llm) => llm.chat(Array(2 ** 32 - 1)), "messages has 4294967295 items; it may have 16777216"],
+  [(llm) => llm.complete("ab".repeat(2 ** 26)), "the prompt has 134217728 characters; it may have 67108864"],
+  [(llm) => llm.complete("a", { stop: {} }), "stop is {}; it must be a string or a list of strings"],
+  [(llm) => llm.complete("a", { stop: ["x", 5] }), "stop[1] is 5; it must be a string"],
+  [(llm) => llm.complete("a", { regex: 1.5 }), "regex is 1.5; it must be a string"],
+  [(llm) => llm.complete("a", { jsonSchema: [] }), "jsonSchema is []; it must be an object or a string"],
+  [(llm) => llm.complete("a", { search: [] }), "search is []; it must be an object"],
+  [(llm) => llm.complete("a", { search: new Map([["top_k", 5]]) }), "search is [object Map]; it must be an object"],
+  [
+    (llm) => llm.complete("a", { search: { top_k: () => 5 } }),
+    "search.top_k is () => 5; it must be a value that JSON has",
+  ],
+  [(llm) => llm.complete("a", new Map()), "the options must be an object, not [object Map]"],
+  [(llm) => llm.chat(MESSAGES, { tools: {} }), "tools is {}; it must be a list of objects"],
+  [(llm) => llm.chat(MESSAGES, { tools: [5] }), "tools[0] is 5; it must be an object"],
+  [(llm) => llm.chat(["hello"]), 'messages[0] is "hello"; it must be an object'],
+  [(llm) => llm.session("hello"), 'messages is "hello"; it must be a list of objects with role and content'],
 ]) {
   test(`${call} is refused, and nothing is asked of the worker`, async () => {
     const llm = await load();
@@ -883,6 +911,7 @@ test("Python's output and exit status are the result of a script", async () => {
   };
   const llm = await load();
   assert.deepEqual(await llm.python("print(1)", ["x"]), { status: 3, stdout: "print(1)", stderr: "script.py,x" });
+  assert.equal((await failure(llm.python("1", "xy"))).message, 'argv is "xy"; it must be a list of strings');
 });
 
 test("a session sends its answers back without their reasoning", async () => {

@@ -169,7 +169,7 @@ test("parameters are the run's options; null is as if it were left out", async (
   const [{ signal, ...all }, { signal: other, ...none }] = asked.map(({ options }) => options);
   assert.deepEqual(all, {
     ...{ temperature: 0.5, topP: 0.9, seed: 4, stop: ["x"], maxTokens: 7, n: 1 },
-    ...{ frequencyPenalty: 0.1, presencePenalty: 0.2, search: { logit_bias: [[12, -5]] } },
+    ...{ frequencyPenalty: 0.1, presencePenalty: 0.2, search: { logit_bias: { 12: -5 } } },
   });
   assert.deepEqual(none, {});
 });
@@ -294,10 +294,13 @@ test("a run's error is the completion's, of a stream at its loop", async () => {
 });
 
 for (const [given, message] of [
-  [{ tools: [{ type: "custom", custom: {} }] }, 'tools: a tool of type "custom"; only functions are called'],
+  [
+    { tools: [{ type: "custom", custom: {} }] },
+    'tools[0].type is "custom"; it must be "function": only functions are called',
+  ],
   [
     { tools: [TOOL], tool_choice: { type: "allowed_tools", allowed_tools: {} } },
-    'tool_choice is of type "allowed_tools"; "none", "auto", "required" or a function is understood',
+    'tool_choice.type is "allowed_tools"; it must be "function": only functions are called',
   ],
   [{ tool_choice: "required" }, 'tool_choice is "required", but there are no tools'],
   [
@@ -310,7 +313,7 @@ for (const [given, message] of [
   ],
   [
     { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
-    'messages: a content part of type "image_url"; the model reads texts only',
+    'messages[0].content[0].type is "image_url"; it must be "text": the model reads texts only',
   ],
   [
     {
@@ -318,7 +321,53 @@ for (const [given, message] of [
         { role: "assistant", tool_calls: [{ id: "", type: "function", function: { name: "a", arguments: "{" } }] },
       ],
     },
-    "messages: the arguments of the call of a are no JSON: {",
+    "messages: the arguments of the call of a are no JSON object: {",
+  ],
+  [
+    { response_format: { type: "xml" } },
+    'response_format.type is "xml"; it must be "text", "json_object" or "json_schema"',
+  ],
+  [{ response_format: "json_object" }, /^response_format is "json_object"; it must be an object of type "text", /],
+  [
+    { response_format: { type: "json_schema", json_schemas: {} } },
+    "response_format.json_schemas: no such option; there are type, json_schema",
+  ],
+  [{ response_format: { type: "json_schema" } }, "response_format.json_schema: missing"],
+  [
+    { response_format: { type: "json_schema", json_schema: { name: "a", shema: {} } } },
+    "response_format.json_schema.shema: no such option; there are name, description, schema, strict",
+  ],
+  [{ response_format: { type: "json_object", schema: {} } }, "response_format.schema: no such option; there are type"],
+  [{ tools: [TOOL], tool_choice: 5 }, /^tool_choice is 5; it must be "none", "auto" or "required" or an object of /],
+  [{ tools: [TOOL], tool_choice: "nope" }, /^tool_choice is "nope"; it must be "none", "auto" or "required" or /],
+  [{ tools: [TOOL], tool_choice: { type: "function", name: "weather" } }, /^tool_choice.name: no such option; /],
+  [{ tools: [{ name: "weather" }] }, 'tools[0].type is undefined; it must be "function": only functions are called'],
+  [{ tools: [{ type: "function", function: {} }] }, "tools[0].function.name: missing"],
+  [{ tools: {} }, "tools is {}; it must be a list of tools"],
+  [{ stop: {} }, "stop is {}; it must be a string or a list of strings"],
+  [{ stream_options: { include_usage: true } }, /^stream_options is of a stream, but stream is not true/],
+  [{ stream: true, stream_options: { usage: true } }, "stream_options.usage: no such option; there are include_usage"],
+  [
+    { stream: true, stream_options: { include_usage: "yes" } },
+    'stream_options.include_usage is "yes"; it must be true or false',
+  ],
+  [{ n: 5e6 }, "n is 5000000; it must be a whole number from 1 to 32"],
+  [{ logprobs: true, top_logprobs: 1e9 }, "top_logprobs is 1000000000; it must be a whole number from 0 to 20"],
+  [{ temperature: "1" }, 'temperature is "1"; it must be a finite number'],
+  [{ logit_bias: { 5: "much" } }, 'logit_bias.5 is "much"; it must be a finite number'],
+  [{ messages: [{}] }, "messages[0].role: missing"],
+  [{ messages: null }, "messages: missing; give a list of messages"],
+  [{ messages: [{ role: 5, content: "a" }] }, "messages[0].role is 5; it must be a string"],
+  [{ messages: [{ role: "user" }] }, /^messages\[0\].content: missing; only an assistant's message with tool_calls/],
+  [{ messages: [{ role: "user", content: null }] }, /^messages\[0\].content: missing/],
+  [{ messages: [{ role: "user", content: 5 }] }, "messages[0].content is 5; it must be a string or a list of parts"],
+  [{ messages: [{ role: "user", content: true }] }, /^messages\[0\].content is true; it must be a string or/],
+  [{ messages: [{ role: "user", content: { a: 1 } }] }, /^messages\[0\].content is {"a":1}; it must be a string or/],
+  [{ messages: [{ role: "user", content: [{ type: "text" }] }] }, "messages[0].content[0].text: missing"],
+  [{ messages: [{ role: "assistant" }] }, /^messages\[0\].content: missing/],
+  [
+    { messages: [{ role: "assistant", tool_calls: [{ type: "function", function: { name: "a", arguments: {} } }] }] },
+    "messages[0].tool_calls[0].function.arguments is {}; it must be a string",
   ],
 ]) {
   test(`${JSON.stringify(given)} is refused`, async () => {

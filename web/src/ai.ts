@@ -46,7 +46,12 @@ export function capstanModel(
   { modelId = "local", specification = "v4" }: CapstanModelOptions = {},
 ): LanguageModelV2 | LanguageModelV3 | LanguageModelV4 {
   const versions = { v2: asV2, v3: asV3, v4: (model: LanguageModelV4) => model };
-  if (!Object.hasOwn(versions, specification)) throw unknownSpecification(specification);
+  if (!Object.hasOwn(versions, specification))
+    throw optionError(
+      `specification is ${JSON.stringify(specification)}; it must be "v4" (ai 7), "v3" (ai 6) or "v2" (ai 5)`,
+    );
+  if (typeof llm?.chat?.completions?.create !== "function")
+    throw optionError("the model is none that Capstan.load gave; give what its promise resolves to");
   return versions[specification](latest(llm, modelId));
 }
 
@@ -168,8 +173,20 @@ interface Asked {
   warnings: SharedV4Warning[];
 }
 
-/** A call of the SDK with OpenAI's parameters, and what of it is left out. */
+/**
+ * A call of the SDK with OpenAI's parameters, and what of it is left out. Values that the SDK's types do not have are passed
+ * on, for `completions.create` to refuse.
+ */
 function paramsOf(options: LanguageModelV4CallOptions): Asked {
+  try {
+    return translated(options);
+  } catch (error) {
+    if (error instanceof CapstanError) throw error;
+    throw optionError(`the call cannot be read (${String(error).slice(0, 200)}); give it in the SDK's form`);
+  }
+}
+
+function translated(options: LanguageModelV4CallOptions): Asked {
   const warnings: SharedV4Warning[] = [];
   const unsupported = (feature: string, details: string): void =>
     void warnings.push({ type: "unsupported", feature, details });
@@ -179,7 +196,7 @@ function paramsOf(options: LanguageModelV4CallOptions): Asked {
     top_p: options.topP ?? null,
     top_k: options.topK ?? null,
     seed: options.seed ?? null,
-    stop: options.stopSequences?.length ? options.stopSequences : null,
+    stop: options.stopSequences ?? null,
     max_completion_tokens: options.maxOutputTokens ?? null,
     frequency_penalty: options.frequencyPenalty ?? null,
     presence_penalty: options.presencePenalty ?? null,
@@ -191,18 +208,18 @@ function paramsOf(options: LanguageModelV4CallOptions): Asked {
       unsupported(`tool ${tool.id}`, "a model in a page has no tools of its own; define functions");
       continue;
     }
-    const { name, description, inputSchema } = tool;
+    const { type, name, description, inputSchema } = tool;
     const parameters = inputSchema as Record<string, unknown>;
-    tools.push({ type: "function", function: { name, ...(description ? { description } : {}), parameters } });
+    tools.push({ type, function: { name, ...(description ? { description } : {}), parameters } });
   }
-  if (tools.length) {
-    params.tools = tools;
-    const choice = options.toolChoice ?? { type: "auto" };
+  const choice = options.toolChoice ?? { type: "auto" };
+  if (tools.length) params.tools = tools;
+  if (tools.length || choice.type !== "auto")
     params.tool_choice =
       choice.type === "tool" ? { type: "function", function: { name: choice.toolName } } : choice.type;
-  }
   const format = options.responseFormat;
-  if (format?.type === "json") {
+  if (format && format.type !== "json") params.response_format = format;
+  else if (format) {
     const { schema, name = "response" } = format;
     params.response_format = schema
       ? { type: "json_schema", json_schema: { name, schema: schema as Record<string, unknown> } }
@@ -213,7 +230,7 @@ function paramsOf(options: LanguageModelV4CallOptions): Asked {
   if (options.reasoning !== undefined && options.reasoning !== "provider-default")
     unsupported("reasoning", "set providerOptions.capstan.thinking, if the chat template knows it");
   const { thinking, ...others } = options.providerOptions?.["capstan"] ?? {};
-  if (typeof thinking === "boolean") params.chat_template_kwargs = { enable_thinking: thinking };
+  if (thinking != null) params.chat_template_kwargs = { enable_thinking: thinking as boolean };
   if (Object.keys(others).length)
     unsupported(
       `providerOptions.capstan: ${Object.keys(others).join(", ")}`,
@@ -255,6 +272,7 @@ function told(output: Output): string {
   if (output.type === "text" || output.type === "error-text") return output.value;
   if (output.type === "json" || output.type === "error-json") return JSON.stringify(output.value);
   if (output.type === "execution-denied") return output.reason ?? "the user denied this call";
+  if (output.type !== "content") throw refused((output as { type: unknown }).type);
   return output.value
     .map((part) => {
       if (part.type !== "text") throw refused(part.type);
@@ -263,12 +281,12 @@ function told(output: Output): string {
     .join("");
 }
 
-function unknownSpecification(given: unknown): CapstanError {
-  const message = `specification is ${JSON.stringify(given)}; it must be "v4" (ai 7), "v3" (ai 6) or "v2" (ai 5)`;
-  return new CapstanError({ type: "OptionError", message });
+function refused(type: unknown): CapstanError {
+  return optionError(
+    `a part of a message is of type ${JSON.stringify(type)}; the model reads texts only: leave it out`,
+  );
 }
 
-function refused(type: string): CapstanError {
-  const message = `a part of a message is of type ${JSON.stringify(type)}; the model reads texts only: leave it out`;
+function optionError(message: string): CapstanError {
   return new CapstanError({ type: "OptionError", message });
 }

@@ -4,8 +4,10 @@ import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
 import { Embedder, type EmbedderOptions } from "./embedder";
 import { asCapstanError, refused } from "./errors";
-import { ask, loadInWorker, pageAddress, WORKER_TYPES, type WorkerOptions } from "./loading";
-import { chatRequest, completeRequest, loadRequest, modelFolder, MODEL_TYPES, tokenizerRequest } from "./options";
+import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
+import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
+import { chatRequest, completeRequest, loadRequest, messageList, modelFolder, MODEL_KINDS } from "./options";
+import { tokenizerRequest } from "./options";
 import type { ChatOptions, ModelOptions, RunOptions } from "./options";
 import { fits, type Fit, type FitOptions, models, type Models } from "./stored_models";
 import type {
@@ -23,7 +25,7 @@ import type {
   TokenizerResult,
   Trace,
 } from "./protocol";
-import { type OptionTypes, reading, readOptions, shown } from "./page_request";
+import { reading, readOptions } from "./page_request";
 import { Run, type RunResult, Turns } from "./run";
 import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { Session } from "./session";
@@ -116,12 +118,8 @@ export interface Stats {
   lastRun: RunResult | null;
 }
 
-const LOAD_TYPES: OptionTypes = {
-  ...MODEL_TYPES,
-  ...WORKER_TYPES,
-  cancelDeadline: "number",
-  trace: "boolean",
-  shared: "boolean",
+const LOAD_KINDS: Kinds = {
+  ...{ ...MODEL_KINDS, ...WORKER_KINDS, cancelDeadline: millisecondsAboveZero, trace: flag, shared: flag },
 };
 
 /** See Capstan.chat. */
@@ -167,7 +165,7 @@ export class Capstan {
    * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
    */
   static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
-    const options = readOptions("the options", given, LOAD_TYPES);
+    const options = readOptions("the options", given, LOAD_KINDS);
     options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
     const { cancelDeadline, trace } = options;
@@ -242,7 +240,7 @@ export class Capstan {
     return new Session(
       answer,
       end,
-      reading("messages", () => [...messages]),
+      reading("messages", () => read("messages", messages, messageList) as Message[]),
     );
   }
 
@@ -253,7 +251,7 @@ export class Capstan {
       kind: "exec",
       source: code,
       filename: "script.py",
-      argv: reading("argv", () => ["script.py", ...argv]),
+      argv: reading("argv", () => ["script.py", ...(read("argv", argv, listOf("strings", text)) as string[])]),
       models: { model: this.folder },
       files: {},
     };

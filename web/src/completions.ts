@@ -1,8 +1,9 @@
 // `llm.chat.completions.create`: a chat with the parameters and the results of OpenAI's chat completions.
 
 import { refused } from "./errors";
-import type { ChatOptions } from "./options";
-import { type OptionTypes, reading, readOptions, shown } from "./page_request";
+import { either, fields, flag, type Kinds, listOf, number, object, oneOf, plain, signal, text, typed } from "./kinds";
+import { answers, type ChatOptions, stops, topLogprobs } from "./options";
+import { reading, readOptions } from "./page_request";
 import type { Message } from "./protocol";
 import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
 import type { ReasoningPart } from "./reasoning";
@@ -148,20 +149,42 @@ export interface CompletionOptions {
   signal?: AbortSignal;
 }
 
-const PARAMETER_TYPES: OptionTypes = {
-  ...{
-    messages: "any",
-    model: "string",
-    stream: "boolean",
-    stream_options: "object",
-    temperature: "any",
-    top_p: "any",
-  },
-  ...{ top_k: "any", seed: "any", stop: "any", max_tokens: "any", max_completion_tokens: "any" },
-  ...{ frequency_penalty: "any", presence_penalty: "any", logit_bias: "object", n: "any", tools: "any" },
-  ...{ tool_choice: "any", response_format: "object", min_p: "any", repetition_penalty: "any", logprobs: "boolean" },
-  ...{ parallel_tool_calls: "boolean", user: "string", store: "boolean", metadata: "object", service_tier: "string" },
-  ...{ safety_identifier: "string", prompt_cache_key: "string", top_logprobs: "any", chat_template_kwargs: "object" },
+const parts = listOf("parts", typed({ text: [{ text }, ["text"]] }, "the model reads texts only"));
+const called = fields({ name: text, arguments: text }, { needed: ["name", "arguments"], others: plain });
+const call = fields(
+  { id: text, type: oneOf("function"), function: called },
+  { needed: ["type", "function"], others: plain },
+);
+/** Templates know other fields. */
+const messageKind = fields(
+  { role: text, content: either(text, parts), tool_calls: listOf("calls", call), tool_call_id: text, name: text },
+  { needed: ["role"], others: plain },
+);
+/** `return` and `response` are what templates tell of a result. */
+const described: Kinds = { description: text, parameters: object, strict: flag, return: object, response: object };
+const tool = typed(
+  { function: [{ function: fields({ name: text, ...described }, { needed: ["name"] }) }, ["function"]] },
+  "only functions are called",
+);
+const chosen = fields({ name: text }, { needed: ["name"] });
+const schema = fields({ name: text, description: text, schema: object, strict: flag });
+/** The kinds of CompletionParams. */
+const PARAMETERS: Kinds = {
+  messages: listOf("messages", messageKind),
+  ...{ model: text, stream: flag, stream_options: fields({ include_usage: flag }) },
+  ...{ temperature: number, top_p: number, top_k: number, min_p: number, repetition_penalty: number, seed: number },
+  ...{ stop: stops, max_tokens: number, max_completion_tokens: number },
+  ...{ frequency_penalty: number, presence_penalty: number, logit_bias: fields({}, { others: number }) },
+  ...{ n: answers, logprobs: flag, top_logprobs: topLogprobs },
+  chat_template_kwargs: fields({ enable_thinking: flag }, { others: plain }),
+  tools: listOf("tools", tool),
+  tool_choice: either(
+    oneOf("none", "auto", "required"),
+    typed({ function: [{ function: chosen }, ["function"]] }, "only functions are called"),
+  ),
+  parallel_tool_calls: flag,
+  response_format: typed({ text: [{}], json_object: [{}], json_schema: [{ json_schema: schema }, ["json_schema"]] }),
+  ...{ user: text, store: flag, metadata: object, service_tier: text, safety_identifier: text, prompt_cache_key: text },
 };
 /** Parameters that change nothing here. */
 const OF_SERVERS = ["user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"] as const;
@@ -176,20 +199,20 @@ export class Completions {
   create(params: CompletionParams & { stream: true }, options?: CompletionOptions): Promise<CompletionStream>;
   create(params: CompletionParams & { stream?: false | null }, options?: CompletionOptions): Promise<Completion>;
   async create(asked: CompletionParams, given: CompletionOptions = {}): Promise<Completion | CompletionStream> {
-    const params = readOptions("the parameters", asked, PARAMETER_TYPES);
-    const { signal } = readOptions("the options", given, { signal: "signal" });
+    const params = readOptions("the parameters", asked, PARAMETERS);
+    const { signal: ending } = readOptions("the options", given, { signal });
     const controller = new AbortController();
-    if (signal?.aborted) controller.abort();
-    signal?.addEventListener("abort", () => controller.abort(), { once: true });
+    if (ending?.aborted) controller.abort();
+    ending?.addEventListener("abort", () => controller.abort(), { once: true });
     const { source, messages, options, usage } = reading("the parameters", () => {
-      const { tools = [] } = params;
-      for (const [name, value] of Object.entries({ messages: params.messages, tools }))
-        if (!Array.isArray(value)) throw refused(`${name} is ${shown(value)}; it must be a list`);
+      if (params.messages === undefined) throw refused("messages: missing; give a list of messages");
+      if (params.stream_options && !params.stream)
+        throw refused("stream_options is of a stream, but stream is not true: leave it out, or set stream to true");
       const given = toolsOf(params);
       const found = toolSource(given);
       return {
         source: found,
-        messages: params.messages.map(message),
+        messages: params.messages.map((each, place) => message(each, `messages[${place}]`)),
         options: chatOptions(params, given, found, controller.signal),
         usage: params.stream_options?.include_usage === true,
       };
@@ -215,12 +238,12 @@ export class Completions {
   }
 }
 
-/** A message as chat templates take it. */
-function message({ role, content, tool_calls: calls, ...rest }: CompletionMessage): Message {
-  const parts = typeof content === "string" ? [{ type: "text", text: content }] : (content ?? []);
-  const other = parts.find(({ type }) => type !== "text");
-  if (other)
-    throw refused(`messages: a content part of type ${JSON.stringify(other.type)}; the model reads texts only`);
+/** A message as chat templates take it; `place` is its name in messages of errors. */
+function message({ role, content, tool_calls: calls, ...rest }: CompletionMessage, place: string): Message {
+  const others = [calls?.length || null, ...Object.values(rest)];
+  if (content === undefined && !(role === "assistant" && others.some((value) => value !== null)))
+    throw refused(`${place}.content: missing; only an assistant's message with tool_calls may have none`);
+  const parts = typeof content === "string" ? [{ text: content }] : (content ?? []);
   return {
     // Templates know the older name.
     role: role === "developer" ? "system" : role,
@@ -231,15 +254,19 @@ function message({ role, content, tool_calls: calls, ...rest }: CompletionMessag
 }
 
 /** Templates write the arguments as JSON themselves. */
-function templateCall({ id, type, function: called }: NonNullable<CompletionMessage["tool_calls"]>[number]): unknown {
-  if (type !== "function" || !called)
-    throw refused(`messages: a tool call of type ${JSON.stringify(type)}; only functions are called`);
+function templateCall({ function: called, ...rest }: NonNullable<CompletionMessage["tool_calls"]>[number]): unknown {
+  const { name, arguments: json } = called!;
+  const given = parsed(json);
+  if (typeof given !== "object" || given === null || Array.isArray(given))
+    throw refused(`messages: the arguments of the call of ${name} are no JSON object: ${json.slice(0, 80)}`);
+  return { ...rest, function: { name, arguments: given } };
+}
+
+function parsed(json: string): unknown {
   try {
-    return { id, type, function: { name: called.name, arguments: JSON.parse(called.arguments) as unknown } };
+    return JSON.parse(json);
   } catch {
-    throw refused(
-      `messages: the arguments of the call of ${called.name} are no JSON: ${called.arguments.slice(0, 80)}`,
-    );
+    return undefined;
   }
 }
 
@@ -249,15 +276,7 @@ interface Tools {
 }
 
 function toolsOf({ tools = [], tool_choice: choice = "auto" }: CompletionParams): Tools {
-  const functions = tools.map((tool) => {
-    if (tool.type !== "custom") return tool;
-    throw refused('tools: a tool of type "custom"; only functions are called');
-  });
-  if (typeof choice === "object" && choice.type !== "function")
-    throw refused(
-      `tool_choice is of type ${shown(choice.type)}; "none", "auto", "required" or a function is understood`,
-    );
-  return { tools: functions, choice };
+  return { tools: tools as readonly CompletionTool[], choice: choice as ToolChoice };
 }
 
 /** The place of tool calls: none, in the text, or the whole text is one. */
@@ -295,8 +314,7 @@ function chatOptions(
   if (most != null) options.maxTokens = most;
   if (params.frequency_penalty != null) options.frequencyPenalty = params.frequency_penalty;
   if (params.presence_penalty != null) options.presencePenalty = params.presence_penalty;
-  if (params.logit_bias != null)
-    options.search = { logit_bias: Object.entries(params.logit_bias).map(([id, bias]) => [Number(id), bias]) };
+  if (params.logit_bias != null) options.search = { logit_bias: params.logit_bias };
   if (source !== "none") options.tools = [...tools];
   if (source === "whole") {
     if (format && format.type !== "text")

@@ -2,9 +2,10 @@
 
 import type { Client } from "./client";
 import { asCapstanError, refused } from "./errors";
-import { ask, loadInWorker, pageAddress, WORKER_TYPES, type WorkerOptions } from "./loading";
-import { modelFolder, MODEL_TYPES, type ModelOptions } from "./options";
-import { type OptionTypes, reading, readOptions, shown } from "./page_request";
+import { either, type Kinds, listOf, number, oneOf, read, shown, text } from "./kinds";
+import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
+import { modelFolder, MODEL_KINDS, type ModelOptions } from "./options";
+import { reading, readOptions } from "./page_request";
 import type { EmbedResult, LoadEmbedderResult, LoadEmbedderRequest, ModelFolder } from "./protocol";
 
 type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token" | "dtype" | "device" | "disableFileMappedWeights">;
@@ -18,10 +19,10 @@ export interface EmbedderOptions extends WorkerOptions, PlaceOptions {
 }
 
 const NAMES = ["hub", "revision", "token", "dtype", "device", "disableFileMappedWeights"] as const;
-const TYPES: OptionTypes = {
-  ...WORKER_TYPES,
-  ...Object.fromEntries(NAMES.map((name) => [name, MODEL_TYPES[name]!])),
-  pooling: "any",
+const KINDS: Kinds = {
+  ...WORKER_KINDS,
+  ...Object.fromEntries(NAMES.map((name) => [name, MODEL_KINDS[name]!])),
+  pooling: oneOf("mean", "cls", "last"),
 };
 
 /** Parameters of OpenAI's embeddings; all others are refused. */
@@ -50,8 +51,15 @@ export interface EmbeddingResponse {
   usage: { prompt_tokens: number; total_tokens: number };
 }
 
-const PARAMETER_TYPES: OptionTypes = {
-  ...{ input: "any", model: "string", encoding_format: "any", dimensions: "any", user: "string" },
+const texts = listOf("texts", text);
+const PARAMETERS: Kinds = {
+  ...{
+    input: either(text, texts),
+    model: text,
+    encoding_format: oneOf("float", "base64"),
+    dimensions: number,
+    user: text,
+  },
 };
 
 /** An encoder of texts in one worker, which answers calls in their order. */
@@ -67,7 +75,7 @@ export class Embedder {
   }
 
   static async load(model: ModelFolder, given: EmbedderOptions = {}): Promise<Embedder> {
-    const options = readOptions("the options", given, TYPES);
+    const options = readOptions("the options", given, KINDS);
     options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
     const { dtype = null, device = "auto", pooling = null, disableFileMappedWeights: without } = options;
@@ -98,12 +106,8 @@ export class Embedder {
     this.client.close();
   }
 
-  private async vectors(texts: readonly string[]): Promise<{ vectors: Float32Array[]; tokens: number[] }> {
-    const asked = reading("texts", () => {
-      if (!Array.isArray(texts) || !texts.every((text) => typeof text === "string"))
-        throw refused(`texts is ${shown(texts)}; it must be a list of texts`);
-      return [...texts];
-    });
+  private async vectors(given: readonly string[]): Promise<{ vectors: Float32Array[]; tokens: number[] }> {
+    const asked = reading("texts", () => read("texts", given, texts) as string[]);
     try {
       const answer = await ask(this.client, { kind: "embed", texts: asked });
       const { vectors, dimensions, tokens } = answer as EmbedResult;
@@ -118,14 +122,7 @@ export class Embedder {
   }
 
   private async create(asked: EmbeddingParams): Promise<EmbeddingResponse> {
-    const {
-      input,
-      model = "",
-      encoding_format: format,
-      dimensions,
-    } = readOptions("the parameters", asked, PARAMETER_TYPES);
-    if (format != null && format !== "float" && format !== "base64")
-      throw refused(`encoding_format is ${shown(format)}; it must be "float" or "base64"`);
+    const { input, model = "", encoding_format: format, dimensions } = readOptions("the parameters", asked, PARAMETERS);
     const { vectors, tokens } = await this.vectors(typeof input === "string" ? [input] : input);
     const most = vectors[0]?.length ?? Infinity;
     if (dimensions != null && !(Number.isInteger(dimensions) && dimensions >= 1 && dimensions <= most))

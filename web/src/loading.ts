@@ -2,7 +2,7 @@
 
 import { Client, type StartOptions } from "./client";
 import { asCapstanError, CapstanError } from "./errors";
-import type { OptionTypes } from "./page_request";
+import { callable, flag, type Kinds, milliseconds, signal, text } from "./kinds";
 import { LoadMeter, type LoadProgress } from "./progress";
 import type { CapstanEvent, Request } from "./protocol";
 
@@ -20,9 +20,8 @@ export interface WorkerOptions {
   verifyAfter?: number;
 }
 
-export const WORKER_TYPES: OptionTypes = {
-  ...{ onProgress: "function", onEvent: "function", signal: "signal", assetsUrl: "string", snapshot: "boolean" },
-  ...{ verifyAfter: "number" },
+export const WORKER_KINDS: Kinds = {
+  ...{ onProgress: callable, onEvent: callable, signal, assetsUrl: text, snapshot: flag, verifyAfter: milliseconds },
 };
 
 /** The options of Client.start for a page's options. */

@@ -1,7 +1,9 @@
 // Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
 
 import { refused } from "./errors";
-import { type OptionTypes, pickedFolder, reading, readOptions, shown } from "./page_request";
+import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
+import { shown, signal, text, whole } from "./kinds";
+import { pickedFolder, reading, readOptions } from "./page_request";
 import type {
   ChatRequest,
   GenerateRequest,
@@ -118,26 +120,34 @@ const SEARCH = {
 } as const;
 const DRAWING = ["topK", "topP", "minP"] as const;
 const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
-/** The types of RunOptions; Python checks those of the search. */
-const RUN_TYPES: OptionTypes = {
-  ...{ signal: "signal", temperature: "any", stop: "any", maxTokens: "any", maxLength: "any" },
-  ...{ logitsProcessor: "any", search: "object", logprobs: "boolean", topLogprobs: "number" },
-  ...Object.fromEntries([...Object.keys(SEARCH), ...Object.keys(GRAMMARS)].map((name) => [name, "any" as const])),
+/** OpenAI's limit. */
+const MOST_LOGPROBS = 20;
+/** MAX_ROWS of py_src/capstan/stages/search.py. */
+export const MOST_ANSWERS = 32;
+export const answers = whole(1, MOST_ANSWERS);
+export const topLogprobs = whole(0, MOST_LOGPROBS);
+export const stops = either(text, listOf("strings", text));
+/** The answers of a run are made by their number here; Python checks all other options of a search. */
+const search = fields({ num_return_sequences: answers }, { others: plain });
+const RUN_KINDS: Kinds = {
+  ...{ signal, temperature: number, topK: number, topP: number, minP: number, seed: number, n: answers },
+  ...{ repetitionPenalty: number, frequencyPenalty: number, presencePenalty: number },
+  ...{ stop: stops, maxTokens: number, maxLength: number, logprobs: flag, topLogprobs, logitsProcessor: text, search },
+  ...{ jsonSchema: either(object, text), regex: text, larkGrammar: text, ebnf: text },
 };
-const CHAT_TYPES: OptionTypes = { tools: "object", thinking: "boolean" };
-/** The types of ModelOptions. */
-export const MODEL_TYPES: OptionTypes = {
-  ...{
-    hub: "string or null",
-    revision: "string",
-    token: "string",
-    dtype: "string",
-    device: "string",
-    capture: "string",
-    kvCacheDtype: "string",
-  },
-  ...{ runAhead: "number", recoveries: "number", prefixCache: "number", maxLength: "number" },
-  disableFileMappedWeights: "boolean",
+const tools = listOf("objects", object);
+/** The kinds of the values that chat templates take besides messages. */
+export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag };
+/** Python has the fields of messages. */
+export const messageList = listOf("objects with role and content", object);
+export const device = oneOf("webgpu", "wasm", "auto");
+export const kvCacheDtype = oneOf("float", "int8", "int4");
+export const hub = orNull(text);
+/** The kinds of ModelOptions. */
+export const MODEL_KINDS: Kinds = {
+  ...{ hub, revision: text, token: text, dtype: text, device, kvCacheDtype },
+  ...{ capture: oneOf("tape", "ort", "off"), disableFileMappedWeights: flag },
+  ...{ runAhead: number, recoveries: number, prefixCache: number, maxLength: number },
 };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
@@ -148,18 +158,10 @@ function isId(model: string): boolean {
   return REPOSITORY.test(model) && !/^\.{1,2}\//.test(model) && (model.includes(":") || !isGguf(model));
 }
 
-/** Throw OptionError for a number that JSON cannot hold: it would come to the worker as null. */
-function requireFinite(options: object): void {
-  for (const [name, value] of Object.entries(options))
-    if (typeof value === "number" && !Number.isFinite(value)) throw refused(`${name} is ${value}; it must be finite`);
-}
-
 /** A model as the worker knows it: a hub's repository by its id, else the absolute address of a folder or file. */
 export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
   if (!model || !["string", "object"].includes(typeof model))
     throw refused(`the model is ${shown(model)}; it must be an address, a hub's id, or what was picked`);
-  // A load has others, which may be infinite.
-  requireFinite(Object.fromEntries(Object.entries(options).filter(([name]) => name in MODEL_TYPES)));
   if (typeof model !== "string") {
     const picked = pickedFolder(model);
     if (typeof picked === "object" && picked !== null) return picked as ModelFolder;
@@ -201,8 +203,6 @@ function address(text: string, what: string, page: string): string {
 }
 
 type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
-/** OpenAI's limit. */
-const MOST_LOGPROBS = 20;
 
 function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
   return {
@@ -220,26 +220,23 @@ function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
 }
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
-  for (const given of [run, run.search ?? {}]) requireFinite(given);
   return {
     ...modelRequest(model, options),
     ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
     ...logprobs(run),
     max_new_tokens: run.maxTokens ?? null,
-    search: search(run),
+    search: searchOf(run),
     guidance: guidance(run),
     ...(run.logitsProcessor === undefined ? {} : { logits_processor: run.logitsProcessor }),
   };
 }
 
 function logprobs({ logprobs: asked, topLogprobs: top = 0 }: RunOptions): Pick<Shared, "log_probabilities"> {
-  if (!Number.isInteger(top) || top < 0 || top > MOST_LOGPROBS)
-    throw refused(`topLogprobs is ${top}; it must be a whole number from 0 to ${MOST_LOGPROBS}`);
   if (top && !asked) throw refused(`topLogprobs is ${top} without logprobs; set logprobs to true`);
   return asked ? { log_probabilities: top } : {};
 }
 
-function search(run: RunOptions): Record<string, unknown> {
+function searchOf(run: RunOptions): Record<string, unknown> {
   const given: Record<string, unknown> = {};
   for (const [name, theirs] of Object.entries(SEARCH)) {
     const value = run[name as keyof typeof SEARCH];
@@ -277,19 +274,15 @@ export function chatRequest(
   messages: readonly Message[],
   given: ChatOptions,
 ): ChatRequest {
-  const run = readOptions("the options", given, { ...RUN_TYPES, ...CHAT_TYPES });
-  return reading("messages and options", () => {
-    if (!Array.isArray(messages))
-      throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
-    return {
-      kind: "chat",
-      ...shared(model, options, run),
-      messages: [...(messages as Message[])],
-      max_length: run.maxLength ?? options.maxLength ?? null,
-      tools: run.tools?.length ? [...run.tools] : null,
-      ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
-    };
-  });
+  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS });
+  return reading("messages and options", () => ({
+    kind: "chat",
+    ...shared(model, options, run),
+    messages: read("messages", messages, messageList) as Message[],
+    max_length: run.maxLength ?? options.maxLength ?? null,
+    tools: run.tools?.length ? [...run.tools] : null,
+    ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
+  }));
 }
 
 /** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */
@@ -321,15 +314,13 @@ export function completeRequest(
   prompt: string | readonly number[],
   given: RunOptions,
 ): GenerateRequest {
-  const run = readOptions("the options", given, RUN_TYPES);
+  const run = readOptions("the options", given, RUN_KINDS);
   return reading("prompt and options", () => {
     const request = shared(model, options, run);
     if (options.maxLength !== undefined) request.search = { max_length: options.maxLength, ...request.search };
     if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
-    const text = typeof prompt === "string";
-    if (!text && !Array.isArray(prompt) && !ArrayBuffer.isView(prompt))
-      throw refused(`the prompt is ${shown(prompt)}; it must be a text or a list of token ids`);
-    const ids = text ? null : [...(prompt as number[])];
-    return { kind: "generate", ...request, prompt: text ? prompt : null, prompt_ids: ids };
+    const given = read("the prompt", prompt, either(text, ids)) as string | number[];
+    const [prompt_text, prompt_ids] = typeof given === "string" ? [given, null] : [null, given];
+    return { kind: "generate", ...request, prompt: prompt_text, prompt_ids };
   });
 }

@@ -2,6 +2,7 @@
 // value is read, such as a getter that throws, is an OptionError.
 
 import { CapstanError, refused, told } from "./errors";
+import { fields, type Kinds, object, read, shown } from "./kinds";
 import type { Request } from "./protocol";
 
 /** Read a page's arguments by `read`; whatever it throws is their fault. */
@@ -44,48 +45,13 @@ function isA(name: string, value: unknown): boolean {
   return Object.prototype.toString.call(value) === `[object ${name}]`;
 }
 
-/** The type of each option, as `typeof` says it; "any" is checked where it is used. */
-export type OptionTypes = Record<
-  string,
-  "string" | "string or null" | "number" | "boolean" | "function" | "object" | "signal" | "any"
->;
-
 /**
- * A page's options, each read once; one that is null or undefined is left out, unless null means something. Throws OptionError for a name that is none of
- * theirs, which must not be left out silently, and for another type.
+ * A page's options, each read once by its kind; one that is null or undefined is left out, unless null means something.
+ * Throws OptionError for a name that is none of theirs, which must not be left out silently, and for another kind of value.
  */
-export function readOptions<T extends object>(what: string, given: T, types: OptionTypes): T {
-  if (typeof given !== "object" || given === null) throw refused(`${what} must be an object, not ${typeof given}`);
+export function readOptions<T extends object>(what: string, given: T, kinds: Kinds): T {
   return reading(what, () => {
-    const known = Object.keys(types);
-    const unknown = Object.keys(given).filter((name) => !known.includes(name));
-    if (unknown.length) throw refused(`${unknown.join(", ")}: no such option; there are ${known.join(", ")}`);
-    const found: Record<string, unknown> = {};
-    for (const [name, type] of Object.entries(types)) {
-      const value: unknown = given[name as keyof T];
-      if (value === undefined || (value === null && type !== "string or null")) continue;
-      if (type === "signal") requireSignal(value);
-      else if (value !== null && type !== "any" && typeof value !== type.split(" ")[0])
-        throw refused(`${name} is ${shown(value)}; it must be a ${type}`);
-      found[name] = value;
-    }
-    return found as T;
+    if (!object.is(given)) throw refused(`${what} must be an object, not ${shown(given)}`);
+    return read("", given, fields(kinds)) as T;
   });
-}
-
-/** A value of any kind as a message has it, at most a line of it. */
-export function shown(value: unknown): string {
-  try {
-    const text = typeof value === "string" || Array.isArray(value) ? JSON.stringify(value) : String(value);
-    return text.length > 80 ? `${text.slice(0, 80)}...` : text;
-  } catch {
-    return `of type ${typeof value}`;
-  }
-}
-
-/** Throw OptionError unless a signal is one, of whatever window. */
-function requireSignal(signal: unknown): void {
-  const { aborted, addEventListener } = signal as Partial<AbortSignal>;
-  if (typeof aborted !== "boolean" || typeof addEventListener !== "function")
-    throw refused("signal is no AbortSignal; give that of an AbortController, or leave it out");
 }

@@ -1,8 +1,8 @@
 // `llm.score`: how probable a given text is to the model, token by token.
 
-import { refused } from "./errors";
+import { type Kinds, number, read, text } from "./kinds";
 import { scoreRequest, type ModelOptions } from "./options";
-import { type OptionTypes, reading, readOptions, shown } from "./page_request";
+import { reading, readOptions } from "./page_request";
 import type { ModelFolder, ScoreRequest, ScoreResult } from "./protocol";
 
 export interface ScoreOptions {
@@ -35,13 +35,13 @@ export interface Scored {
   greedy: boolean;
 }
 
-const TYPES: OptionTypes = { context: "string", maxLength: "number" };
+const KINDS: Kinds = { context: text, maxLength: number };
 
 /** The request that scores a text. Throws OptionError. */
-export function scoring(model: ModelFolder, options: ModelOptions, text: string, given: ScoreOptions): ScoreRequest {
-  if (typeof text !== "string") throw refused(`the text is ${shown(text)}; it must be a string`);
-  const { context, maxLength = options.maxLength } = readOptions("the options", given, TYPES);
-  return reading("the options", () => scoreRequest(model, options, text, context ?? null, maxLength ?? null));
+export function scoring(model: ModelFolder, options: ModelOptions, scored: string, given: ScoreOptions): ScoreRequest {
+  const { context, maxLength = options.maxLength } = readOptions("the options", given, KINDS);
+  const said = read("the text", scored, text) as string;
+  return reading("the options", () => scoreRequest(model, options, said, context ?? null, maxLength ?? null));
 }
 
 /** The answer to such a request. */

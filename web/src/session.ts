@@ -1,8 +1,8 @@
 // A conversation of its own: its messages, and what was computed for them, are kept from turn to turn.
 
 import { refused } from "./errors";
+import { shown } from "./kinds";
 import type { ChatOptions } from "./options";
-import { shown } from "./page_request";
 import type { Message } from "./protocol";
 import type { Run } from "./run";
 

@@ -3,7 +3,7 @@
 import { version } from "../../package.json";
 import { refused } from "./errors";
 import type { WorkerOptions } from "./loading";
-import { MODEL_TYPES, type ModelOptions } from "./options";
+import { MODEL_KINDS, type ModelOptions } from "./options";
 import type { ModelFolder } from "./protocol";
 import { hex, sha256 } from "./storage/sha256";
 
@@ -18,7 +18,7 @@ export async function sharedName(model: ModelFolder, options: Options): Promise<
     );
   if (options.trace)
     throw refused("shared is true, and trace is of a worker's whole start; leave one out, or call llm.trace.start()");
-  const names = [...Object.keys(MODEL_TYPES), "snapshot", "verifyAfter"].sort();
+  const names = [...Object.keys(MODEL_KINDS), "snapshot", "verifyAfter"].sort();
   const given = names.map((name) => [name, options[name as keyof Options] ?? null]);
   // A page of another release must not join: they would not understand each other.
   const text = JSON.stringify([version, model, given]);

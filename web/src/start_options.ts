@@ -1,6 +1,8 @@
 // The options of Client.start.
 
-import { type OptionTypes, reading, readOptions } from "./page_request";
+import { callable, either, fields, flag, type Kinds, milliseconds, millisecondsAboveZero, oneOf } from "./kinds";
+import { signal, text } from "./kinds";
+import { reading } from "./page_request";
 import type { CapstanEvent, Device, Expected, HubRepository } from "./protocol";
 import { modelAddress } from "./storage/gguf";
 
@@ -45,28 +47,25 @@ export interface StartOptions {
   signal?: AbortSignal;
 }
 
-export const START_TYPES: OptionTypes = {
-  ...{ base: "string", snapshot: "boolean", expected: "object", cancelDeadline: "number", verifyAfter: "number" },
-  ...{
-    trace: "boolean",
-    bytes: "boolean",
-    shared: "object",
-    onEvent: "function",
-    onInput: "function",
-    signal: "signal",
-  },
+const device = oneOf("webgpu", "wasm", "auto");
+const repository = fields(
+  { repository: text, hub: text, revision: text, token: text },
+  { needed: ["repository", "hub"] },
+);
+export const START_KINDS: Kinds = {
+  ...{ base: text, snapshot: flag, cancelDeadline: millisecondsAboveZero, verifyAfter: milliseconds },
+  ...{ trace: flag, bytes: flag, onEvent: callable, onInput: callable, signal },
+  expected: fields({ model: either(text, repository), dtype: text, device }, { needed: ["model"] }),
+  shared: fields({ name: text, device }, { needed: ["name"] }),
 };
-
-const EXPECTED_TYPES: OptionTypes = { model: "any", dtype: "string", device: "string" };
-const REPOSITORY_TYPES: OptionTypes = { repository: "string", hub: "string", revision: "string", token: "string" };
 
 /** The model of the first request as the worker knows it. */
 export function expectedModel(given: NonNullable<StartOptions["expected"]>): Expected {
-  const { model, dtype = null, device = "auto" } = readOptions("expected", given, EXPECTED_TYPES);
+  const { model, dtype = null, device = "auto" } = given;
   if (typeof model === "string")
     return reading("the expected model", () => {
       return { model: new URL(modelAddress(model), location.href).href, dtype, device };
     });
-  const { repository, hub, revision = null, token = null } = readOptions("expected.model", model, REPOSITORY_TYPES);
+  const { repository, hub, revision = null, token = null } = model;
   return { model: { repository, hub, revision, token }, dtype, device };
 }

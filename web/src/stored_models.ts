@@ -1,10 +1,11 @@
 // The models that this origin keeps, and whether another one fits: a worker of its own is asked, and closed.
 
 import { Client } from "./client";
+import { type Kinds, signal, text } from "./kinds";
 import { knownModels, type KnownModel } from "./known_models";
 import { ask, pageAddress, startOptions } from "./loading";
-import { HUGGING_FACE, modelFolder, type ModelOptions } from "./options";
-import { type OptionTypes, reading, readOptions } from "./page_request";
+import { device, hub, HUGGING_FACE, kvCacheDtype, modelFolder, type ModelOptions } from "./options";
+import { reading, readOptions } from "./page_request";
 import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "./protocol";
 import { isGguf } from "./storage/gguf";
 import { belongs, OF_HUB } from "./storage/belongs";
@@ -63,15 +64,8 @@ export interface Models {
   verify(model?: string, options?: StoredOptions): Promise<StoredModel[]>;
 }
 
-const STORED_TYPES: OptionTypes = { hub: "string or null", assetsUrl: "string", signal: "signal" };
-const FIT_TYPES: OptionTypes = {
-  ...STORED_TYPES,
-  revision: "string",
-  token: "string",
-  dtype: "string",
-  device: "string",
-  kvCacheDtype: "string",
-};
+const STORED_KINDS: Kinds = { hub, assetsUrl: text, signal };
+const FIT_KINDS: Kinds = { ...STORED_KINDS, revision: text, token: text, dtype: text, device, kvCacheDtype };
 export const models: Models = Object.assign(knownModels, {
   list: async (options: StoredOptions = {}) => modelsOf((await stored("list", undefined, options)).files),
   async size(model?: string, options: StoredOptions = {}) {
@@ -85,7 +79,7 @@ export const models: Models = Object.assign(knownModels, {
 
 /** See Capstan.fits. */
 export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
-  const options = readOptions("the options", given, FIT_TYPES);
+  const options = readOptions("the options", given, FIT_KINDS);
   const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
   const { dtype = null, device = "auto", kvCacheDtype } = options;
   const caches = kvCacheDtype === undefined ? {} : { kv_cache_dtype: kvCacheDtype };
@@ -102,7 +96,7 @@ async function stored(
   model: string | undefined,
   given: StoredOptions,
 ): Promise<ModelsResult> {
-  const options = readOptions("the options", given, STORED_TYPES);
+  const options = readOptions("the options", given, STORED_KINDS);
   const folder = model === undefined ? null : reading("the model", () => modelFolder(model, options, pageAddress()));
   return asked(options, async (ask) => {
     const about = (action: ModelsRequest["action"], which: string | null): Promise<ModelsResult> =>

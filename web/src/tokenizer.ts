@@ -1,7 +1,8 @@
 // `llm.tokenizer`: the tokenizer of a loaded model.
 
-import { refused } from "./errors";
-import { type OptionTypes, reading, readOptions, shown } from "./page_request";
+import { ids, read, text } from "./kinds";
+import { messageList, TEMPLATE_KINDS } from "./options";
+import { reading, readOptions } from "./page_request";
 import type { Message, TokenizerRequest, TokenizerResult } from "./protocol";
 
 export interface TemplateOptions {
@@ -9,8 +10,6 @@ export interface TemplateOptions {
   tools?: readonly object[];
   thinking?: boolean;
 }
-
-const TEMPLATE_TYPES: OptionTypes = { tools: "object", thinking: "boolean" };
 
 type Given = Pick<TokenizerRequest, "text" | "ids" | "messages" | "tools" | "thinking">;
 type Ask = (action: TokenizerRequest["action"], given: Given) => Promise<TokenizerResult>;
@@ -20,15 +19,13 @@ export class Tokenizer {
   constructor(private readonly ask: Ask) {}
 
   /** The token ids of a text; no special tokens are added. */
-  async encode(text: string): Promise<number[]> {
-    return (await this.ask("encode", { text: requireText(text) })).ids!;
+  async encode(given: string): Promise<number[]> {
+    return (await this.ask("encode", { text: read("the text", given, text) as string })).ids!;
   }
 
   /** The text of token ids, without special tokens. */
-  async decode(ids: readonly number[]): Promise<string> {
-    if (!Array.isArray(ids) && !ArrayBuffer.isView(ids))
-      throw refused(`ids is ${shown(ids)}; it must be a list of token ids`);
-    return (await this.ask("decode", { ids: [...ids] })).text;
+  async decode(given: readonly number[]): Promise<string> {
+    return (await this.ask("decode", { ids: reading("ids", () => read("ids", given, ids) as number[]) })).text;
   }
 
   /** The number of tokens of a text, or of the prompt that messages make. */
@@ -43,15 +40,9 @@ export class Tokenizer {
   }
 
   private async rendered(messages: readonly Message[], given: TemplateOptions): Promise<TokenizerResult> {
-    if (!Array.isArray(messages))
-      throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
-    const { tools, thinking } = readOptions("the options", given, TEMPLATE_TYPES);
-    const listed = reading("messages and tools", () => ({ messages: [...messages], tools: tools ? [...tools] : null }));
-    return this.ask("template", { ...listed, ...(thinking === undefined ? {} : { thinking }) });
+    const { tools, thinking } = readOptions("the options", given, TEMPLATE_KINDS) as TemplateOptions;
+    const listed = reading("messages", () => read("messages", messages, messageList) as Message[]);
+    const told = { messages: listed, tools: tools ? [...tools] : null };
+    return this.ask("template", { ...told, ...(thinking === undefined ? {} : { thinking }) });
   }
-}
-
-function requireText(text: string): string {
-  if (typeof text !== "string") throw refused(`the text is ${shown(text)}; it must be a string`);
-  return text;
 }
