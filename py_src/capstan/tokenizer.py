@@ -18,13 +18,13 @@ from weakref import finalize
 
 from .errors import CapstanError, ConfigError, OptionError
 from .model_files.config import parse_object
-from .model_files.json_text import NotJsonError, clipped, read_json
+from .model_files.json_text import clipped
 from .text.expressions import danger
+from .text.messages import Message, read_messages, read_tools
 from .text.stream import TextStream
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
-Message = Mapping[str, Any]
 THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -223,9 +223,9 @@ class Tokenizer:
             raise ConfigError("tokenizer_config.json: chat_template: missing; pass template_str, or encode plain text")
         variables: dict[str, Any] = {name: token_text(self._config.get(name)) for name in SPECIAL_TOKENS}
         variables = {name: value for name, value in variables.items() if value is not None}
-        variables["messages"] = conversation("messages", messages)
+        variables["messages"] = read_messages("messages", messages)
         variables["add_generation_prompt"] = add_generation_prompt
-        variables["tools"] = None if tools is None or tools == "" else conversation("tools", tools)
+        variables["tools"] = None if tools is None or tools == "" else read_tools("tools", tools)
         variables["documents"] = None
         if thinking is not None:
             if not any(re.search(rf"\b{name}\b", template) for name in THINKING):
@@ -337,17 +337,3 @@ def default_template(config: Mapping[str, Any]) -> str | None:
             f"tokenizer_config.json: chat_template: expected a string, got {type(template).__name__}; correct it"
         )
     return template
-
-
-def conversation(name: str, value: str | Sequence[Message]) -> list[Message]:
-    """`messages` or `tools` as a list of objects."""
-    items: Any = value
-    if isinstance(value, str):
-        try:
-            items = read_json(value)
-        except NotJsonError as error:
-            raise OptionError(f"{name}: {error}") from error
-    items = list(items) if isinstance(items, Sequence) and not isinstance(items, str) else items
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise OptionError(f'{name}: expected a list of objects such as {{"role": "user", "content": "..."}}')
-    return items

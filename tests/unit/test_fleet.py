@@ -193,7 +193,8 @@ class TestEntries:
             (prompt_input, [3, -1], "another value than numbers from 0"),
             (prompt_input, {"prompt": "a", "messages": []}, "has prompt, messages; give one of"),
             (prompt_input, {"text": "a"}, "has text; give one of"),
-            (prompt_input, {"messages": [{"content": "a"}]}, "without a role"),
+            (prompt_input, {"messages": [{"content": "a"}]}, r"messages\[0\].role: missing"),
+            (prompt_input, {"messages": [{"role": "user", "content": 5}]}, r"messages\[0\].content is 5"),
             (text_input, {"prompt": "a"}, "give a text that is not empty"),
             (pair_input, "ab", "give context and text"),
             (pair_input, {"context": "a", "token_ids": [1]}, "give context and text"),
@@ -204,7 +205,7 @@ class TestEntries:
     )
     def test_a_wrong_item_is_told_with_its_number(self, read: Any, item: Any, words: str) -> None:
         good = {prompt_input: "a", text_input: "a", pair_input: ("a", "b"), any_input: 1}[read]
-        with pytest.raises(PromptError, match=rf"item 1.*{words}"):
+        with pytest.raises((OptionError, PromptError), match=rf"item 1.*{words}"):
             list(entries([good, item], {}, read))
 
     def test_a_digest_is_of_the_input_and_what_it_is_run_by(self) -> None:

@@ -183,7 +183,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pages",
         "plugin",
     ),
-    "text": ("chat_template expressions stream",),
+    "text": ("chat_template expressions messages stream",),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
 """The modules and packages inside each package, lowest floor first."""

@@ -19,6 +19,7 @@ from distributed.scheduler import KilledWorker
 from ..errors import OptionError
 from ..model_files.hub import HubRepository
 from ..stages.search import MAX_ROWS, SearchOptions
+from ..text.messages import read_tools
 from .browsers import Serving, request_form
 from .items import Entry, FleetError, Item, ItemError, any_input, entries, pair_input, prompt_input, text_input
 from .results import ResultFile
@@ -130,7 +131,7 @@ class Fleet:
         Prompts are read as they are needed. Raises OptionError, PromptError, FleetError, ResultFileError.
         """
         job = self._generating(max_new_tokens, search) | {"as_message": as_message}
-        return self._run(job, prompts, prompt_input, out, ordered, batch or DEPTH * self._rows)
+        return self._run(job, prompts, prompt_input, out, ordered, DEPTH * self._rows if batch is None else batch)
 
     def chat(
         self,
@@ -146,8 +147,10 @@ class Fleet:
     ) -> Iterator[Item]:
         """Answer conversations, each a list of messages or a mapping with `messages`, by the model's chat template. See
         `generate`."""
-        job = self._generating(max_new_tokens, search) | {"tools": tools, "thinking": thinking, "as_message": True}
-        return self._run(job, conversations, prompt_input, out, ordered, batch or DEPTH * self._rows)
+        given = None if tools is None else read_tools("tools", tools)
+        job = self._generating(max_new_tokens, search) | {"tools": given, "thinking": thinking, "as_message": True}
+        size = DEPTH * self._rows if batch is None else batch
+        return self._run(job, conversations, prompt_input, out, ordered, size)
 
     def embed(
         self,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import CapstanError, PromptError
+from ..text.messages import read_messages
 
 __all__ = [
     *("Entry", "FleetError", "Item", "ItemError", "UnfitError"),
@@ -97,7 +98,8 @@ def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int,
 
 
 def prompt_input(index: int, item: Any) -> dict[str, Any]:
-    """A prompt: a text, token ids, or a mapping with one of `prompt`, `prompt_ids`, `messages`. Raises PromptError."""
+    """A prompt: a text, token ids, or a mapping with one of `prompt`, `prompt_ids`, `messages`. Raises PromptError, and
+    OptionError for messages of another form."""
     if isinstance(item, str):
         item = {"prompt": item}
     elif isinstance(item, list | tuple):
@@ -116,8 +118,8 @@ def prompt_input(index: int, item: Any) -> dict[str, Any]:
         raise PromptError(f"item {index}: {name} is {value!r}; give a {kinds[name].__name__} that is not empty")
     if name == "prompt_ids" and not all(type(each) is int and each >= 0 for each in value):
         raise PromptError(f"item {index}: prompt_ids has another value than numbers from 0")
-    if name == "messages" and not all(isinstance(each, Mapping) and "role" in each for each in value):
-        raise PromptError(f"item {index}: messages has something without a role; give role and content of each")
+    if name == "messages":
+        read_messages(f"item {index}: messages", value)
     return {name: value}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..model_files.json_text import NotJsonError, read_json
-from ..tokenizer import Message, conversation
+from ..text.messages import Message, read_messages, read_tools
 
 __all__ = ["double_quoted", "messages_with_tools", "tools_for"]
 
@@ -37,7 +37,7 @@ def tools_for(template: str, tools: str | None) -> list[Message] | None:
     """The argument `tools`, JSON, for that template. Raises OptionError unless it is an array of objects."""
     if not tools:
         return None
-    given = conversation("tools", tools)
+    given = read_tools("tools", tools)
     return given if KNOWS_FUNCTIONS.search(template) else [normalised(tool) for tool in given]
 
 
@@ -48,7 +48,7 @@ def messages_with_tools(template: str, messages: str) -> tuple[list[Message], bo
     Raises OptionError unless they are an array of objects, and tools in them another array.
     """
     found, some = [], False
-    for place, message in enumerate(conversation("messages", messages)):
+    for place, message in enumerate(read_messages("messages", messages)):
         text = message.get("tools")
         if isinstance(text, str):
             some = True

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import OptionError
-from .option import Option, ids_of_text, token_ids
+from .option import Option, ids_of_text, items, token_ids
 from .stage import NEGATIVE_INFINITY_KEY, Keys, Row, Stage, StageOptions
 
 __all__ = ["BadWords"]
 
 
 def _read(value: Any) -> tuple[tuple[int, ...], ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise OptionError(f"bad_words_ids is {value!r}; it must be a list of lists of token ids")
-    words = tuple(token_ids("an entry of bad_words_ids", word) for word in value)
+    lists = items("bad_words_ids", value, "lists of token ids")
+    words = tuple(token_ids("an entry of bad_words_ids", word) for word in lists)
     if not all(words):
         raise OptionError("bad_words_ids has an empty list; leave it out")
     return words

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ..errors import OptionError
 
-__all__ = ["INTEGER_LIMIT", "Option", "ids_of_text", "integer", "real", "switch", "token_ids"]
+__all__ = ["INTEGER_LIMIT", "Option", "ids_of_text", "integer", "items", "real", "switch", "token_ids"]
 
 INTEGER_LIMIT = 2**31 - 1
+MOST_ITEMS = 2**20
+"""Items of a list, of which the sampler makes a table."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,20 @@ def switch(name: str, value: object) -> None:
         raise OptionError(f"{name} is {value!r}; it must be True or False")
 
 
+def items(name: str, values: object, what: str) -> tuple[Any, ...]:
+    """The items of a list, `what` in words; OptionError for no list, a mapping and one with more than MOST_ITEMS."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise OptionError(f"{name} is {values!r}; it must be a list of {what}")
+    found = tuple(islice(values, MOST_ITEMS + 1))
+    if len(found) > MOST_ITEMS:
+        raise OptionError(f"{name} has more than {MOST_ITEMS} items; shorten it")
+    return found
+
+
 def token_ids(name: str, values: object) -> tuple[int, ...]:
     """The ids of a list of token ids; OptionError otherwise."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise OptionError(f"{name} is {values!r}; it must be a list of token ids")
-    return tuple(integer(name, value, 0, INTEGER_LIMIT, floats=False) for value in values)
+    found = items(name, values, "token ids")
+    return tuple(integer(name, value, 0, INTEGER_LIMIT, floats=False) for value in found)
 
 
 def ids_of_text(text: str) -> list[int]:

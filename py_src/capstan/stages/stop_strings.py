@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import OptionError
-from .option import Option
+from .option import Option, items
 from .stage import StageOptions
 
 __all__ = ["StopStrings"]
 
 
 def _read(value: Any) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise OptionError(f"stop_strings is {value!r}; it must be a list of strings")
-    strings = tuple(value)
+    strings = items("stop_strings", value, "strings")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise OptionError(f"stop_strings has {string!r}; each must be a string of at least one character")

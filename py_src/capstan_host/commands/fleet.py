@@ -94,14 +94,14 @@ def lines(path: str) -> Iterator[Any]:
 
 def checked(path: str) -> int:
     """The number of items of a file. CommandError for a line that is none."""
-    from capstan.errors import PromptError
+    from capstan.errors import OptionError, PromptError
     from capstan.fleet.items import entries, prompt_input
 
     count = 0
     try:
         for _ in entries(lines(path), {}, prompt_input):
             count += 1
-    except PromptError as error:
+    except (OptionError, PromptError) as error:
         raise CommandError(f"{path}, line {count + 1}: {error}") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is not UTF-8 text ({error}): write it anew") from error
