@@ -631,6 +631,11 @@ test("a model is removed and verified by that name", async () => {
   assert.deepEqual(await asking(Capstan.models.delete("owner/name")), [7, name]);
   assert.deepEqual(await asking(Capstan.models.delete("owner/files:a.gguf")), [7, gguf]);
   assert.deepEqual(await asking(Capstan.models.delete()), [7, ["evict", null]]);
+  assert.deepEqual(await asking(Capstan.models.delete("*", {})), [7, ["evict", null]]);
+  for (const slip of [undefined, null, ""])
+    assert.match((await asking(failure(Capstan.models.delete(slip))))[0].message, /^the model is .*; it must be an address/);
+  for (const around of ["../..", "../../", "./", "/", "../models/", "../models/nano/model", "../mod"])
+    assert.equal(await Capstan.models.size(around), 0, around);
   assert.deepEqual(await asking(Capstan.models.delete("owner/files:c.gguf")), [0]);
   const [found, done] = await asking(Capstan.models.verify("owner/files:a.gguf"));
   assert.deepEqual(found, [{ model: "owner/files:a.gguf", bytes: 30, storedBytes: 30, damaged: 2 }]);

@@ -231,7 +231,7 @@ def test_shards_that_were_opened_before_are_not_read_again_while_all_of_them_are
         found(files[0])
 
 
-@pytest.mark.parametrize("which", ["file", "folder", "shard", None])
+@pytest.mark.parametrize("which", ["file", "shard", "shards", None])
 def test_eviction_removes_what_was_noted_of_a_file(
     which: str | None, made: Made, tmp_path: Path, shelves: dict[str, Shelf], reads: list[str]
 ) -> None:
@@ -246,14 +246,16 @@ def test_eviction_removes_what_was_noted_of_a_file(
     assert min(sizes) > 10_000
     for each in (file, *shards):
         asyncio.run(stored(each, each.read_bytes(), shelves))
-    names = {"file": f"file:{file}", "folder": f"file:{file.parent}", "shard": f"file:{shards[1]}", None: None}
-    held = {"file": (file,), "folder": (file,), "shard": shards[1:], None: (file, *shards)}[which]
-    of_notes = {"shard": sizes[1], None: sum(sizes)}.get(which, sizes[0])
-    evicted = asyncio.run(WeightStore().evict(names[which]))
+    with pytest.raises(OptionError, match=f"one names no stored model, but a folder around file:{file}: name one"):
+        asyncio.run(WeightStore().evict(f"file:{file.parent}"))
+    names = {"file": file, "shard": shards[1], "shards": shards[0]}
+    held = {"file": (file,), "shard": shards[1:], "shards": shards, None: (file, *shards)}[which]
+    of_notes = {"file": sizes[0], None: sum(sizes)}.get(which, sizes[1])
+    evicted = asyncio.run(WeightStore().evict(None if which is None else f"file:{names[which]}"))
     assert evicted == sum(each.stat().st_size for each in held) + of_notes
     assert noted(shelves) == sum(sizes) - of_notes
     assert found(file) == found(file)
-    assert reads.count("model.gguf") == (1 if which == "shard" else 2)
+    assert reads.count("model.gguf") == (1 if which in ("shard", "shards") else 2)
 
 
 async def stored(file: Path, data: bytes, shelves: dict[str, Shelf]) -> None:

@@ -8,7 +8,7 @@ export interface Kind {
   readonly words: string;
   /** Whether a value is of the kind, apart from what is inside it. */
   readonly is: (value: unknown) => boolean;
-  /** Reads what is inside a value of the kind; without it the value stays as it is. */
+  /** Reads the parts of a value of the kind; without this function the value is not looked into. */
   readonly inside?: (place: string, value: never) => unknown;
 }
 
@@ -74,7 +74,7 @@ export const text: Kind = {
   },
 };
 
-/** What JSON has, apart from what is inside it: of anything else it would have null or nothing. */
+/** A value that JSON can hold, apart from its parts: others would become null there, or vanish. */
 export const plain: Kind = {
   words: "a value that JSON has",
   is: (value) => Number.isFinite(value) || ["string", "boolean", "object"].includes(typeof value),
@@ -115,7 +115,7 @@ export function orNull(kind: Kind): Kind {
   return either(kind, { words: "null", is: (value) => value === null });
 }
 
-/** A list with items of a kind; `words` tell what they are. */
+/** A list with items of a kind, which messages call `words`. */
 export function listOf(words: string, item: Kind): Kind {
   return {
     words: `a list of ${words}`,
@@ -176,7 +176,7 @@ export function fields(kinds: Kinds, { needed = [], others }: FieldsOptions = {}
   };
 }
 
-/** An object whose `type` says which other fields it has. `remedy` stands behind the message about another type. */
+/** An object whose `type` decides about its other fields. `remedy` ends the message about an unknown type. */
 export function typed(types: Readonly<Record<string, [kinds: Kinds, needed?: readonly string[]]>>, remedy = ""): Kind {
   const type: Kind = oneOf(...Object.keys(types));
   const behind = remedy && `: ${remedy}`;

@@ -8,7 +8,7 @@ import { device, hub, HUGGING_FACE, kvCacheDtype, modelFolder, type ModelOptions
 import { reading, readOptions } from "./page_request";
 import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "./protocol";
 import { isGguf } from "./storage/gguf";
-import { belongs, OF_HUB } from "./storage/belongs";
+import { belongs, OF_HUB, placeOf } from "./storage/belongs";
 
 /** A model of which this origin keeps weights. */
 export interface StoredModel {
@@ -56,9 +56,12 @@ export interface Models {
   (): KnownModel[];
   /** The models that this origin keeps; a file that several of them have counts with each. */
   list(options?: StoredOptions): Promise<StoredModel[]>;
-  /** The stored bytes of a model, or of all. */
+  /** The stored bytes of a model, or of all ("*"). A model is named exactly, by the name that `list` tells. */
   size(model?: string, options?: StoredOptions): Promise<number>;
-  /** Remove a model, or all; resolves to the bytes that were freed. Rejects with StorageError while a page reads it. */
+  /**
+   * Remove a model, or without arguments, or with "*", all; resolves to the bytes that were freed. Rejects with StorageError
+   * while a page reads it, and with OptionError for undefined and for a folder of several models.
+   */
   delete(model?: string, options?: StoredOptions): Promise<number>;
   /** Compare a model, or all, with the digests of when it was stored; resolves to what `list` then tells of it. */
   verify(model?: string, options?: StoredOptions): Promise<StoredModel[]>;
@@ -66,14 +69,20 @@ export interface Models {
 
 const STORED_KINDS: Kinds = { hub, assetsUrl: text, signal };
 const FIT_KINDS: Kinds = { ...STORED_KINDS, revision: text, token: text, dtype: text, device, kvCacheDtype };
+/** Stands for all models: no model's name is that. */
+const ALL = "*";
 export const models: Models = Object.assign(knownModels, {
-  list: async (options: StoredOptions = {}) => modelsOf((await stored("list", undefined, options)).files),
-  async size(model?: string, options: StoredOptions = {}) {
+  list: async (options: StoredOptions = {}) => modelsOf((await stored("list", ALL, options)).files),
+  async size(model: string = ALL, options: StoredOptions = {}) {
     const { files } = await stored("list", model, options);
     return files.reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
   },
-  delete: async (model?: string, options: StoredOptions = {}) => (await stored("evict", model, options)).freed,
-  verify: async (model?: string, options: StoredOptions = {}) =>
+  // An undefined variable does not ask for all.
+  async delete(...given: [model?: string, options?: StoredOptions]) {
+    const [model, options = {}] = given;
+    return (await stored("evict", given.length ? model! : ALL, options)).freed;
+  },
+  verify: async (model: string = ALL, options: StoredOptions = {}) =>
     modelsOf((await stored("verify", model, options)).files),
 });
 
@@ -91,13 +100,9 @@ export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<
 }
 
 /** The stored files of a model, or of all, after `action`. */
-async function stored(
-  action: ModelsRequest["action"],
-  model: string | undefined,
-  given: StoredOptions,
-): Promise<ModelsResult> {
+async function stored(action: ModelsRequest["action"], model: string, given: StoredOptions): Promise<ModelsResult> {
   const options = readOptions("the options", given, STORED_KINDS);
-  const folder = model === undefined ? null : reading("the model", () => modelFolder(model, options, pageAddress()));
+  const folder = model === ALL ? null : reading("the model", () => modelFolder(model, options, pageAddress()));
   return asked(options, async (ask) => {
     const about = (action: ModelsRequest["action"], which: string | null): Promise<ModelsResult> =>
       ask<ModelsResult>({ kind: "models", action, which });
@@ -127,8 +132,8 @@ async function placesOf(
 /** A source's model: see StoredModel. */
 function modelOf(source: string): string {
   const [, hub, name, file = ""] = OF_HUB.exec(source) ?? [];
-  if (hub === HUGGING_FACE) return isGguf(file) ? `${name}:${file}` : name!;
-  return isGguf(source) ? source : source.slice(0, source.lastIndexOf("/") + 1);
+  if (hub === HUGGING_FACE) return isGguf(file) ? `${name}:${placeOf(file)}` : name!;
+  return placeOf(source);
 }
 
 function modelsOf(files: readonly StoredFile[]): StoredModel[] {

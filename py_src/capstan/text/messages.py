@@ -1,4 +1,4 @@
-"""Reads the messages of a conversation and the tools for it, which a chat template then gets as they are."""
+"""Reads the messages and the tools of a conversation, before a chat template gets them unchanged."""
 
 from __future__ import annotations
 

@@ -7,15 +7,17 @@ removed goes in the order data, record, source. So a crash at any point leaves n
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ..errors import StorageError
+from ..errors import OptionError, StorageError
 from ..fallback import fall_back
 from ..host import current_host
 from ..host.notes import notes_of_files
 from ..host.storage import Backing, DataFile, SourceIdentity
+from ..model_files.file_names import is_gguf
 from ..model_files.gguf.shards import first_shard
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord, UploadNote
@@ -23,6 +25,9 @@ from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecor
 __all__ = ["StoredWeights", "Verification", "WeightStore"]
 
 FOLDER = "capstan-weights"
+IN_ONNX = re.compile(r"(?<=/)onnx/[^/]+\.onnx(_data(_\d+)?)?$")
+"""The end of the URL of a graph or data file in Transformers.js' layout."""
+OF_HUB = re.compile(r"(?P<repository>.+?/[^/]+/[^/]+)/resolve/[^/]+/.+")
 
 
 @dataclass(frozen=True)
@@ -45,15 +50,36 @@ class StoredWeights:
         return self.content is not None
 
     def called(self, which: str | None) -> bool:
-        """Whether it is this file: by its content hash, its URL, or the URL of its folder.
+        """Whether it is this file: by its content hash, its URL, or the URL of its model. That of a folder around the
+        model's is no name of it.
 
         A URL that begins with a slash is any host's.
         """
         if which is None or which == self.content:
             return True
-        folder = which if which.endswith("/") else which + "/"
-        names = [urlsplit(source).path if which.startswith("/") else source for source in self.sources]
-        return any(name == which or name.startswith(folder) for name in names)
+        return which.rstrip("/") in {name.rstrip("/") for name in self._names(which)}
+
+    def below(self, which: str) -> bool:
+        """Whether its URL is below another one, which may be no model's."""
+        folder = which.rstrip("/") + "/"
+        return any(name.startswith(folder) for name in self._names(which))
+
+    def _names(self, which: str) -> builtins.list[str]:
+        names = [name for source in self.sources for name in names_of(source)]
+        return [urlsplit(name).path for name in names] if which.startswith("/") else names
+
+
+def names_of(source: str) -> tuple[str, ...]:
+    """The URLs that name a stored file: its own, and those of its model. That is the first one of a GGUF model's files, or
+    the folder, around onnx/ in Transformers.js' layout; and the repository of a hub."""
+    of_hub = OF_HUB.fullmatch(source)
+    in_onnx = IN_ONNX.search(source)
+    folder = source[: in_onnx.start() if in_onnx else source.rfind("/") + 1]
+    return (
+        source,
+        first_shard(source) if is_gguf(source.partition("?")[0]) else folder,
+        *([of_hub["repository"]] if of_hub else []),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +96,8 @@ class WeightStore:
     """The weights that this origin keeps: in its private file system, else in the Cache API, else not at all.
 
     `which` of the methods is a content hash, a data file's URL, or the URL of a model folder or of a hub's repository
-    (HUB/OWNER/NAME); without it they are about everything. All tabs of the origin see the same files.
+    (HUB/OWNER/NAME), each exactly: a folder of several models is refused with OptionError. Without it they are about
+    everything. All tabs of the origin see the same files.
     """
 
     def __init__(self, backing: Backing | None = None) -> None:
@@ -111,7 +138,8 @@ class WeightStore:
         """Remove files and return how many bytes they held. Notes about them go too: the graph and the tokenizer of a
         GGUF file. So do the small files of a hub's repository; the next load asks the hub what it is now.
 
-        Raises StorageError, with nothing of that file removed, while another tab has it open.
+        Raises StorageError, with nothing of that file removed, while another tab has it open, and OptionError for a
+        folder of several models.
         """
         backing = await self.backing()
         if backing is None:
@@ -119,9 +147,7 @@ class WeightStore:
         freed = 0
         names = await backing.names()
         addresses = [] if which is None else [which]
-        for stored in await self.list():
-            if not stored.called(which):
-                continue
+        for stored in await self._called(which):
             if stored.content is None:
                 identity = await self._journaled(stored.sources[0])
                 if identity is not None:
@@ -145,8 +171,8 @@ class WeightStore:
         """
         backing = await self.backing()
         results = []
-        for stored in await self.list():
-            if backing is None or stored.content is None or not stored.called(which):
+        for stored in await self._called(which):
+            if backing is None or stored.content is None:
                 continue
             record = await self.find_content(stored.content)
             if record is None:
@@ -158,6 +184,16 @@ class WeightStore:
                 Verification(stored.content, stored.sources, len(record.manifest.shards), tuple(sorted(damaged)))
             )
         return results
+
+    async def _called(self, which: str | None) -> builtins.list[StoredWeights]:
+        """The files of that name. Raises OptionError for the URL of a folder that has models in it but is none."""
+        files = await self.list()
+        found = [stored for stored in files if stored.called(which)]
+        others = [] if found or which is None else [stored.sources[0] for stored in files if stored.below(which)]
+        if others:
+            shown = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+            raise OptionError(f"{which} names no stored model, but a folder around {shown}: name one, or none for all")
+        return found
 
     async def backing(self) -> Backing | None:
         """The storage of this host; None if it has none."""

@@ -39,6 +39,11 @@ export async function lastAnswer(url: string): Promise<Response | null> {
   return isKept(url) ? kept(KEPT, absolute(url)) : null;
 }
 
+/** Whether a file is a model folder's: other models may be in folders below that. */
+function within(folder: string, address: string): boolean {
+  return address.startsWith(folder) && /^(onnx\/|1_Pooling\/)?[^/]*$/.test(address.slice(folder.length));
+}
+
 /** Forget what is kept of the folders that have, or are, one of these addresses (a JSON array); null is all. */
 export async function forgetFolders(addresses?: string | null): Promise<void> {
   try {
@@ -52,7 +57,7 @@ export async function forgetFolders(addresses?: string | null): Promise<void> {
     ]);
     const cache = await caches.open(KEPT);
     for (const request of await cache.keys())
-      if (places.some((place) => request.url.startsWith(place))) await cache.delete(request);
+      if (places.some((place) => within(place, request.url))) await cache.delete(request);
   } catch {
     // There is no Cache API.
   }

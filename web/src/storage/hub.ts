@@ -155,7 +155,7 @@ export async function forgetRepositories(addresses?: string | null): Promise<num
     const cache = await caches.open(KEPT);
     for (const request of await cache.keys()) {
       const repository = withSlash(request.url.split(/\/(?:resolve|revision)\//)[0]!);
-      if (which && !which.some((name) => name.startsWith(repository) || withSlash(request.url).startsWith(name)))
+      if (which && !which.some((name) => name.startsWith(repository) || name === withSlash(request.url)))
         continue;
       freed += Number((await cache.match(request))?.headers.get("Content-Length") ?? 0);
       await cache.delete(request);
