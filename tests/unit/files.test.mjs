@@ -11,6 +11,7 @@ import { fetchBytes, fetchOptional } from "../../web/src/storage/files.ts";
 import { openRepository } from "../../web/src/storage/hub.ts";
 import { entry, keep, kept, takeDamaged } from "../../web/src/storage/kept.ts";
 import { prefetch } from "../../web/src/storage/prefetch.ts";
+import { openSource } from "../../web/src/storage/source.ts";
 import { setStallTimeout } from "../../web/src/storage/whole.ts";
 
 const COMMIT = "0123456789abcdef0123456789abcdef01234567";
@@ -217,4 +218,21 @@ test("errors show addresses without query and credentials", async () => {
   for (const [name, said] of Object.entries(told))
     await assert.rejects(read(`${base}/m/${name}${query}#SECRET`), shows(said));
   await assert.rejects(read(`${base.replace("//", "//me:SECRET@")}/m/a.json`), shows(/a\.json/));
+});
+
+for (const size of [2 ** 53, 2 ** 40 + 1, 1e30, -1, 1.5, "5", {}]) {
+  test(`a hub that lists a size of ${JSON.stringify(size)} is refused`, async () => {
+    siblings = [{ rfilename: "config.json", size }];
+    await refused(openRepository("a/b", base, "main", false), /a\/b at main, config.json: its server tells a size of /);
+  });
+}
+
+test("a server that tells an impossible size of a data file is refused", async () => {
+  for (const size of ["9007199254740992", "99999999999999999999"]) {
+    sent["huge.data"] = (response) =>
+      response.req.method === "HEAD"
+        ? response.writeHead(405).end()
+        : response.writeHead(206, { "Content-Range": `bytes 0-0/${size}` }).end("a");
+    await refused(openSource(`${base}/huge.data`, false), /huge.data: its server tells a size of /);
+  }
 });

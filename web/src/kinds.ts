@@ -8,7 +8,7 @@ export interface Kind {
   readonly words: string;
   /** Whether a value is of the kind, apart from what is inside it. */
   readonly is: (value: unknown) => boolean;
-  /** Reads the parts of a value of the kind; without this function the value is not looked into. */
+  /** Reads the parts of a value of the kind; without it the value is kept whole. */
   readonly inside?: (place: string, value: never) => unknown;
 }
 

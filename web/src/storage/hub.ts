@@ -5,7 +5,7 @@ import { EngineError } from "../errors";
 import type { HubRepository } from "../protocol";
 import { entry, keep as keepIn, kept as keptIn } from "./kept";
 import { Body, request, transient } from "./network";
-import { type Listed, readWhole } from "./whole";
+import { type Listed, readWhole, toldSize } from "./whole";
 
 interface Opened {
   /** For messages. */
@@ -91,7 +91,7 @@ async function openNow(
     if (typeof rfilename !== "string") continue;
     const digest = lfs?.sha256;
     files.set(rfilename, {
-      size: typeof size === "number" ? size : null,
+      size: size == null ? null : toldSize(`${name}, ${rfilename}`, size),
       sha256: typeof digest === "string" ? digest : null,
     });
   }
@@ -155,8 +155,7 @@ export async function forgetRepositories(addresses?: string | null): Promise<num
     const cache = await caches.open(KEPT);
     for (const request of await cache.keys()) {
       const repository = withSlash(request.url.split(/\/(?:resolve|revision)\//)[0]!);
-      if (which && !which.some((name) => name.startsWith(repository) || name === withSlash(request.url)))
-        continue;
+      if (which && !which.some((name) => name.startsWith(repository) || name === withSlash(request.url))) continue;
       freed += Number((await cache.match(request))?.headers.get("Content-Length") ?? 0);
       await cache.delete(request);
     }

@@ -11,6 +11,20 @@ export interface Listed {
   sha256: string | null;
 }
 
+/** The bytes of the largest file: 1 TiB, of which the digests of its shards alone would take megabytes. */
+const LARGEST_FILE = 2 ** 40;
+
+/** A file's size as its server tells it. Throws ModelFileError for what is no size. */
+export function toldSize(name: string, size: unknown): number {
+  if (Number.isInteger(size) && Number(size) >= 0 && Number(size) <= LARGEST_FILE) return Number(size);
+  const told = JSON.stringify(size).slice(0, 40);
+  throw new EngineError(
+    "ModelFileError",
+    `${name}: its server tells a size of ${told}, which must be a whole number of bytes up to ${LARGEST_FILE}; ` +
+      "check the address, or take another server",
+  );
+}
+
 export interface Limits extends Partial<Listed> {
   /** The most bytes that are read. */
   most: number;
