@@ -30,7 +30,7 @@ from typing import Any
 
 from .errors import ArgumentTypeError
 
-__all__ = ["check_arguments", "read_annotations"]
+__all__ = ["check_arguments", "check_methods", "checked", "read_annotations"]
 
 CALLED = ("__init__", "__call__", "__getitem__", "__setitem__", "__delitem__")
 """Methods with arguments of users' that have no public name."""
@@ -43,16 +43,17 @@ _made: list[Signature] = []
 
 def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> None:
     """Have the public functions and classes of a package check their arguments, but the constructors of `themselves`,
-    which take more types than they keep."""
+    which take more types than they keep. A name that the package imports later is that of another module, which calls
+    this, too."""
     for name in module.__all__:
-        public = getattr(module, name)
+        public = vars(module).get(name)
         if isinstance(public, FunctionType):
             setattr(module, name, checked(public, name))
         elif isinstance(public, type) and not issubclass(public, BaseException):
             for base in public.__mro__:
                 if base.__module__.partition(".")[0] == PACKAGE and base not in _done:
                     _done.add(base)
-                    _check_methods(base, constructor=base not in themselves)
+                    check_methods(base, constructor=base not in themselves)
 
 
 def read_annotations() -> None:
@@ -61,7 +62,8 @@ def read_annotations() -> None:
         signature.read()
 
 
-def _check_methods(kind: type, constructor: bool) -> None:
+def check_methods(kind: type, constructor: bool = True) -> None:
+    """Have the public methods that a class defines check their arguments."""
     for name, member in list(vars(kind).items()):
         where = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
         if (name.startswith("_") and name not in CALLED) or (name == "__init__" and not constructor):

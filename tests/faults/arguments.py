@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -15,8 +16,12 @@ from capstan.errors import ArgumentTypeError
 
 __all__ = ["PACKAGES", "VALUES", "Parameter", "call", "functions", "not_refused", "parameters"]
 
+HOSTS = ("capstan.fleet", "capstan.testing", "capstan.evaluation")
+"""Packages that pages lack."""
 PACKAGES = (
     *("capstan", "capstan.memory", "capstan.measure", "capstan.notebook", "capstan.genai", "capstan.onnxruntime"),
+    "capstan.embeddings",
+    *(() if sys.platform == "emscripten" else HOSTS),
 )
 VALUES: tuple[Any, ...] = (
     None,
@@ -109,10 +114,15 @@ def functions() -> Iterator[tuple[str, Any, type | None]]:
                     continue
                 if isinstance(member, property):
                     member = member.fset
-                if isinstance(member, FunctionType) and inspect.unwrap(member).__module__.startswith("capstan"):
+                if isinstance(member, FunctionType) and in_capstan(member):
                     yield where, member, public
-                elif isinstance(member, classmethod | staticmethod):
+                elif isinstance(member, classmethod | staticmethod) and in_capstan(member.__func__):
                     yield where, getattr(public, method), None
+
+
+def in_capstan(function: Any) -> bool:
+    """Whether it is not inherited from a class of another package."""
+    return inspect.unwrap(function).__module__.startswith("capstan")
 
 
 def parameters() -> Iterator[Parameter]:
@@ -129,13 +139,19 @@ def parameters() -> Iterator[Parameter]:
                 yield Parameter(where, function, owner, name, parameter.annotation, ())
 
 
+def bare(kind: type) -> Any:
+    """An instance that was not initialised, of an abstract class, too."""
+    missing = getattr(kind, "__abstractmethods__", ())
+    return object.__new__(type(kind.__name__, (kind,), dict.fromkeys(missing)) if missing else kind)
+
+
 CALLS = 300
 RIGHT: dict[str, Any] = {"int": 1, "str": "x", "bool": True, "float": 1.0, "Any": None}
 
 
 async def call(parameter: Parameter, value: Any) -> str | None:
     """Give a wrong value: None if the right error comes, else the answer."""
-    given: list[Any] = [] if parameter.owner is None else [object.__new__(parameter.owner)]
+    given: list[Any] = [] if parameter.owner is None else [bare(parameter.owner)]
     for annotation in parameter.before:
         kind = vars(inspect.getmodule(inspect.unwrap(parameter.function))).get(annotation)
         given.append(object.__new__(kind) if isinstance(kind, type) else RIGHT[annotation])

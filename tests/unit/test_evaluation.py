@@ -210,6 +210,8 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
         ({"batch_size": "many"}, "batch_size is many: give 1 to 32"),
         ({"max_batch_size": 8}, "leave --max_batch_size out"),
         ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout is nan; it must be a number of seconds above 0"),
+        ({"browsers": True}, "CapstanLM: browsers is True, of type bool; give an integer"),
         ({"device": "cuda"}, "device is cuda; give --device webgpu, wasm or auto"),
         ({"browsers": 0}, "browsers is 0; it must be a whole number of at least 1"),
         ({"max_length": 13}, "max_length is 13; take 2 to the model's context_length 12"),

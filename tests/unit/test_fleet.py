@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import json
+import math
 import random
 import threading
 import time
@@ -372,23 +373,40 @@ class TestFleet:
             assert good.address not in {item.worker for item in found[-4:]}
 
     def test_wrong_options_are_refused_before_anything_is_sent(self, client: Client, paper: object) -> None:
-        with pytest.raises(OptionError, match="rows is 33; a page answers 32 items"):
+        with pytest.raises(OptionError, match="rows is 33; it must be from 1 to 32"):
             Fleet(client, "/models/paper", rows=33)
-        with pytest.raises(OptionError, match="browsers_per_worker is 0; give a number from 1"):
+        with pytest.raises(OptionError, match="browsers_per_worker is 0; it must be from 1 to 2147483647"):
             Fleet(client, "/models/paper", 0)
         with pytest.raises(
             OptionError, match="has 2 threads, each of which waits for one browser: start it with --nth"
         ):
             Fleet(client, "/models/paper", 3)
+        wrong: dict[str, dict[str, Any]] = {
+            "timeout is nan; give seconds above 0": {"timeout": math.nan},
+            "patience is nan; give seconds above 0": {"patience": math.nan},
+            "Fleet: device is 5, of type int; give 'webgpu' or 'wasm' or 'auto'": {"device": 5},
+            "Fleet: device is 'gpu'": {"device": "gpu"},
+            "Fleet: rows is True, of type bool; give an integer": {"rows": True},
+            "dtype is 'q3'; it must be one of": {"dtype": "q3"},
+        }
+        for words, options in wrong.items():
+            with pytest.raises(OptionError, match=words):
+                Fleet(client, "/models/paper", **options)
         with Fleet(client, "/models/paper") as fleet:
             for words, options in {
                 "max_new_tokens is 2048; give a number from 1 to 2047": {"max_new_tokens": 2048},
                 "'warmth' is not a search option": {"warmth": 1},
                 "num_beams is 2; an item has one sequence": {"num_beams": 2},
                 "max_length is the fleet's": {"max_length": 5},
-                "batch is -1; give a number from 1": {"batch": -1},
+                "batch is -1; it must be from 1 to": {"batch": -1},
+                "batch is 0; it must be from 1 to": {"batch": 0},
+                "stop_strings is {}; it must be a list of strings": {"stop_strings": {}},
             }.items():
                 with pytest.raises(OptionError, match=words):
                     fleet.generate(["a"], **options)  # type: ignore[arg-type]
+            with pytest.raises(OptionError, match="tools: expected a list of objects"):
+                fleet.chat([[{"role": "user", "content": "a"}]], tools=[5])
+            with pytest.raises(OptionError, match=r"item 0: messages\[0\].role: missing"):
+                list(fleet.chat([[{}]]))
             with pytest.raises(OptionError, match="which is no file"):
                 fleet.map("nowhere.py", [1])

@@ -22,6 +22,7 @@ from capstan.guidance import Guidance
 from capstan.memory import DeviceSpan
 from capstan.signatures import checked, read_annotations
 from capstan.stages.search import SearchOptions
+from capstan.testing.pages import AppModel, PageModel
 from tests.faults.arguments import VALUES, not_refused
 from tests.onnx_models import model as onnx_model
 from tests.unit.genai_cases import generator as genai_generator
@@ -33,11 +34,23 @@ NANO = str(Path(__file__).parents[1] / "fixtures/nano-llama")
 def test_every_wrong_type_of_every_public_function_is_refused_by_name() -> None:
     count, failures = asyncio.run(not_refused())
     assert failures == []
-    assert count > 8000
+    assert count > 10000
 
 
 OPEN: Any = Model
 """To the type checker, whose errors are meant here, a function of anything."""
+
+
+def test_models_of_pages_check_their_arguments_as_the_class_of_both_does() -> None:
+    for kind in (AppModel, PageModel):
+        model = object.__new__(kind)
+        for name, arguments, told in (
+            ("answer", ("a", "x"), "tokens is 'x', of type str; give an integer"),
+            ("answer", ({}, 1), "prompt is {}, of type dict; give a text or a list"),
+            ("decode", ("a",), "ids is 'a', of type str"),
+        ):
+            with pytest.raises(ArgumentTypeError, match=rf"^{kind.__name__}\.{name}: {told}"):
+                getattr(model, name)(*arguments)
 
 
 def test_a_refusal_has_the_argument_its_value_its_type_and_what_to_give() -> None:

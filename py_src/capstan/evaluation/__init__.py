@@ -3,8 +3,10 @@
 `python -m capstan.evaluation ARGUMENTS` is `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
 """
 
+import sys
 from pathlib import Path
 
+from ..signatures import check_arguments
 from .model import CapstanLM
 from .runners import RequestError
 
@@ -12,3 +14,5 @@ __all__ = ["TASKS", "CapstanLM", "RequestError"]
 
 TASKS = Path(__file__).parent / "tasks"
 """The folder of tasks that need no download."""
+
+check_arguments(sys.modules[__name__])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -61,9 +62,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | Path | None = None,
         *,
-        site: str | None = None,
+        site: str | Path | None = None,
         browsers: int = 1,
         scheduler: str | None = None,
         timeout: float = BATCH_SECONDS,
@@ -97,9 +98,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if device not in ("webgpu", "wasm", "auto"):
             raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for auto")
         for name, value in (("browsers", browsers), ("max_gen_toks", max_gen_toks)):
-            if type(value) is not int or value < 1:
+            if value < 1:
                 raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 1")
-        if not isinstance(timeout, int | float) or timeout <= 0:
+        if not timeout > 0:
             raise OptionError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
         self._name, self._revision, self.max_gen_toks = str(model), revision, max_gen_toks
         self._rows = rows
@@ -107,7 +108,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
         options |= {"max_length": MOST_TOKENS if max_length is None else max_length}
         options = {key: each for key, each in options.items() if each is not None}
-        pages = Pages(place, browsers, site, rows, timeout, options)
+        pages = Pages(place, browsers, None if site is None else str(site), rows, timeout, options)
         self._runner = runner or (OneMachine(pages) if scheduler is None else Cluster(scheduler, pages))
         self._encoded: dict[str, list[int]] = {}
         self._special: set[str] = set()

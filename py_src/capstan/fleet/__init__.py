@@ -5,8 +5,10 @@ pip install "capstan-webgpu[fleet]"; docs/fleet.md tells how.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ..signatures import check_arguments
 from .items import FleetError, Item, ItemError, UnfitError
 from .results import ResultFile, ResultFileError
 
@@ -22,3 +24,6 @@ def __getattr__(name: str) -> Any:
 
         return Fleet
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+check_arguments(sys.modules[__name__])

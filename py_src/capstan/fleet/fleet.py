@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 import uuid
 from collections import deque
@@ -11,13 +12,16 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distributed import Client, Future, wait
 from distributed.scheduler import KilledWorker
 
 from ..errors import OptionError
+from ..loading.repository import require_dtype
 from ..model_files.hub import HubRepository
+from ..signatures import check_arguments
+from ..stages.option import INTEGER_LIMIT, integer
 from ..stages.search import MAX_ROWS, SearchOptions
 from ..text.messages import read_tools
 from .browsers import Serving, request_form
@@ -72,29 +76,27 @@ class Fleet:
         site: str | Path | None = None,
         rows: int = 8,
         max_length: int = 2048,
-        device: str = "auto",
+        device: Literal["webgpu", "wasm", "auto"] = "auto",
         dtype: str | None = None,
-        capture: str | None = None,
-        kv_cache_dtype: str | None = None,
+        capture: Literal["tape", "ort", "off"] | None = None,
+        kv_cache_dtype: Literal["float", "int8", "int4"] | None = None,
         attempts: int = 3,
         timeout: float = 900.0,
         patience: float = 120.0,
         resources: Mapping[str, float] | None = None,
     ) -> None:
         numbers = {
-            "browsers_per_worker": browsers_per_worker,
-            "rows": rows,
-            "attempts": attempts,
-            "max_length": max_length,
+            "browsers_per_worker": (browsers_per_worker, INTEGER_LIMIT),
+            "rows": (rows, MAX_ROWS),
+            "attempts": (attempts, INTEGER_LIMIT),
+            "max_length": (max_length, INTEGER_LIMIT),
         }
-        for name, value in numbers.items():
-            if not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name} is {value!r}; give a number from 1")
+        for name, (value, most) in numbers.items():
+            integer(name, value, 1, most, floats=False)
         for name, seconds in (("timeout", timeout), ("patience", patience)):
-            if seconds <= 0:
+            if not seconds > 0:
                 raise OptionError(f"{name} is {seconds!r}; give seconds above 0")
-        if rows > MAX_ROWS:
-            raise OptionError(f"rows is {rows}; a page answers {MAX_ROWS} items together at most")
+        require_dtype(dtype)
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
         options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
         self._client = client
@@ -245,8 +247,7 @@ class Fleet:
         ordered: bool,
         batch: int,
     ) -> Iterator[Item]:
-        if not isinstance(batch, int) or batch < 1:
-            raise OptionError(f"batch is {batch!r}; give a number from 1")
+        integer("batch", batch, 1, INTEGER_LIMIT, floats=False)
         place = self._model if isinstance(self._model, str) else {**self._model, "token": None}
         model = {"place": place, "options": self._serving.options}
         numbered = entries(items, {"job": job, "model": model}, read)
@@ -407,3 +408,6 @@ def model_place(model: str | Path | HubRepository) -> str | dict[str, Any]:
     if str(model).startswith(("http://", "https://")):
         return str(model)
     return str(Path(model).absolute())
+
+
+check_arguments(sys.modules[__name__])

@@ -7,6 +7,9 @@
 docs/testing.md is the guide; `capstan.testing.plugin` has the fixtures.
 """
 
+import sys
+
+from ..signatures import check_arguments
 from .answers import TIE, Agreement, Answer, Counters, MismatchError, NearTie, NearTieWarning
 from .model import TestedModel
 from .oracles import Golden, LlamaCpp, NativeGenai, OracleError
@@ -28,3 +31,5 @@ __all__ = [
     "TestedModel",
     "compare",
 ]
+
+check_arguments(sys.modules[__name__])

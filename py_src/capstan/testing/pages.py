@@ -17,6 +17,7 @@ from ..headless.browser import BrowserError, Launches, start_error
 from ..headless.page import PROBE, is_hardware, page_error
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import PAGE
+from ..signatures import check_methods
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
 from .model import TestedModel
@@ -272,9 +273,10 @@ class Pages:
         self._testing = True
         """The first page is opened during a test's set-up."""
 
-    def serve(self, root: Path, models: Mapping[str, Path] | None = None) -> str:
+    def serve(self, root: str | Path, models: Mapping[str, str | Path] | None = None) -> str:
         """The address of a folder's files until the session ends; models are at models/NAME/."""
-        return self._stack.enter_context(running(StaticServer(Path(root), dict(models or {})))).url
+        folders = {name: Path(folder) for name, folder in (models or {}).items()}
+        return self._stack.enter_context(running(StaticServer(Path(root), folders))).url
 
     def model(self, folder: Path, site: Path, options: Mapping[str, Any]) -> PageModel:
         """A model in the page of a site folder, which all models of that site share. Raises OptionError."""
@@ -390,3 +392,7 @@ def own_version() -> str:
         return version("capstan-webgpu")
     except PackageNotFoundError:
         return "of a checkout"
+
+
+for kind in (PageModel, AppModel):
+    check_methods(kind)

@@ -18,7 +18,8 @@ import pytest
 
 from ..headless.browser import BrowserError, find_browser
 from ..headless.site import find_site
-from .oracles import Golden
+from ..signatures import checked
+from .oracles import Golden, Oracle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Playwright
@@ -130,7 +131,7 @@ def capstan_model(request: pytest.FixtureRequest, capstan_pages: Pages) -> Calla
         found = request.getfixturevalue("capstan_site") if site is None else find_site(site, {})
         return capstan_pages.model(Path(folder), found, options)
 
-    return opened
+    return checked(opened, "capstan_model")
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +142,7 @@ def capstan_app(capstan_pages: Pages) -> Callable[..., AppModel]:
     def opened(url: str, handle: str = "llm", folder: str | Path | None = None) -> AppModel:
         return capstan_pages.app(url, handle, None if folder is None else Path(folder))
 
-    return opened
+    return checked(opened, "capstan_app")
 
 
 @pytest.fixture(scope="session")
@@ -149,12 +150,12 @@ def capstan_golden(request: pytest.FixtureRequest) -> Callable[..., Golden]:
     """`capstan_golden(file, source=None)` is a Golden that --capstan-update-goldens writes. A relative file is in the
     folder that pytest was started for (rootdir)."""
 
-    def opened(file: str | Path, source: Any = None) -> Golden:
+    def opened(file: str | Path, source: Oracle | None = None) -> Golden:
         golden = Golden(request.config.rootpath / file, source)
         golden.update = request.config.getoption("--capstan-update-goldens")
         return golden
 
-    return opened
+    return checked(opened, "capstan_golden")
 
 
 @pytest.hookimpl(tryfirst=True)

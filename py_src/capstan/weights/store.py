@@ -70,7 +70,7 @@ class StoredWeights:
 
 
 def names_of(source: str) -> tuple[str, ...]:
-    """The URLs that name a stored file: its own, and those of its model. That is the first one of a GGUF model's files, or
+    """The URLs that name a stored file: its own, and those of its model. That is the first one of a GGUF model, or
     the folder, around onnx/ in Transformers.js' layout; and the repository of a hub."""
     of_hub = OF_HUB.fullmatch(source)
     in_onnx = IN_ONNX.search(source)
