@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from capstan import Generator, GeneratorParams
+from capstan import Generator, GeneratorParams, Tokenizer
 from capstan.fleet import in_page
 from capstan.generation.row_pool import RowPool
 from tests import oracle
@@ -161,3 +161,26 @@ def test_prompts_and_pairs_of_texts_begin_as_the_tokenizer_says(ask: Any) -> Non
     scored = [line["result"]["value"]["log_probability"] for line in ask({"kind": "loglikelihood"}, *pairs)]
     assert scored[0] == pytest.approx(scored[1])
     assert scored[2] == pytest.approx(scored[3])
+
+
+def test_a_text_that_no_tokenizer_makes_short_enough_is_refused_before_one_tries(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Tokenizer.encode
+
+    def tried(self: Tokenizer, text: str) -> list[int]:
+        assert len(text) < 600_000, "the text was encoded"
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode", tried)
+    long = "a " * 300_000
+    said = [{"role": "user", "content": long}]
+    told = "the prompt has 600000 characters, and the model's context_length is 512: 524288 characters are the most"
+    for kind, item in (
+        ("generate", {"prompt": long}),
+        ("generate", {"messages": said}),
+        ("loglikelihood", {"context": "a", "text": long[1:]}),
+    ):
+        [line] = ask({"kind": kind, "max_new_tokens": 2, "search": GREEDY}, item, folder=FIXTURES / "nano-qwen2")
+        assert line["error"]["type"] == "PromptError"
+        assert line["error"]["message"].startswith(told)

@@ -19,6 +19,7 @@ from capstan.embeddings import Embedder
 from capstan.errors import CapstanError, OptionError, PromptError
 from capstan.generation.generator import Generator
 from capstan.generation.generator_params import GeneratorParams
+from capstan.generation.prompt import require_fitting
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
 from capstan.generation.scored_pairs import Pair, pair_of, score_pair
 from capstan.generation.scoring import begin_of
@@ -221,6 +222,8 @@ def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> list[int
     """The token ids of an item's prompt or conversation."""
     tokenizer = Tokenizer(model)
     messages = item.get("messages")
+    texts = (message.get("content") for message in messages or ())
+    require_fitting((item.get("prompt"), *texts), model.config)
     if item.get("prompt") is not None and job.get("as_message") and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": item["prompt"]}]
     if messages is not None:

@@ -13,7 +13,22 @@ from ..errors import PromptError
 if TYPE_CHECKING:
     from ..model_files.config import GenaiConfig
 
-__all__ = ["Prompt", "checked_prompts", "checked_tokens"]
+__all__ = ["Prompt", "checked_prompts", "checked_tokens", "require_fitting"]
+
+MOST_CHARACTERS = 1024
+"""Characters of a token, more than the tokens of vocabularies have."""
+
+
+def require_fitting(texts: Iterable[object], config: GenaiConfig) -> None:
+    """PromptError for texts that are too long for the model whatever their tokens are, before they are encoded: that
+    takes seconds for each million characters. What is no text does not count."""
+    characters = sum(len(text) for text in texts if isinstance(text, str))
+    most = config.context_length * MOST_CHARACTERS
+    if characters > most:
+        raise PromptError(
+            f"the prompt has {characters} characters, and the model's context_length is {config.context_length}: "
+            f"{most} characters are the most that so many tokens have; shorten it"
+        )
 
 
 @dataclass(frozen=True)

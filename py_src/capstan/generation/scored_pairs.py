@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError, PromptError
 from ..tokenizer import Tokenizer
 from .generator import Generator
+from .prompt import require_fitting
 from .scoring import begin_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
     if context_ids is not None:
         raise OptionError(f"{name} has text: give what is before it as context, a text, or as none")
     context, text = context or "", text or ""
+    require_fitting((context, text), model.config)
     kept = context.rstrip()
     whole = tokenizer.encode_prompt(context + text)
     before = len(tokenizer.encode_prompt(kept) if kept else tokenizer.beginning)

@@ -28,6 +28,7 @@ from ..generation.conversation import Conversation, History, begins_reasoning
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
+from ..generation.prompt import require_fitting
 from ..generation.scoring import begin_of
 from ..generation.timing import Timing
 from ..host.spans import span
@@ -228,6 +229,7 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
     if prompt_ids is None:
         prompt = request["prompt"] or ""
         system = request.get("system")
+        require_fitting((prompt, system), model.config)
         messages = [] if system is None else [{"role": "system", "content": system}]
         if request.get("as_message") and tokenizer.has_chat_template:
             asked = [*messages, {"role": "user", "content": prompt}]
@@ -248,6 +250,7 @@ async def chat_rows(request: ChatRequest) -> dict[str, Any]:
     model = await load_once(request)
     tokenizer = Tokenizer(model)
     params = generator_params(model, request)
+    require_fitting((message.get("content") for message in request["messages"]), model.config)
     text = tokenizer.apply_chat_template(request["messages"], request.get("tools"), thinking=request.get("thinking"))
     if begins_reasoning(text):
         host.emit({"kind": "reasoning"})
@@ -278,6 +281,7 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
     if not request["messages"]:
         prepare_unasked(model, generator)
         return {**tell(), "max_length": generator.max_length}
+    require_fitting((message.get("content") for message in request["messages"]), model.config)
     kept = talk.ask(request["messages"], request.get("tools"), request.get("thinking"))
     if talk.begins_reasoning:
         host.emit({"kind": "reasoning"})
