@@ -76,7 +76,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     return {
         **{target.kind: partial(attack_target, target, share) for target in kinds},
         "requests": partial(attack_server, share, corpus("requests")),
-        "options": partial(attack_options, share.times(10)),
+        "API values": partial(attack_options, share.times(10)),
     }
 
 

@@ -1,14 +1,18 @@
 """Attacks on the JavaScript API (options_page.mjs): arguments of every type, getters that throw, prototypes, cycles.
-Each call ends in a result or an OptionError, and every request that was sent is checked like in a worker."""
+Each call ends in a result or an OptionError, no value is ignored, and every request that was sent is checked like in a
+worker."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from capstan.errors import CapstanError
 from capstan.page.read_request import read_request
+from capstan.stages.search import SearchOptions
+from capstan.text.messages import read_messages, read_tools
 from tests.node import started
 
 from .report import Outcome, fault_of
@@ -22,7 +26,7 @@ SECONDS = 600
 
 def attack_options(share: Share) -> Outcome:
     """So many calls; the case of a failure names the call and what was replaced in its arguments."""
-    outcome = Outcome("options")
+    outcome = Outcome("API values")
     process = started(PAGE, arguments=[str(number) for number in (share.seed, share.count, share.part, share.parts)])
     try:
         printed, _ = process.communicate(timeout=SECONDS)
@@ -48,10 +52,19 @@ def fault_of_requests(requests: list[str]) -> str | None:
     """Why a sent request is answered with something else than an error of ours; None if it is not."""
     for request in requests:
         try:
-            read_request(request)
+            use(read_request(request))
         except CapstanError as error:
             if (why := fault_of(str(error))) is not None:
                 return why
         except Exception as error:
             return f"{type(error).__name__}: {error} for {request[:200]}"
     return None
+
+
+def use(request: Any) -> None:
+    """Read the parts of a request that are read once its model is loaded."""
+    SearchOptions().replace(**request.get("search", {}))
+    if (messages := request.get("messages")) is not None:
+        read_messages("messages", messages)
+    if (tools := request.get("tools")) is not None:
+        read_tools("tools", tools)

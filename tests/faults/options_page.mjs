@@ -1,11 +1,15 @@
 // Calls of the JavaScript API with arguments of every kind, over a worker that answers: `node FILE SEED COUNT PART PARTS`
-// prints the outcome of each case of that part as a line of JSON, and the request where one was sent.
+// prints the outcome of each case of that part as a line of JSON, and the request where one was sent. A value that is
+// taken must show in the request: one that changes nothing of it was ignored.
 
+import { capstanModel } from "../../web/src/ai.ts";
 import { Capstan, CapstanError, Client } from "../../web/src/capstan.ts";
 
 const [seed, count, part, parts] = process.argv.slice(2).map(Number);
 /** Milliseconds after which a call counts as hanging. */
 const LIMIT_MS = 20_000;
+/** Milliseconds for which a call may hold the page: a loaded machine is given time. */
+const HELD_MS = 15_000;
 const LOADED = {
   device: "wasm",
   adapter: "cpu",
@@ -16,6 +20,24 @@ const LOADED = {
 };
 const ANSWER = { text: "ab", token_ids: [1, 2], finish_reason: "eos", prompt_tokens: 5, kept_tokens: 3 };
 
+const FILE = {
+  content: "c",
+  sources: ["http://page.test/models/m/model.onnx.data"],
+  size: 1,
+  stored_bytes: 1,
+  suspect: [],
+};
+/** The worker's answers by the kind of their request; ANSWER is that to all others. */
+const RESULTS = {
+  load: LOADED,
+  exec: { status: 0 },
+  tokenizer: { text: "ab", ids: [1, 2] },
+  models: { store: "opfs", files: [FILE], freed: 1 },
+  load_embedder: { device: "wasm", pooling: "mean", max_tokens: 64 },
+  embed: { vectors: "", dimensions: 0, tokens: [] },
+  score: { sequences: [{ token_ids: [], log_probabilities: [], greedy: [], texts: [] }] },
+};
+
 let sent = [];
 
 class AnsweringWorker {
@@ -25,7 +47,7 @@ class AnsweringWorker {
     const send = (data) => setTimeout(() => this.onmessage?.({ data }));
     if (tag === "boot") return send({ tag: "booted", id: 0, ready_ms: 5, python: "snapshot" });
     sent.push(JSON.stringify(request));
-    const result = request.kind === "load" ? LOADED : request.kind === "exec" ? { status: 0 } : ANSWER;
+    const result = RESULTS[request.kind] ?? ANSWER;
     if (request.kind === "chat" || request.kind === "generate")
       send({ tag: "event", id, event: { kind: "text", text: "ab", token_id: 1 } });
     send({ tag: "reply", id, reply: { ok: true, result } });
@@ -118,6 +140,9 @@ const VALUES = [
   ]),
   ...[() => revoked({}), () => revoked([]), () => ({ toJSON: () => undefined }), () => ({ toJSON: () => 5n })],
   ...[() => Object.create({ role: "user", content: "inherited" }), () => JSON.parse('{"__proto__": {"content": "x"}}')],
+  ...[5e6, 2 ** 31, 33, "*", "../..", "/", "auto", "required", "json_object"].map((value) => () => value),
+  ...[() => [{}], () => [{ role: 5 }], () => ({ a: 1 }), () => [{ role: "user", content: 5 }], () => ({ type: "xml" })],
+  ...[() => "ab".repeat(2 ** 26), () => [[{ role: "user", content: "a" }]]],
   ...[() => ({ then: raise(thrown[0]) }), () => AbortSignal.abort(), () => ({ aborted: false, addEventListener: 1 })],
 ];
 
@@ -127,7 +152,13 @@ const MESSAGES = [
 ];
 const TOOL = { type: "function", function: { name: "look", description: "Looks.", parameters: { type: "object" } } };
 const SCHEMA = { type: "object", properties: { a: { type: "integer" } } };
-const RUN = { temperature: 0.5, topK: 3, seed: 1, stop: ["x"], maxTokens: 4, search: { min_length: 1 } };
+const RUN = { temperature: 0.5, topK: 3, seed: 1, stop: ["end"], maxTokens: 4, search: { min_length: 1 } };
+const CALLED = {
+  role: "assistant",
+  tool_calls: [{ id: "1", type: "function", function: { name: "look", arguments: "{}" } }],
+};
+const PROMPT = [{ role: "user", content: [{ type: "text", text: "hello" }] }];
+const AI_TOOL = { type: "function", name: "look", description: "Looks.", inputSchema: { type: "object" } };
 const load = { dtype: "q4", device: "wasm", capture: "off", runAhead: 2, recoveries: 1, prefixCache: 0, trace: false };
 /** The entrances, with good arguments. */
 const CALLS = {
@@ -149,26 +180,69 @@ const CALLS = {
   create: [
     [
       {
-        messages: [
-          ...MESSAGES,
-          {
-            role: "assistant",
-            tool_calls: [{ id: "1", type: "function", function: { name: "look", arguments: "{}" } }],
-          },
-          { role: "user", content: [{ type: "text", text: "a" }] },
-        ],
+        messages: [...MESSAGES, CALLED, { role: "user", content: [{ type: "text", text: "a" }] }],
         temperature: 0.5,
-        top_p: 1,
-        stop: "x",
+        top_p: 0.5,
+        top_k: 3,
+        n: 2,
+        seed: 3,
+        stop: "end",
         max_tokens: 3,
         logit_bias: { 5: 1 },
+        logprobs: true,
+        top_logprobs: 2,
+        frequency_penalty: 0.5,
         tools: [TOOL],
-        tool_choice: "auto",
         response_format: { type: "json_schema", json_schema: { name: "n", schema: SCHEMA } },
       },
       {},
     ],
     (given, llm) => llm.chat.completions.create(...given),
+  ],
+  forced: [
+    [{ messages: MESSAGES, tools: [TOOL], tool_choice: { type: "function", function: { name: "look" } } }],
+    (given, llm) => llm.chat.completions.create(...given),
+  ],
+  generate: [
+    [
+      {
+        prompt: PROMPT,
+        temperature: 0.5,
+        topP: 0.5,
+        seed: 1,
+        stopSequences: ["x"],
+        maxOutputTokens: 3,
+        tools: [AI_TOOL],
+        toolChoice: { type: "required" },
+        providerOptions: { capstan: { thinking: true } },
+      },
+    ],
+    (given, llm) => capstanModel(llm).doGenerate(...given),
+  ],
+  json: [
+    [{ prompt: PROMPT, responseFormat: { type: "json", schema: SCHEMA, name: "n" } }],
+    (given, llm) => capstanModel(llm).doGenerate(...given),
+  ],
+  template: [[MESSAGES, { tools: [TOOL], thinking: true }], (given, llm) => llm.tokenizer.template(...given)],
+  decode: [[[1, 2, 3]], (given, llm) => llm.tokenizer.decode(...given)],
+  count: [["once"], (given, llm) => llm.tokenizer.count(...given)],
+  score: [["once", { context: "there", maxLength: 9 }], (given, llm) => llm.score(...given)],
+  size: [["/models/m/", { hub: "http://hub.test" }], (given) => Capstan.models.size(...given)],
+  remove: [
+    ["/models/m/", { hub: "http://hub.test" }],
+    async (given) => {
+      await Capstan.models.delete(...given);
+      if (given[0] !== "*" && sent.some((request) => /"action":"evict","which":null/.test(request)))
+        throw new Error("all models were removed");
+    },
+  ],
+  embedder: [
+    ["/m/", { dtype: "q4", device: "wasm", pooling: "cls" }],
+    (given) => Capstan.loadEmbedder(...given).then((embedder) => embedder.close()),
+  ],
+  embed: [
+    [{ input: ["a", "b"], model: "m", encoding_format: "float" }],
+    async (given, llm, client, embedder) => embedder.embeddings.create(...given),
   ],
   stream: [
     [{ messages: MESSAGES, stream: true, stream_options: { include_usage: true } }],
@@ -195,28 +269,72 @@ const CALLS = {
   ],
 };
 
-/** [holder, key] of every value in a tree of plain values. */
-function* places(tree) {
+/** Calls whose values all show in what is sent, but those of UNSEEN. */
+const SHOWN = ["chat", "complete", "ids", "create", "forced", "session", "edit", "template", "decode", "score"];
+/** A schema's name changes nothing; the options of `create` are a signal; no tools are the same as an empty list of them. */
+const UNSEEN = [/json_schema\.name$/, /^create\.1/, /^template\.1\.tools$/];
+
+/** [holder, key, path] of every value in a tree of plain values. */
+function* places(tree, path = "") {
   for (const key of Object.keys(tree)) {
-    yield [tree, key];
-    if (typeof tree[key] === "object" && tree[key] !== null) yield* places(tree[key]);
+    yield [tree, key, path ? `${path}.${key}` : key];
+    if (typeof tree[key] === "object" && tree[key] !== null) yield* places(tree[key], path ? `${path}.${key}` : key);
   }
 }
 
-/** Good arguments with one to three values replaced, left out, or added under another name; and what was done. */
-function mutated(good) {
+/** Whether a value is too long for its JSON. */
+function isLong(value) {
+  return value != null && (typeof value === "string" || Array.isArray(value)) && value.length > 1e6;
+}
+
+/** Whether JSON has a value at all; one whose fields cannot be read has one. */
+function hasJson(value) {
+  try {
+    return isLong(value) || (value != null && JSON.stringify(value) !== undefined);
+  } catch {
+    return true;
+  }
+}
+
+/** A field's value, past a prototype that throws. */
+function own(holder, key) {
+  return Object.hasOwn(holder, key) ? holder[key] : undefined;
+}
+
+/** A value's JSON, without a session's number; null for one that has none. */
+function jsonOf(value) {
+  try {
+    return isLong(value) ? null : (JSON.stringify(value)?.replace(/session \d+/, "session") ?? null);
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * Good arguments with one to three values replaced, left out, or added under another name; what was done, and whether
+ * that must show in the request.
+ */
+function mutated(name, good) {
   const given = { given: copyOf(good) };
-  const all = [...places(given)].filter(([, key]) => key !== "given");
+  const all = [...places(given.given)];
   const done = [];
+  let shows = false;
   for (let left = 1 + below(3); left > 0; left--) {
-    const [holder, key] = one(all);
+    const [holder, key, path] = one(all);
     const which = below(VALUES.length);
     const to = random() < 0.9 || Array.isArray(holder) ? key : one(["x", "__proto__", "toString", "topk", Symbol("s")]);
-    done.push(`${String(key)}:${String(to)}=${which}`);
+    done.push(`${path}:${String(to)}=${which}`);
+    const before = own(holder, key);
     if (random() < 0.1) delete holder[key];
     else holder[to] = VALUES[which]();
+    // Prototypes and symbols are no data.
+    const after = own(holder, to);
+    const data = typeof to === "string" && to !== "__proto__" && (to === key || hasJson(after));
+    const same = to === key && jsonOf(after) !== null && jsonOf(after) === jsonOf(before);
+    shows ||= data && !same && !UNSEEN.some((unseen) => unseen.test(`${name}.${path}`));
   }
-  return [given.given, done.join(" ")];
+  // Of several changes a later one may undo an earlier one.
+  return [given.given, done.join(" "), shows && done.length === 1 && SHOWN.includes(name)];
 }
 
 function copyOf(tree) {
@@ -239,19 +357,32 @@ process.on("unhandledRejection", (error) => (unhandled = error));
 process.on("uncaughtException", (error) => (unhandled = error));
 const print = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
 const [llm, client] = [await Capstan.load("/m/"), await Client.start()];
+const embedder = await Capstan.loadEmbedder("/m/");
+/** The requests of the good calls, of those that say what is ignored. */
+const usual = {};
+for (const name of SHOWN) {
+  sent = [];
+  await CALLS[name][1](copyOf(CALLS[name][0]), llm, client, embedder);
+  usual[name] = jsonOf(sent);
+}
 for (let number = 0; number < count; number++) {
   const name = one(Object.keys(CALLS));
   const [good, call] = CALLS[name];
-  const [given, done] = mutated(good);
+  const [given, done, shows] = mutated(name, good);
   if (number % parts !== part - 1) continue;
   const about = { call: name, number, done };
   sent = [];
   unhandled = null;
+  const begun = performance.now();
   let timer;
   const late = new Promise((resolve) => (timer = setTimeout(resolve, LIMIT_MS, "late")));
   try {
-    const outcome = await Promise.race([late, (async () => call(given, llm, client))().then(() => "taken")]);
-    print({ ...about, outcome, requests: sent });
+    const called = (async () => call(given, llm, client, embedder))();
+    const held = performance.now() - begun;
+    let outcome = await Promise.race([late, called.then(() => "taken")]);
+    if (held > HELD_MS) outcome = `the page was held for ${Math.round(held)} ms`;
+    else if (outcome === "taken" && shows && jsonOf(sent) === usual[name]) outcome = "a value was ignored";
+    print({ ...about, outcome, requests: sent.filter(({ length }) => length < 1e7) });
   } catch (error) {
     const why = faultOf(error);
     // An aborted signal's own reason is what a page expects.
@@ -270,4 +401,5 @@ for (let number = 0; number < count; number++) {
       print({ ...about, outcome: "the next good call is not answered rightly", requests: [] });
   }
 }
-process.exit(0);
+// The end of the process would throw away lines that nobody has read yet.
+process.stdout.write("", () => process.exit(0));

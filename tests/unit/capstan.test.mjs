@@ -872,6 +872,7 @@ for (const [call, message] of [
     "search.top_p is -Infinity; it must be a value that JSON has",
   ],
   // As many rows would be made at once.
+  [(llm) => llm.chat(MESSAGES, { n: 33 }), "n is 33; it must be a whole number from 1 to 32"],
   [(llm) => llm.chat(MESSAGES, { n: 5e6 }), "n is 5000000; it must be a whole number from 1 to 32"],
   [(llm) => llm.complete("a", { n: 2 ** 31 }), "n is 2147483648; it must be a whole number from 1 to 32"],
   [

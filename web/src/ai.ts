@@ -23,6 +23,7 @@ import {
   type FinishReason,
 } from "capstan-webgpu";
 import { asV2, asV3 } from "./ai_versions";
+import { oneLine, told } from "./errors";
 
 export interface CapstanModelOptions {
   /** The model's name in the AI SDK's results and telemetry. */
@@ -182,7 +183,7 @@ function paramsOf(options: LanguageModelV4CallOptions): Asked {
     return translated(options);
   } catch (error) {
     if (error instanceof CapstanError) throw error;
-    throw optionError(`the call cannot be read (${String(error).slice(0, 200)}); give it in the SDK's form`);
+    throw optionError(`the call cannot be read (${told(error)}); give it in the SDK's form`);
   }
 }
 
@@ -255,7 +256,7 @@ function messagesOf(message: LanguageModelV4Message): CompletionMessage[] {
         function: { name: part.toolName, arguments: JSON.stringify(part.input ?? {}) },
       });
     else if (part.type === "tool-result")
-      results.push({ role: "tool", tool_call_id: part.toolCallId, name: part.toolName, content: told(part.output) });
+      results.push({ role: "tool", tool_call_id: part.toolCallId, name: part.toolName, content: textOf(part.output) });
     else throw refused(part.type);
   }
   if (message.role === "tool") return results;
@@ -268,7 +269,7 @@ type Output = Extract<
 >["output"];
 
 /** A tool's output as text. */
-function told(output: Output): string {
+function textOf(output: Output): string {
   if (output.type === "text" || output.type === "error-text") return output.value;
   if (output.type === "json" || output.type === "error-json") return JSON.stringify(output.value);
   if (output.type === "execution-denied") return output.reason ?? "the user denied this call";
@@ -288,5 +289,5 @@ function refused(type: unknown): CapstanError {
 }
 
 function optionError(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
+  return new CapstanError({ type: "OptionError", message: oneLine(message) });
 }

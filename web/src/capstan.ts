@@ -249,7 +249,7 @@ export class Capstan {
     const printed = { stdout: "", stderr: "" };
     const request: Request = {
       kind: "exec",
-      source: code,
+      source: read("the code", code, text) as string,
       filename: "script.py",
       argv: reading("argv", () => ["script.py", ...(read("argv", argv, listOf("strings", text)) as string[])]),
       models: { model: this.folder },

@@ -255,11 +255,11 @@ function message({ role, content, tool_calls: calls, ...rest }: CompletionMessag
 
 /** Templates write the arguments as JSON themselves. */
 function templateCall({ function: called, ...rest }: NonNullable<CompletionMessage["tool_calls"]>[number]): unknown {
-  const { name, arguments: json } = called!;
+  const { name, arguments: json, ...others } = called!;
   const given = parsed(json);
   if (typeof given !== "object" || given === null || Array.isArray(given))
     throw refused(`messages: the arguments of the call of ${name} are no JSON object: ${json.slice(0, 80)}`);
-  return { ...rest, function: { name, arguments: given } };
+  return { ...rest, function: { name, arguments: given, ...others } };
 }
 
 function parsed(json: string): unknown {

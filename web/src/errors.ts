@@ -74,8 +74,12 @@ const MOST_CHARACTERS = 1500;
 
 /** The error for a call whose options are invalid. */
 export function refused(message: string): CapstanError {
-  const line = message.replace(/\s*[\r\n\u2028\u2029]\s*/g, " ");
-  return new CapstanError({ type: "OptionError", message: line.slice(0, MOST_CHARACTERS) });
+  return new CapstanError({ type: "OptionError", message: oneLine(message) });
+}
+
+/** A message of one line, which a page's value in it makes neither longer nor more. */
+export function oneLine(message: string): string {
+  return message.replace(/\s*[\r\n\u2028\u2029]\s*/g, " ").slice(0, MOST_CHARACTERS);
 }
 
 /** The text of anything that was thrown, even if it has none. */

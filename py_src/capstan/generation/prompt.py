@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["Prompt", "checked_prompts", "checked_tokens", "require_fitting"]
 
 MOST_CHARACTERS = 1024
-"""Characters of a token, more than the tokens of vocabularies have."""
+"""Characters of a token: no vocabulary has longer ones."""
 
 
 def require_fitting(texts: Iterable[object], config: GenaiConfig) -> None:
     """PromptError for texts that are too long for the model whatever their tokens are, before they are encoded: that
-    takes seconds for each million characters. What is no text does not count."""
+    takes seconds for each million characters. Anything else does not count."""
     characters = sum(len(text) for text in texts if isinstance(text, str))
     most = config.context_length * MOST_CHARACTERS
     if characters > most:
