@@ -333,7 +333,7 @@ function mutated(name, good) {
     const same = to === key && jsonOf(after) !== null && jsonOf(after) === jsonOf(before);
     shows ||= data && !same && !UNSEEN.some((unseen) => unseen.test(`${name}.${path}`));
   }
-  // Of several changes a later one may undo an earlier one.
+  // A later one of several changes may undo an earlier one.
   return [given.given, done.join(" "), shows && done.length === 1 && SHOWN.includes(name)];
 }
 

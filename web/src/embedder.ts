@@ -2,7 +2,7 @@
 
 import type { Client } from "./client";
 import { asCapstanError, refused } from "./errors";
-import { either, type Kinds, listOf, number, oneOf, read, shown, text } from "./kinds";
+import { either, type Kinds, listOf, oneOf, read, shown, text, whole } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
 import { modelFolder, MODEL_KINDS, type ModelOptions } from "./options";
 import { reading, readOptions } from "./page_request";
@@ -57,7 +57,7 @@ const PARAMETERS: Kinds = {
     input: either(text, texts),
     model: text,
     encoding_format: oneOf("float", "base64"),
-    dimensions: number,
+    dimensions: whole(1, 2 ** 31 - 1),
     user: text,
   },
 };
