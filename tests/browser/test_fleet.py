@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -53,7 +53,7 @@ def kill_browser(before: set[int]) -> None:
 @pytest.mark.one_in
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(
-    device: str, site: SiteServer, client: Client, tmp_path: Path
+    device: Literal["wasm", "webgpu"], site: SiteServer, client: Client, tmp_path: Path
 ) -> None:
     out = tmp_path / "results.jsonl"
     before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}

@@ -122,7 +122,7 @@ def functions() -> Iterator[tuple[str, Any, type | None]]:
 
 def in_capstan(function: Any) -> bool:
     """Whether it is not inherited from a class of another package."""
-    return inspect.unwrap(function).__module__.startswith("capstan")
+    return str(inspect.unwrap(function).__module__).startswith("capstan")
 
 
 def parameters() -> Iterator[Parameter]:

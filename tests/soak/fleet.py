@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from distributed import Client
@@ -254,7 +254,7 @@ def answer_all(
     given: Sequence[Sequence[int]],
     faults: Sequence[tuple[int, str]],
     seed: int,
-    capture: str | None,
+    capture: Literal["tape", "off"] | None,
 ) -> dict[str, Any]:
     """Have the fleet answer all, and go on after what ends a run."""
     trouble = Trouble(cluster, faults, seed)

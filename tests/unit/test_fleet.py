@@ -389,9 +389,9 @@ class TestFleet:
             "Fleet: rows is True, of type bool; give an integer": {"rows": True},
             "dtype is 'q3'; it must be one of": {"dtype": "q3"},
         }
-        for words, options in wrong.items():
+        for words, given in wrong.items():
             with pytest.raises(OptionError, match=words):
-                Fleet(client, "/models/paper", **options)
+                Fleet(client, "/models/paper", **given)
         with Fleet(client, "/models/paper") as fleet:
             for words, options in {
                 "max_new_tokens is 2048; give a number from 1 to 2047": {"max_new_tokens": 2048},

@@ -131,7 +131,8 @@ def capstan_model(request: pytest.FixtureRequest, capstan_pages: Pages) -> Calla
         found = request.getfixturevalue("capstan_site") if site is None else find_site(site, {})
         return capstan_pages.model(Path(folder), found, options)
 
-    return checked(opened, "capstan_model")
+    public: Callable[..., PageModel] = checked(opened, "capstan_model")
+    return public
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +143,8 @@ def capstan_app(capstan_pages: Pages) -> Callable[..., AppModel]:
     def opened(url: str, handle: str = "llm", folder: str | Path | None = None) -> AppModel:
         return capstan_pages.app(url, handle, None if folder is None else Path(folder))
 
-    return checked(opened, "capstan_app")
+    public: Callable[..., AppModel] = checked(opened, "capstan_app")
+    return public
 
 
 @pytest.fixture(scope="session")
@@ -155,7 +157,8 @@ def capstan_golden(request: pytest.FixtureRequest) -> Callable[..., Golden]:
         golden.update = request.config.getoption("--capstan-update-goldens")
         return golden
 
-    return checked(opened, "capstan_golden")
+    public: Callable[..., Golden] = checked(opened, "capstan_golden")
+    return public
 
 
 @pytest.hookimpl(tryfirst=True)
