@@ -412,6 +412,7 @@ STORED = """async () => {
   llm.close();
   found.list = (await Capstan.models.list()).filter(({ model }) => model.endsWith(folder));
   found.verified = await Capstan.models.verify(folder);
+  found.around = await Capstan.models.delete("/models/").catch(({ code, message }) => [code, message]);
   found.freed = await Capstan.models.delete(folder);
   found.left = await Capstan.models.size(folder);
   return found;
@@ -427,5 +428,8 @@ def test_a_page_looks_after_the_models_that_it_keeps(blank_page: Page) -> None:
     [listed] = found["list"]
     assert {**listed, "model": ""} == {"model": "", "bytes": size, "storedBytes": size, "damaged": 0}
     assert found["verified"] == [listed]
+    code, said = found["around"]
+    assert code == "OptionError"
+    assert "/models/ names no stored model, but a folder around http" in said
     assert found["freed"] >= size
     assert found["left"] == 0

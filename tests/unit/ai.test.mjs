@@ -201,7 +201,7 @@ for (const [given, message] of [
   [{ responseFormat: { type: "xml" } }, /^response_format.type is "xml"; it must be "text", /],
   [{ stopSequences: {} }, /^stop is {}; it must be a string or a list of strings/],
   [{ maxOutputTokens: "5" }, /^max_completion_tokens is "5"; it must be a finite number/],
-  [{ providerOptions: { capstan: { thinking: "yes" } } }, /enable_thinking is "yes"; it must be true or false/],
+  [{ providerOptions: { capstan: { thinking: "yes" } } }, /enable_thinking is "yes"; it must be a boolean/],
   [{ prompt: "hello" }, /^the call cannot be read/],
   [{ prompt: [{ role: "user", content: 5 }] }, /^the call cannot be read/],
   [{ prompt: [{ role: "user", content: [{ type: "text", text: 5 }] }] }, /content\[0\].text is 5; it must be a string/],

@@ -349,7 +349,7 @@ for (const [given, message] of [
   [{ stream: true, stream_options: { usage: true } }, "stream_options.usage: no such option; there are include_usage"],
   [
     { stream: true, stream_options: { include_usage: "yes" } },
-    'stream_options.include_usage is "yes"; it must be true or false',
+    'stream_options.include_usage is "yes"; it must be a boolean',
   ],
   [{ n: 5e6 }, "n is 5000000; it must be a whole number from 1 to 32"],
   [{ logprobs: true, top_logprobs: 1e9 }, "top_logprobs is 1000000000; it must be a whole number from 0 to 20"],

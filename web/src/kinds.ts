@@ -48,7 +48,7 @@ function isRecord(value: unknown): value is Record<string, unknown> {
 }
 
 export const anything: Kind = { words: "anything", is: () => true };
-export const flag: Kind = { words: "true or false", is: (value) => typeof value === "boolean" };
+export const flag: Kind = { words: "a boolean", is: (value) => typeof value === "boolean" };
 export const callable: Kind = { words: "a function", is: (value) => typeof value === "function" };
 /** An object whose fields are checked elsewhere. */
 export const object: Kind = { words: "an object", is: isRecord };
