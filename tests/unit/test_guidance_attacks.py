@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from capstan.errors import GuidanceError, OptionError
-from capstan.guidance import Guidance, automaton_of
+from capstan.guidance import Guidance, automaton_of, regex
+from capstan.guidance.grammar import Text
 
 DIGITS = "1" + 400 * "0"
 PROPERTIES = {f"property {number}": {"type": "integer"} for number in range(5000)}
@@ -17,8 +18,8 @@ RULES = range(10_000)
 TOO_LARGE = [
     (
         "json_schema",
-        f'{{"items": {{"type": "integer", "maximum": {DIGITS}}}}}',
-        "#/items/maximum: a number of 401 digits",
+        f'{{"items": {{"type": "integer", "minimum": {DIGITS}}}}}',
+        "#/items/minimum: a number of 401 digits",
     ),
     ("json_schema", '{"type": "number", "minimum": 1e-300}', "#/minimum: a number of 301 digits; there may be 64"),
     ("json_schema", json.dumps({"items": {"properties": PROPERTIES}}), "#/items: it takes more than 5000 rules"),
@@ -33,6 +34,7 @@ TOO_LARGE = [
     ("json_schema", json.dumps({"enum": [f"{number:0100}" for number in range(2000)]}), "#: it takes 20"),
     ("regex", "((a?){50}){50}", "column 15: it takes 15625000000 states, at most 100000"),
     ("regex", "a{" + 5000 * "9" + "}", "column 2: 10001 repetitions"),
+    ("regex", 30_000 * "a", "column 20001: it has 30000 characters; at most 20000 are read: write rules, or an enum"),
     ("regex", 2000 * "(", "column 65: 65 groups within each other; there may be 64"),
     ("lark_grammar", "start: r1\n" + "\n".join(f'r{n}: "a"' for n in RULES), "line 5000, column 7: it takes more than"),
     ("lark_grammar", "start: " + 2000 * "(", "line 1, column 72: 65 groups"),
@@ -167,10 +169,25 @@ PIECES = [
 ]
 
 
+def test_a_long_expression_is_read_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It made a text of each beginning of it: the letters of 10,000 were 50,000,000."""
+    read: list[int] = []
+
+    def text(letters: str) -> Text:
+        read.append(len(letters))
+        return Text(letters)
+
+    monkeypatch.setattr(regex, "Text", text)
+    for length in (100, 10_000, 20_000):
+        read.clear()
+        automaton_of(Guidance("regex", length * "a").grammar) if length < 20_000 else Guidance("regex", length * "a")
+        assert sum(read) == length
+
+
 def test_definitions_are_checked_where_they_are_used() -> None:
-    definitions = '"$defs": {"old": {"items": [{}]}, "odd": 3}'
+    definitions = '"$defs": {"old": {"items": 4}, "odd": 3}'
     Guidance("json_schema", f'{{"type": "null", {definitions}}}')
-    for name, said in (("old", "#/$defs/old/items: a list"), ("odd", "#/$defs/odd: 3; a schema is an object")):
+    for name, said in (("old", "#/$defs/old/items: 4; a schema is"), ("odd", "#/$defs/odd: 3; a schema is an object")):
         with pytest.raises(GuidanceError) as raised:
             Guidance("json_schema", f'{{"$ref": "#/$defs/{name}", {definitions}}}')
         assert said in str(raised.value)

@@ -26,6 +26,16 @@ CASES = [
     ("lark_grammar", 'start: %regex {"substring_chunks": ["ab", "c", "de"]}'),
     ("json_schema", json.dumps({"x-guidance": {"whitespace_flexible": False, "item_separator": ", ?"}})),
     ("json_schema", '{"type": "array", "items": {"multipleOf": 12, "type": "integer"}}'),
+    ("json_schema", '{"type": "number", "multipleOf": 0.25, "minimum": -1.5, "exclusiveMaximum": 2}'),
+    ("json_schema", '{"type": "string", "format": "email", "pattern": "^[^q]+@[a-z.]+$", "maxLength": 20}'),
+    ("json_schema", r'{"type": "string", "pattern": "^(?=.*\\d)(?!a)[^\"]{2,9}$"}'),
+    ("json_schema", '{"type": "array", "items": {"enum": ["a", "ab", 1]}, "uniqueItems": true, "minItems": 1}'),
+    (
+        "json_schema",
+        '{"type": "object", "propertyNames": {"pattern": "^[ab]"}, "minProperties": 1, "maxProperties": 2}',
+    ),
+    ("json_schema", '{"type": "object", "patternProperties": {"a": {"type": "null"}}, "properties": {"b": {}}}'),
+    ("regex", r"(?:(?!--)[a-z-])+|é\b.*"),
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from capstan.errors import GuidanceError
 from capstan.guidance import Guidance, Matcher, vocabulary
+from capstan.guidance.ebnf_text import ebnf_text
 from capstan.guidance.grammar import Chars, Grammar, Node, Repeat, Series, Text
 from capstan.local.grammars import LocalGrammars
 from tests.guidance_runs import judged, runs
@@ -79,7 +80,7 @@ def test_sets_of_characters_are_utf8_and_nothing_else(
     wrap, behind, most = WRAPPED[wrapped]
     grammar = Grammar()
     grammar.add("root", wrap(Chars(ranges)))
-    matcher = asyncio.run(bytes_.compile(grammar.text()))
+    matcher = asyncio.run(bytes_.compile(ebnf_text(grammar)))
     for text in ends(matcher, most):
         characters = text.decode().removesuffix(behind)
         assert characters
@@ -156,6 +157,66 @@ def test_expressions_mean_what_they_mean_in_python(pattern: str, texts: list[str
         ),
         ('{"type": "number", "multipleOf": 0.01}', "0 -12.5 3.25 7", "1.234 1e2 .5 01"),
         ('{"type": "integer", "multipleOf": 7}', "0 7 -14 700 1001", "1 -8 07 1000 7.0"),
+        ('{"type": "integer", "multipleOf": 7, "minimum": -14, "maximum": 30}', "0 7 -14 28", "-21 35 1"),
+        ('{"type": "integer", "multipleOf": 1.5}', "0 3 -6", "1 2 4"),
+        ('{"type": "number", "multipleOf": 2.5, "exclusiveMinimum": -5, "maximum": 5}', "0 -2.5 2.5 5", "-5 1 7.5"),
+        ('{"multipleOf": 4, "allOf": [{"multipleOf": 6}], "type": "integer"}', "0 12 24", "4 6 8"),
+        ('{"type": "string", "pattern": "^(?=.*[0-9])(?!a)", "maxLength": 3}', '"x1" "0" "b2c"', '"a1" "x" "xyz1" ""'),
+        ('{"type": "string", "pattern": "\\\\bcat\\\\b"}', '"cat" "-cat,"', '"cats" "écat"'),
+        ('{"type": "string", "pattern": "^(?:[a-z]$|x\\\\d)"}', '"q" "x1" "x1y"', '"qq" "xy"'),
+        ('{"type": "string", "pattern": "^[^a]$", "minLength": 1}', r'"b" "\"" "\n"', '"a" "" "bb"'),
+        ('{"type": "string", "format": "email", "pattern": "^é"}', '"é@b"', '"é" "a@b"'),
+        ('{"type": "string", "format": "date", "pattern": "^\\\\d{4}$"}', '"2024"', '"2024-02-29"'),
+        ('{"type": "string", "format": "date"}', '"2024-02-29" "2000-02-29"', '"2023-02-29" "1900-02-29" "0000-01-01"'),
+        ('{"type": "string", "format": "uri", "maxLength": 9}', '"ab://c/d" "mailto:a"', '"ab://c/d?e" "a" ""'),
+        ('{"type": "string", "format": "nanoid", "pattern": "^[a-z]$"}', '"a"', '"A" "ab"'),
+        ('{"type": "array", "items": {"enum": ["a", 1]}, "uniqueItems": true}', '[] ["a"] [1,"a"] ["a",1]', "[1,1]"),
+        (
+            '{"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 20}, "uniqueItems": true, '
+            '"minItems": 2}',
+            "[1,2] [5,19,20]",
+            "[1] [2,2] []",
+        ),
+        ('{"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}}', "[] [1,2,2]", "[2] [1,1]"),
+        ('{"type": "array", "items": [{"const": 1}], "additionalItems": false}', "[] [1]", "[1,1]"),
+        (
+            '{"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"const": 1}}',
+            '{} {"a":1} {"a":1,"b":1} {"b":1}',
+            '{"c":1} {"a":2}',
+        ),
+        (
+            '{"type": "object", "propertyNames": {"anyOf": [{"const": "a"}, {"pattern": "^x"}]}, "required": ["a"]}',
+            '{"a":1} {"a":1,"xy":2}',
+            '{"xy":2} {"a":1,"b":2}',
+        ),
+        (
+            '{"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": {"maximum": 5}}, '
+            '"properties": {"ab": {"minimum": 3}}}',
+            '{"ab":4} {"ab":3,"ac":9,"xb":-1,"c":null} {"xb":"t"}',
+            '{"ab":9} {"ab":2} {"ac":null} {"xb":6}',
+        ),
+        (
+            '{"type": "object", "patternProperties": {"^\\\\w$": {"const": 1}}, "properties": {"é": {"minimum": 0}}}',
+            '{"a":1} {"é":1} {"--":2}',
+            '{"a":2} {"é":2} {"ü":2}',
+        ),
+        (
+            '{"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": false, "minProperties": 1, '
+            '"maxProperties": 1}',
+            '{"a":1} {"b":1}',
+            '{} {"a":1,"b":1}',
+        ),
+        ('{"type": "object", "required": ["a"], "minProperties": 2}', '{"a":1,"b":2}', '{"a":1} {"b":1}'),
+        (
+            '{"oneOf": [{"type": "object", "properties": {"t": {"const": 1}}}, {"type": "object", "properties": '
+            '{"t": {"const": 2}}}], "discriminator": {"propertyName": "t"}}',
+            '{"t":1} {"t":2,"x":0}',
+            '{} {"t":3}',
+        ),
+        ('{"type": "number", "minimum": 0, "exclusiveMinimum": true, "maximum": 1}', "0.5 1", "0 2"),
+        ('{"type": "integer", "nullable": true, "x-order": 3, "placeholder": "n"}', "1 null", '"a"'),
+        ('{"enum": [1, 5, "ab", "c", null], "minimum": 2, "maxLength": 1}', '5 "c" null', '1 "ab"'),
+        ('{"type": "object", "properties": {"a": {"not": {}}}}', '{} {"b":1}', '{"a":1}'),
     ],
 )
 def test_schemas_allow_what_fits_them(schema: str, good: str, bad: str, bytes_: LocalGrammars) -> None:

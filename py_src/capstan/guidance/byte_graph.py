@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from .grammar import Chars, Choice, Grammar, Node, Repeat, Rule, Series, Special, Text, byte_runs
+from .grammar import Chars, Choice, Edge, Grammar, Look, Machine, Node, Repeat, Rule, Series, Special, Text, byte_runs
 
 __all__ = ["ByteGraph", "NoAutomatonError"]
 
@@ -113,6 +114,10 @@ class ByteGraph:
                 return state
             case Repeat(item, least, most):
                 return (yield from self._repeated(self._shared(item), least, most, behind))
+            case Machine():
+                return self._machine(node, behind)
+            case Edge() | Look():
+                raise AssertionError("regex.py makes a Machine of these")
             case Rule(name):
                 if name not in self._called:
                     behind = yield self._nodes[name], behind
@@ -120,6 +125,15 @@ class ByteGraph:
                 state = self._state()
                 self.calls[state] = (name, behind)
                 return state
+
+    def _machine(self, machine: Machine, behind: int) -> int:
+        states = [self._state() for _ in machine.ends]
+        for state, row, ends in zip(states, machine.steps, machine.ends, strict=True):
+            for first, last, target in row:
+                for (low, high), *run in byte_runs_apart(first, last):
+                    self.edges[state].append((low, high, self._run(tuple(run), states[target])))
+            self.empty[state] = ends * [behind]
+        return states[0]
 
     def _run(self, run: tuple[tuple[int, int], ...], behind: int) -> int:
         """The state from which these bytes, each in its range, lead to `behind`."""
@@ -174,7 +188,9 @@ class ByteGraph:
                     found = sum(map(self._size, items))
                 case Repeat(item, _, most):
                     found = self._size(item) * (most or 1)
-                case Rule():
+                case Machine():
+                    found = node.states
+                case Rule() | Edge() | Look():
                     found = 1
             self._sizes[id(node)] = found
         return self._sizes[id(node)]
@@ -204,6 +220,7 @@ class ByteGraph:
         return False
 
 
+@lru_cache(maxsize=4096)
 def byte_runs_apart(first: int, last: int) -> list[list[tuple[int, int]]]:
     """byte_runs of characters from one to another, ASCII apart from others."""
     if first < 128 <= last:

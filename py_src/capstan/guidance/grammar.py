@@ -1,20 +1,19 @@
-"""A grammar as data: what JSON schemas, regular expressions and Lark grammars become, and the EBNF text of it.
-
-The text is for xgrammar (https://github.com/mlc-ai/xgrammar, docs/tutorials/ebnf_guided_generation), whose own readers
-of schemas and regular expressions are not used: they let control characters and bare quotes into strings.
-"""
+"""A grammar as data: what JSON schemas, regular expressions and Lark grammars become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = [
     "ANY_CHARACTER",
     "Chars",
     "Choice",
+    "Edge",
     "Grammar",
+    "Look",
     "MOST_DEPTH",
+    "Machine",
     "Node",
     "NodeError",
     "Repeat",
@@ -173,7 +172,48 @@ class Rule:
     empty = False
 
 
-Node = Text | Chars | Special | Series | Choice | Repeat | Rule
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A deterministic automaton over characters, which begins in state 0 and can end from each of its states."""
+
+    steps: tuple[tuple[tuple[int, int, int], ...], ...]
+    """By state: the first and the last character of each range, and the next state."""
+    ends: tuple[bool, ...]
+    """By state, whether the text may end there."""
+    states: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", bounded(sum(1 + len(ranges) // 4 for ranges in self.steps)))
+
+    @property
+    def empty(self) -> bool:
+        return self.ends[0]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The start or the end of the text. Only nfa.py reads it, and Look, to make a Machine."""
+
+    end: bool
+    states = 1
+    empty = True
+
+
+@dataclass(frozen=True)
+class Look:
+    """Nothing, where the text ahead begins with `item`, or, with `behind`, the text before ends with it."""
+
+    item: Node
+    behind: bool
+    negated: bool
+    empty = True
+
+    @property
+    def states(self) -> int:
+        return self.item.states
+
+
+Node = Text | Chars | Special | Series | Choice | Repeat | Rule | Machine | Edge | Look
 
 
 def chars(*items: str | tuple[str, str]) -> Chars:
@@ -244,10 +284,6 @@ class Grammar:
             self.add(prefix + name, _renamed(node, prefix))
         return Rule(f"{prefix}root")
 
-    def text(self) -> str:
-        """EBNF, a rule a line."""
-        return "".join(f"{name} ::= {_written(node)}\n" for name, node in self.rules.items())
-
 
 def _renamed(node: Node, prefix: str) -> Node:
     match node:
@@ -261,42 +297,6 @@ def _renamed(node: Node, prefix: str) -> Node:
             return Repeat(_renamed(item, prefix), least, most)
         case _:
             return node
-
-
-def _written(node: Node) -> str:
-    match node:
-        case Text(text):
-            return '"' + "".join(_escaped(ord(character)) for character in text) + '"'
-        case Chars(ranges):
-            return _set(ranges)
-        case Special():
-            return " ".join(f"[{2 * _escaped(byte)}]" for byte in node.data)
-        case Rule(name):
-            return name
-        case Series(items):
-            return _joined(items, " ")
-        case Choice(items):
-            return _joined(items, " | ")
-        case Repeat(item, least, most):
-            counted = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-            return f"({_written(item)})" + (counted or f"{{{least},{'' if most is None else most}}}")
-
-
-def _joined(items: Sequence[Node], by: str) -> str:
-    return "(" + by.join(_written(item) for item in items) + ")" if items else '""'
-
-
-def _set(ranges: Ranges) -> str:
-    """ASCII as a set, other characters as sequences of sets of bytes: of xgrammar's sets of larger characters only the
-    last byte of each number counts (0.1.27)."""
-    ascii_only = intersected(ranges, ((0, 0x7F),))
-    branches = ["[" + "".join(_range(first, last) for first, last in ascii_only) + "]"] if ascii_only else []
-    for first, last in intersected(ranges, complement(((0, 0x7F),))):
-        for run in byte_runs(first, last):
-            # A set of one character would become a text, which xgrammar writes in UTF-8; one named twice does not.
-            names = [_range(low, high) if low < high else 2 * _escaped(low) for low, high in run]
-            branches.append(" ".join(f"[{name}]" for name in names))
-    return branches[0] if len(branches) == 1 and ascii_only else "(" + " | ".join(branches) + ")"
 
 
 def byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
@@ -318,15 +318,3 @@ def byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
                 yield from byte_runs(last & ~low, last)
                 return
     yield list(zip(chr(first).encode(), chr(last).encode(), strict=True))
-
-
-def _range(first: int, last: int) -> str:
-    return _escaped(first) if first == last else f"{_escaped(first)}-{_escaped(last)}"
-
-
-def _escaped(code: int) -> str:
-    """A character in a text or a set: letters, digits and blanks as they are, all others by number."""
-    character = chr(code)
-    if character == " " or (code < 128 and character.isalnum()):
-        return character
-    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

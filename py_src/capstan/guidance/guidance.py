@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..errors import GuidanceError, OptionError
 from .ebnf import parse_ebnf
+from .ebnf_text import ebnf_text
 from .grammar import Grammar, NodeError
 from .json_schema import json_schema_grammar
 from .lark import lark_grammar
@@ -56,7 +57,7 @@ class Guidance:
             )
         try:
             object.__setattr__(self, "grammar", self._grammar())
-            object.__setattr__(self, "text", self.grammar.text())
+            object.__setattr__(self, "text", ebnf_text(self.grammar))
         except NodeError as error:
             raise GuidanceError(f"{self.kind}: {error.what}; {error.remedy}") from error
         except RecursionError:

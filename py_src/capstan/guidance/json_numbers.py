@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 from math import log10
 
-from .grammar import Choice, Grammar, Node, Repeat, Series, Text, chars
+from .dfa import Dfa, explored
+from .grammar import Choice, Node, Repeat, Series, Text, chars
 
 __all__ = ["MOST_DIGITS", "MOST_STEP", "digits_of", "integer_range", "multiples", "number_range"]
 
@@ -17,10 +19,13 @@ FRACTION_DIGITS = 6
 MOST_DIGITS = 64
 """The digits of a bound, before and behind the point: the grammar grows with their square."""
 
-MOST_STEP = 1000
-"""The largest `multipleOf`: each remainder is a rule."""
+MOST_STEP = 5000
+"""The largest `multipleOf` of integers, since each remainder is a state; one with digits behind its point is counted in
+units of the last one, times the number of its digits."""
 
 _DIGIT = chars(("0", "9"))
+_MINUS, _POINT = 10, 11
+"""The symbols behind those of the ten digits."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +65,36 @@ def integer_range(bounds: Mapping[str, float]) -> Node | None:
     return Choice(tuple(branches)) if branches else None
 
 
-def multiples(grammar: Grammar, kind: str, step: float) -> Node | None:
-    """Multiples of a step, written without an exponent; None for steps that have no such grammar."""
+def multiples(kind: str, step: float) -> Dfa | None:
+    """Multiples of a step, written without an exponent; None for steps that are too small, too large or too long."""
     exact = Decimal(repr(step)).normalize() if step > 0 else Decimal(0)
-    places = -int(exact.as_tuple().exponent)
-    if 0 < places <= 15 and exact == Decimal(1).scaleb(-places) and kind == "number":
-        fraction = Repeat(Series((Text("."), Repeat(_DIGIT, 1, places))), 0, 1)
-        whole: Node = Choice((Text("0"), Series((chars(("1", "9")), Repeat(_DIGIT, 0, None)))))
-        return Series((Repeat(Text("-"), 0, 1), whole, fraction))
-    if not 1 <= exact <= MOST_STEP or exact != int(exact):
+    places = max(0, -int(exact.as_tuple().exponent)) if kind == "number" else 0
+    # A number is a multiple if it is one of `size` without the point, with so many digits behind that.
+    size = Fraction(exact).numerator if kind == "integer" else int(exact.scaleb(places))
+    if size < 1 or size * (places + 1) > MOST_STEP:
         return None
-    size = int(exact)
-    rests = [grammar.reserve("remainder") for _ in range(size)]
-    for rest, rule in enumerate(rests):
-        more: list[Node] = [Series((Text(str(digit)), rests[(10 * rest + digit) % size])) for digit in range(10)]
-        grammar.set(rule, Choice((*more, Text("")) if rest == 0 else tuple(more)))
-    first = Choice(tuple(Series((Text(str(digit)), rests[digit % size])) for digit in range(1, 10)))
-    return Choice((Text("0"), Series((Repeat(Text("-"), 0, 1), first))))
+
+    def after(state: tuple[str, int, int], symbol: int) -> tuple[str, int, int] | None:
+        part, digits, remainder = state
+        if symbol == _MINUS:
+            return ("minus", 0, 0) if part == "start" else None
+        if symbol == _POINT:
+            return ("fraction", 0, remainder) if places and part in ("zero", "minus zero", "whole") else None
+        if part in ("zero", "minus zero") or (digits == places and part == "fraction"):
+            return None
+        if part == "fraction":
+            return part, digits + 1, (10 * remainder + symbol) % size
+        if symbol == 0 and part != "whole":
+            return "zero" if part == "start" else "minus zero", 0, 0
+        return "whole", 0, (10 * remainder + symbol) % size
+
+    def ends(state: tuple[str, int, int]) -> bool:
+        part, digits, remainder = state
+        told = part in ("zero", "whole") or (part == "fraction" and digits > 0)
+        return told and remainder * 10 ** (places - digits) % size == 0
+
+    symbols = [chars(character).ranges for character in "0123456789-."]
+    return explored(("start", 0, 0), symbols, after, ends)
 
 
 def number_range(bounds: Mapping[str, float]) -> Node | None:

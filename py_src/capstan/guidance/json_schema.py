@@ -13,56 +13,31 @@ from typing import Any
 
 from ..errors import GuidanceError
 from ..model_files.json_text import NotJsonError, clipped, read_json
-from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
+from .dfa import Dfa, both
+from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
+from .json_members import key_groups, members, permuted
 from .json_numbers import MOST_DIGITS, MOST_STEP, digits_of, integer_range, multiples, number_range
-from .json_text import (
-    CHARACTER,
-    FREE,
-    INTEGER,
-    NUMBER,
-    Layout,
-    any_value,
-    json_grammar,
-    literal,
-    other_key,
-    quoted,
-    string,
-)
-from .merging import MergeError, merged
-from .regex import parse_regex, parse_searched
+from .json_strings import searched, string_node
+from .json_text import FREE, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string
+from .nfa import determined
 from .schema_keywords import (
-    ANNOTATIONS,
-    TYPED,
     Schema,
+    asks,
     count,
-    is_a,
-    listed,
+    modern,
     pointer,
     refuse,
     require_apart,
     require_known,
     require_shape,
     require_sound,
+    told_apart,
     types_of,
 )
+from .schemas import MOST_VALUES, Schemas
+from .x_guidance import options_of
 
 __all__ = ["json_schema_grammar"]
-
-_OPTIONS = ("whitespace_flexible", "coerce_one_of", "item_separator", "key_separator", "whitespace_pattern")
-
-_HOUR_TO_SECOND = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
-_ZONE = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-# The 31st only in months that have it, the 29th of February not: no grammar of a sensible size knows leap years.
-_DATE = r"\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-FORMATS = {
-    "date": _DATE,
-    "time": _HOUR_TO_SECOND + _ZONE,
-    "date-time": _DATE + "T" + _HOUR_TO_SECOND + _ZONE,
-    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
-    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z]{2,24})+",
-}
 
 
 def json_schema_grammar(text: str) -> Grammar:
@@ -84,21 +59,21 @@ def json_schema_grammar(text: str) -> Grammar:
 
 class _Converter:
     def __init__(self, schema: Any) -> None:
-        self._root = schema
         self._rules: dict[str, Rule] = {}
         """The rules of schemas that occurred before, by their content."""
-        self._shaped: set[int] = set()
-        """Parts of the schema whose keywords were checked."""
         self.grammar, root = json_grammar()
         self._layout, self._coerced = FREE, False
         if isinstance(schema, Mapping) and "x-guidance" in schema:
             self._layout, self._coerced = options_of(schema["x-guidance"], "#/x-guidance")
-            self._root = schema = {name: value for name, value in schema.items() if name != "x-guidance"}
+            schema = {name: value for name, value in schema.items() if name != "x-guidance"}
+        self._schemas = Schemas(schema)
         require_shape(schema, "#")
         self.grammar.set(root, self.value(schema, "#"))
 
     def value(self, schema: Any, at: str) -> Node:
         """The rule for a value of the schema; equal schemas share one rule."""
+        if isinstance(schema, Mapping):
+            schema = modern(schema)
         if schema is True or schema == {}:
             return any_value(self.grammar, self._layout)
         if schema is False:
@@ -116,26 +91,17 @@ class _Converter:
 
     def _node(self, schema: Schema, at: str) -> Node:
         require_known(schema, at)
-        if "$ref" in schema:
-            return self._referred(schema, at)
-        if "allOf" in schema:
-            parts = listed(schema, "allOf", at)
-            rest = {name: value for name, value in schema.items() if name != "allOf"}
-            for index, part in enumerate(parts):
-                rest = self._merged(rest, self._resolved(part, f"{at}/allOf/{index}"), f"{at}/allOf/{index}")
-            return self.value(rest, f"{at}/allOf")
+        if "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
+            return self.value(self._schemas.target(schema["$ref"], f"{at}/$ref"), schema["$ref"])
+        if "$ref" in schema or "allOf" in schema:
+            return self.value(self._schemas.flat(schema, at), at)
         for name in ("anyOf", "oneOf"):
             if name in schema:
                 return self._choice(schema, name, at)
-        if "const" in schema:
-            return self._values([schema["const"]], schema, f"{at}/const")
-        if "enum" in schema:
-            return self._values(listed(schema, "enum", at), schema, f"{at}/enum")
-        return self._typed(schema, at)
-
-    def _typed(self, schema: Schema, at: str) -> Node:
-        types = types_of(schema, at)
+        if "const" in schema or "enum" in schema:
+            return self._values(schema, "const" if "const" in schema else "enum", at)
         # Keywords of other types than the value's ask for nothing; an integer is a number.
+        types = types_of(schema, at)
         kinds = [kind for kind in types if not (kind == "integer" and "number" in types)]
         branches = [self._of_type(kind, schema, at) for kind in kinds]
         return branches[0] if len(branches) == 1 else Choice(tuple(branches))
@@ -147,7 +113,7 @@ class _Converter:
             case "array":
                 return self._array(schema, at)
             case "string":
-                return self._string(schema, at)
+                return string_node(schema, at)
             case "integer" | "number":
                 return self._number(kind, schema, at)
             case "boolean":
@@ -156,74 +122,84 @@ class _Converter:
                 return Text("null")
 
     def _object(self, schema: Schema, at: str) -> Node:
-        properties = schema.get("properties", {})
+        properties, patterned = schema.get("properties", {}), schema.get("patternProperties", {})
         required = list(dict.fromkeys(schema.get("required", ())))
-        needed_names = set(required)
         extra = schema.get("additionalProperties", True)
+        patterns = {pattern: self._name_pattern(pattern, at) for pattern in patterned}
+        allowed = self._schemas.names(schema.get("propertyNames", True), f"{at}/propertyNames")
+        names = [*dict.fromkeys([*properties, *required, *(allowed if isinstance(allowed, list) else ())])]
+        needed_names = set(required)
         pairs: list[tuple[Node, bool]] = []
-        for name, value in properties.items():
-            needed = name in needed_names
-            if value is False:
-                if needed:
-                    refuse(f"{at}/properties/{pointer(name)}", "a required property that nothing fits", "take it out")
-                continue
-            pairs.append((self._pair(literal(name), value, f"{at}/properties/{pointer(name)}"), needed))
-        for index, name in enumerate(required):
-            if name not in properties:
-                if extra is False:
-                    refuse(f"{at}/required/{index}", f"{name!r}", "additionalProperties is false and it has no schema")
-                pairs.append((self._pair(literal(name), extra, f"{at}/additionalProperties"), True))
-        least, most = count(schema, "minProperties", at, 0), count(schema, "maxProperties", at, None)
-        needed_count = sum(needed for _, needed in pairs)
-        if least is not None and least > needed_count:
-            refuse(f"{at}/minProperties", f"{least}", f"more than the {needed_count} required ones is not enforced")
-        if most is not None and (extra is not False or most < len(pairs)):
-            refuse(f"{at}/maxProperties", f"{most}", "it is not enforced; list properties and forbid additional ones")
-        others: Node | None = None
-        for pattern, value in schema.get("patternProperties", {}).items():
-            place = f"{at}/patternProperties/{pointer(pattern)}"
-            if others is not None or properties or required or extra is not False or most is not None:
-                what = "another pattern, properties, required, maxProperties, or additionalProperties that is not false"
-                refuse(place, f"together with {what}", "a name could fit both: leave one out")
-            key = string(quoted(self._pattern(pattern, place)))
-            others = self.grammar.add("pair", self._pair(key, value, place))
-        if extra is not False:
-            key = other_key(self.grammar, {*properties, *required})
-            others = self.grammar.add("pair", self._pair(key, extra, f"{at}/additionalProperties"))
-        return Series((Text("{"), self._layout.blank, self._members(pairs, others), Text("}")))
+        for name in names:
+            fits = [pattern for pattern, (_, possibly) in patterns.items() if possibly.matches(name)]
+            value, place = self._valued(schema, [name] if name in properties else [], fits, at)
+            outside = name not in allowed if isinstance(allowed, list) else allowed and not allowed.matches(name)
+            if value is not False and not outside:
+                pairs.append((self._pair(literal(name), value, place), name in needed_names))
+            elif name in needed_names and name in properties:
+                refuse(f"{at}/properties/{pointer(name)}", "a required property that nothing fits", "take it out")
+            elif name in needed_names:
+                remedy = "its name is not allowed" if outside else "additionalProperties is false and it has no schema"
+                refuse(f"{at}/required/{required.index(name)}", f"{name!r}", remedy)
+        others: list[Node] = []
+        if not patterns and allowed is None and extra is not False:
+            others = [self._pair(other_key(self.grammar, {*names}), extra, f"{at}/additionalProperties")]
+        elif not isinstance(allowed, list) and (patterns or extra is not False):
+            for matched, keys in key_groups(names, allowed, patterns):
+                value, place = self._valued(schema, [], matched, at)
+                if value is not False:
+                    others.append(self._pair(string(quoted(keys.machine())), value, place))
+        other = self.grammar.add("pair", others[0] if len(others) == 1 else Choice(tuple(others))) if others else None
+        least, most = count(schema, "minProperties", at, 0) or 0, count(schema, "maxProperties", at, None)
+        inside = members(self.grammar, self._layout, pairs, other, least, most)
+        if inside is None:
+            what = "minProperties" if "minProperties" in schema else "maxProperties"
+            told = f"{len(pairs)} named ones" + (" and one more" if other else "")
+            refuse(f"{at}/{what}", f"{schema.get(what)}", f"there are {told} that are known to differ")
+        return Series((Text("{"), self._layout.blank, inside, Text("}")))
+
+    def _name_pattern(self, pattern: str, at: str) -> tuple[Dfa, Dfa]:
+        """The names that match a pattern, and those that possibly do."""
+        place = f"{at}/patternProperties/{pointer(pattern)}"
+        possibly = searched(pattern, place, True)
+        if not possibly.whole:
+            refuse(place, "it takes too many states to tell which names match", "write a shorter pattern")
+        return searched(pattern, place), possibly
+
+    def _valued(self, schema: Schema, named: Sequence[str], matched: Sequence[str], at: str) -> tuple[Any, str]:
+        """The schema for the value of a property, by its name or the patterns that it matches; and its place."""
+        parts = [(schema["properties"][name], f"{at}/properties/{pointer(name)}") for name in named]
+        parts += [(schema["patternProperties"][p], f"{at}/patternProperties/{pointer(p)}") for p in matched]
+        if not parts:
+            parts = [(schema.get("additionalProperties", True), f"{at}/additionalProperties")]
+        value, place = parts[0]
+        for more in parts[1:]:
+            value = self._schemas.merged(self._schemas.flat(value, place), self._schemas.flat(*more), more[1])
+        return (False if self._schemas.resolved(value, place) is False else value), place
 
     def _pair(self, key: Node, schema: Any, at: str) -> Node:
         return Series((key, self._layout.colon, self.value(schema, at)))
 
-    def _members(self, pairs: Sequence[tuple[Node, bool]], others: Node | None) -> Node:
-        """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing. White
-        space follows if there is any: an empty object has the one before."""
-        comma, blank = self._layout.comma, self._layout.blank
-        # From the last pair to the first: `after` follows another pair, `first` begins the object.
-        after: Node = Series((Repeat(Series((comma, others)), 0, None), blank)) if others else blank
-        first: Node = Repeat(Series((others, after)), 0, 1) if others else Text("")
-        for pair, needed in reversed(pairs):
-            behind = self.grammar.add("members", after)
-            after_this: Node = Series((comma, pair, behind))
-            first_this: Node = Series((pair, behind))
-            after = after_this if needed else Choice((after_this, behind))
-            first = first_this if needed else Choice((first_this, self.grammar.add("members", first)))
-        return first
-
     def _array(self, schema: Schema, at: str) -> Node:
         least, most = count(schema, "minItems", at, 0) or 0, count(schema, "maxItems", at, None)
-        before = listed(schema, "prefixItems", at) if "prefixItems" in schema else []
-        items = schema.get("items", True)
-        comma = self._layout.comma
-        if items is False:
+        first, behind = "prefixItems", "items"
+        if isinstance(schema.get("items"), list):
+            first, behind = "items", "additionalItems"
+        before: Sequence[Any] = schema.get(first, [])
+        items = schema.get(behind, True)
+        if self._schemas.resolved(items, f"{at}/{behind}") is False:
             most = min(len(before), most) if most is not None else len(before)
         if most is not None and least > most:
             refuse(f"{at}/minItems", f"{least}", f"at most {most} items are allowed")
-        fixed = [self.value(item, f"{at}/prefixItems/{index}") for index, item in enumerate(before)]
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            inside = self._unique(items, least, most, before, at)
+            return Series((Text("["), self._layout.blank, inside, Text("]")))
+        comma = self._layout.comma
+        fixed = [self.value(item, f"{at}/{first}/{index}") for index, item in enumerate(before)]
         fixed = fixed if most is None else fixed[:most]
         rest: Node = self._layout.blank if fixed else Text("")
         if most is None or most > len(fixed):
-            item = self.value(items, f"{at}/items")
+            item = self.value(items, f"{at}/{behind}")
             low, high = max(least - len(fixed), 0), None if most is None else most - len(fixed)
             if fixed:
                 rest = Series((Repeat(Series((comma, item)), low, high), self._layout.blank))
@@ -236,146 +212,58 @@ class _Converter:
             rest = whole if index < least else Choice((whole, self._layout.blank if index else Text("")))
         return Series((Text("["), self._layout.blank, rest, Text("]")))
 
-    def _string(self, schema: Schema, at: str) -> Node:
-        least, most = count(schema, "minLength", at, 0) or 0, count(schema, "maxLength", at, None)
-        if most is not None and least > most:
-            refuse(f"{at}/minLength", f"{least}", f"maxLength is {most}")
-        for name in ("pattern", "format"):
-            if name in schema and (least or most is not None or ("pattern" in schema and "format" in schema)):
-                others = " and ".join(sorted({"minLength", "maxLength", "pattern", "format"} & schema.keys() - {name}))
-                refuse(f"{at}/{name}", f"{name} together with {others}", "say both in one pattern")
-        if "pattern" in schema:
-            return string(quoted(self._pattern(schema["pattern"], f"{at}/pattern")))
-        if "format" in schema:
-            kind = schema["format"]
-            if kind not in FORMATS:
-                refuse(f"{at}/format", f"{kind!r}", f"there are {', '.join(FORMATS)}; or write a pattern")
-            return string(quoted(parse_regex(FORMATS[kind])))
-        return string(Repeat(CHARACTER, least, most))
-
-    def _pattern(self, pattern: Any, at: str) -> Node:
-        try:
-            branches = parse_searched(pattern)
-        except GuidanceError as error:
-            raise GuidanceError(f"json_schema {at}: {error}") from error
-        anything = Repeat(Chars(ANY_CHARACTER), 0, None)
-        nodes = [Series((*(() if b.start else (anything,)), b.node, *(() if b.end else (anything,)))) for b in branches]
-        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+    def _unique(self, items: Any, least: int, most: int | None, before: Sequence[Any], at: str) -> Node:
+        values = None if before else self._schemas.values(items, f"{at}/items")
+        if values is None or len(values) > MOST_VALUES:
+            few = f"at most {MOST_VALUES} values, of an enum, booleans or integers between bounds"
+            refuse(f"{at}/uniqueItems", "items that are not known to differ", f"they may be {few}: leave it out")
+        found = permuted(self.grammar, self._layout, values, least, most)
+        if found is None:
+            refuse(f"{at}/minItems", f"{least}", f"there are {len(values)} values that differ")
+        return found
 
     def _number(self, kind: str, schema: Schema, at: str) -> Node:
         bounds: dict[str, Any] = {}
         for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
             if name in schema:
-                bounds[name] = schema[name]
-                if (digits := digits_of(schema[name])) > MOST_DIGITS:
+                bound = bounds[name] = schema[name]
+                if (digits := digits_of(bound)) <= MOST_DIGITS:
+                    continue
+                # A number is written with up to as many digits: such a bound is beyond all of them.
+                if abs(bound) < 1 or (bound > 0) is not name.endswith("aximum"):
                     refuse(f"{at}/{name}", f"a number of {digits} digits", f"there may be {MOST_DIGITS}: leave it out")
-        if "multipleOf" in schema:
-            return self._multiple(kind, schema["multipleOf"], bounds, f"{at}/multipleOf")
-        if not bounds:
-            return INTEGER if kind == "integer" else NUMBER
-        found = (integer_range if kind == "integer" else number_range)(bounds)
-        if found is None:
-            refuse(at, " and ".join(f"{name} {value}" for name, value in bounds.items()), f"no {kind} fits them")
-        return found
+                bounds[name] = (10**MOST_DIGITS - 1) * (1 if bound > 0 else -1)
+        ranged = integer_range if kind == "integer" else number_range
+        found = ranged(bounds) if bounds else None
+        told = " and ".join(f"{name} {value}" for name, value in bounds.items())
+        if bounds and found is None:
+            refuse(at, told, f"no {kind} fits them")
+        if "multipleOf" not in schema:
+            return found or (INTEGER if kind == "integer" else NUMBER)
+        steps = multiples(kind, schema["multipleOf"])
+        if steps is None:
+            remedy = f"there are steps of 1 to {MOST_STEP}, fewer with digits behind the point"
+            refuse(f"{at}/multipleOf", f"{schema['multipleOf']}", remedy)
+        if found is not None:
+            steps = both([steps, determined(found)])
+        if not steps.ends:
+            refuse(f"{at}/multipleOf", f"{schema['multipleOf']}", f"no {kind} fits it and {told}")
+        return steps.machine()
 
-    def _multiple(self, kind: str, step: float, bounds: Mapping[str, Any], at: str) -> Node:
-        if bounds:
-            refuse(at, f"{step} together with {', '.join(bounds)}", "leave out one, or list the values in an enum")
-        found = multiples(self.grammar, kind, step)
-        if found is None:
-            refuse(at, f"{step}", f"there are integers from 1 to {MOST_STEP} and, for numbers, 0.1, 0.01 and so on")
-        return found
-
-    def _values(self, values: Sequence[Any], schema: Schema, at: str) -> Node:
-        """The values of an enum or a const that have one of the schema's types."""
-        asked = {name for name in TYPED | {"enum"} if name in schema} - {at.rpartition("/")[2]}
-        if asked:
-            refuse(at, f"together with {', '.join(sorted(asked))}", "leave out the values that do not fit them")
-        types = types_of(schema, at.rpartition("/")[0])
-        fitting = [value for value in values if "type" not in schema or any(is_a(kind, value) for kind in types)]
-        if not fitting:
-            refuse(at, clipped(list(values)), "no value has the schema's type")
-        nodes = [literal(value, self._layout) for value in fitting]
+    def _values(self, schema: Schema, name: str, at: str) -> Node:
+        """The values of an enum or a const that fit the schema."""
+        values = self._schemas.values(schema, at)
+        if not values:
+            given = [schema["const"]] if name == "const" else schema["enum"]
+            refuse(f"{at}/{name}", clipped(given), "no value fits the schema's other keywords")
+        nodes = [literal(value, self._layout) for value in values]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
     def _choice(self, schema: Schema, name: str, at: str) -> Node:
-        rest = {key: value for key, value in schema.items() if key != name}
-        parts = [self._resolved(part, f"{at}/{name}/{i}") for i, part in enumerate(listed(schema, name, at))]
-        places = [f"{at}/{name}/{i}" for i in range(len(parts))]
-        if not rest.keys() - ANNOTATIONS and name == "anyOf":
-            parts = listed(schema, name, at)
-        kept = [(part, place) for part, place in zip(parts, places, strict=True) if part is not False]
-        if not kept:
-            refuse(f"{at}/{name}", "false alone", "nothing fits it")
-        whole = [(self._merged(rest, part, place), place) for part, place in kept]
+        whole = self._schemas.alternatives(schema, name, at)
+        parts, places = [part for part, _ in whole], [place for _, place in whole]
         if name == "oneOf" and not self._coerced:
-            require_apart([part for part, _ in whole], f"{at}/{name}")
-        nodes = [self.value(part, place) for part, place in whole]
+            parts = list(told_apart(parts))
+            require_apart(parts, f"{at}/{name}")
+        nodes = [self.value(part, place) for part, place in zip(parts, places, strict=True)]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
-
-    def _merged(self, a: Any, b: Any, at: str) -> Any:
-        """The schema of the values that fit both."""
-        try:
-            return merged(a, b, ANNOTATIONS)
-        except MergeError as error:
-            refuse(at, str(error), "write one schema that says both")
-
-    def _referred(self, schema: Schema, at: str) -> Node:
-        rest = {name: value for name, value in schema.items() if name != "$ref" and name not in ANNOTATIONS}
-        target = schema["$ref"]
-        if not rest:
-            return self.value(self._target(target, f"{at}/$ref"), target)
-        return self.value(self._merged(rest, self._target(target, f"{at}/$ref"), at), at)
-
-    def _resolved(self, schema: Any, at: str) -> Any:
-        """The schema, or the one that it refers to with nothing besides."""
-        seen = []
-        while isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - ANNOTATIONS - {"$ref"}:
-            if schema["$ref"] in seen:
-                refuse(f"{at}/$ref", f"{schema['$ref']!r}", "it refers to itself alone")
-            seen.append(schema["$ref"])
-            schema = self._target(schema["$ref"], f"{at}/$ref")
-        return schema
-
-    def _target(self, reference: Any, at: str) -> Any:
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            refuse(at, f"{reference!r}", "only references within the schema, such as #/$defs/name, are followed")
-        found = self._root
-        for part in reference[2:].split("/") if reference != "#" else ():
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and len(name) < 9 and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, Mapping) and name in found:
-                found = found[name]
-            else:
-                refuse(at, f"{reference!r}", f"the schema has no {name!r} there")
-        if id(found) not in self._shaped:
-            self._shaped.add(id(found))
-            require_shape(found, reference)
-        return found
-
-
-def options_of(given: Any, at: str) -> tuple[Layout, bool]:
-    """llguidance's options: the text between parts, and whether oneOf means anyOf."""
-    if not isinstance(given, Mapping):
-        refuse(at, clipped(given), "it must be an object")
-    patterns: dict[str, Node] = {}
-    for name, value in given.items():
-        place = f"{at}/{pointer(name)}"
-        if name not in _OPTIONS:
-            if name == "lenient" and value is False:
-                continue
-            refuse(place, f"{name} is not enforced", f"there are {', '.join(_OPTIONS)}")
-        if not isinstance(value, bool if name in _OPTIONS[:2] else str):
-            refuse(place, clipped(value), "it must be true or false" if name in _OPTIONS[:2] else "it must be a string")
-        if isinstance(value, str):
-            try:
-                patterns[name] = parse_regex(value)
-            except GuidanceError as error:
-                raise GuidanceError(f"json_schema {place}: {error}") from error
-    blank: Node = FREE.blank if given.get("whitespace_flexible", True) else Text("")
-    if "whitespace_pattern" in patterns:
-        blank = Repeat(patterns["whitespace_pattern"], 0, 1)
-    comma, colon = patterns.get("item_separator", Text(",")), patterns.get("key_separator", Text(":"))
-    layout = Layout(blank, Series((blank, comma, blank)), Series((blank, colon, blank)))
-    return layout, given.get("coerce_one_of", False)

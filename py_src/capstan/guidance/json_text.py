@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .grammar import (
     ANY_CHARACTER,
     Chars,
     Choice,
+    Edge,
     Grammar,
+    Look,
+    Machine,
     Node,
     Repeat,
     Rule,
@@ -28,6 +32,7 @@ __all__ = [
     "FREE",
     "INTEGER",
     "NUMBER",
+    "WRITABLE",
     "Layout",
     "any_value",
     "json_grammar",
@@ -67,6 +72,8 @@ _ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r
 _NEEDS_ESCAPE = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN = Chars(intersected(ANY_CHARACTER, complement(_NEEDS_ESCAPE)))
 """Characters that stand for themselves."""
+WRITABLE = intersected(ANY_CHARACTER, complement(((0, 7), (0x0B, 0x0B), (0x0E, 0x1F))))
+"""These, and characters that have an escape of one letter."""
 
 CHARACTER: Node = Choice(
     (
@@ -159,8 +166,35 @@ def quoted(node: Node) -> Node:
             return Choice(tuple(quoted(item) for item in items))
         case Repeat(item, least, most):
             return Repeat(quoted(item), least, most)
-        case Rule() | Special():
+        case Machine():
+            return _quoted_machine(node)
+        case Rule() | Special() | Edge() | Look():
             return node
+
+
+def _quoted_machine(machine: Machine) -> Machine:
+    """With a state behind each backslash; control characters without an escape of one letter are left out."""
+    steps: list[tuple[tuple[int, int, int], ...]] = []
+    escaping: dict[tuple[tuple[int, int, int], ...], int] = {}
+    for row in machine.steps:
+        found: list[tuple[int, int, int]] = []
+        escapes: list[tuple[int, int, int]] = []
+        for first, last, target in row:
+            plain, letters = _written(first, last)
+            found += ((*pair, target) for pair in plain)
+            escapes += ((letter, letter, target) for letter in letters)
+        if escapes:
+            state = escaping.setdefault(tuple(escapes), len(machine.steps) + len(escaping))
+            found.append((ord("\\"), ord("\\"), state))
+        steps.append(tuple(found))
+    return Machine((*steps, *escaping), (*machine.ends, *(False for _ in escaping)))
+
+
+@lru_cache(maxsize=1024)
+def _written(first: int, last: int) -> tuple[tuple[tuple[int, int], ...], list[int]]:
+    """The characters of a range that stand for themselves, and the letters of the escapes of others."""
+    letters = [ord(text[1]) for character, text in _ESCAPED.items() if first <= ord(character) <= last]
+    return intersected(((first, last),), _PLAIN.ranges), letters
 
 
 def _control(ranges: tuple[tuple[int, int], ...]) -> Node:

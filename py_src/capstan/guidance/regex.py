@@ -1,23 +1,25 @@
 """Regular expressions as a grammar: the syntax that Rust's `regex` crate, Python and JavaScript share.
 
 The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is anything but a line
-feed (with `(?s)` anything). Anchors may stand at the ends, where they change nothing. Look-around,
-back references and word boundaries are refused, with their column.
+feed (with `(?s)` anything). Back references are refused, with their column. A schema's `pattern` is for any library: it
+matches a text only if Python and JavaScript, which have other classes, both say so.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from functools import cache
+from collections.abc import Callable
 from typing import NoReturn
 
 from ..errors import GuidanceError
 from ..model_files.json_text import clipped
+from .character_classes import CATEGORIES, OWN, PORTABLE, Classes, properties
 from .grammar import (
     ANY_CHARACTER,
     MOST_DEPTH,
     Chars,
     Choice,
+    Edge,
+    Look,
     Node,
     NodeError,
     Ranges,
@@ -28,86 +30,81 @@ from .grammar import (
     complement,
     united,
 )
+from .nfa import ANYTHING, plain
 
-__all__ = ["Anchored", "counted", "parse_regex", "parse_searched"]
+__all__ = ["counted", "parse_regex", "parse_searched"]
 
+LONGEST = 20_000
+"""The characters of an expression: xgrammar's time grows with their square."""
 MOST_REPEATS = 10_000
 """A counted repetition is as many states."""
 
-_DIGIT = chars(("0", "9"))
-_WORD = chars(("0", "9"), ("A", "Z"), ("a", "z"), "_")
-_SPACE = chars(
-    *(("\t", "\r"), " ", "\x85", "\xa0", "\u1680", ("\u2000", "\u200a")),
-    *("\u2028", "\u2029", "\u202f", "\u205f", "\u3000"),
-)
-_CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 _NOT_POSSIBLE = {
-    **dict.fromkeys("bB", "a word boundary"),
-    **dict.fromkeys("AzZG", "an anchor"),
+    "G": "an anchor",
     **dict.fromkeys("123456789k", "a back reference"),
 }
-CATEGORIES = (
-    *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe"),
-    *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "Cc", "Cf"),
-)
-"""The names in \\p{...}, by the Unicode version of this Python."""
 _UNFOLDED = 0x3000
 """Sets with more characters are taken to have both cases of each letter already."""
 
 
-class Anchored:
-    """A branch of an expression, and whether it is anchored at the start and at the end."""
-
-    def __init__(self, node: Node, start: bool, end: bool) -> None:
-        self.node, self.start, self.end = node, start, end
-
-
 def parse_regex(pattern: str) -> Node:
     """The node for the whole expression. Raises GuidanceError with the column."""
-    return _choice([branch.node for branch in _Parser(pattern).whole()])
+    parser = _Parser(pattern, OWN)
+    return parser.checked(lambda: plain(parser.whole(_choice)))
 
 
-def parse_searched(pattern: str) -> list[Anchored]:
-    """The branches of an expression that may match anywhere in a text, as JSON Schema's `pattern`."""
-    return _Parser(pattern).whole()
+def parse_searched(pattern: str, possibly: bool = False) -> Node:
+    """The node for texts in which an expression matches anywhere, as JSON Schema's `pattern`, in all libraries or
+    `possibly` in one; plain() resolves its look-around. Raises GuidanceError with the column."""
+    parser = _Parser(pattern, PORTABLE, possibly)
+    return parser.checked(lambda: parser.whole(_found))
+
+
+def _found(branches: list[Node]) -> Node:
+    """Any text before and behind each branch that is not anchored."""
+    nodes: list[Node] = []
+    for branch in branches:
+        items = branch.items if isinstance(branch, Series) else (branch,)
+        start, end = items[:1] == (Edge(False),), items[-1:] == (Edge(True),)
+        within = items[int(start) : len(items) - int(end)]
+        nodes.append(Series((*(() if start else (ANYTHING,)), *within, *(() if end else (ANYTHING,)))))
+    return _choice(nodes)
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, classes: Classes, possibly: bool = False) -> None:
         self._text = pattern
+        self._classes = classes
         self._at = 0
         self._depth = 0
         self._ignore_case = False
         self._dot_all = False
+        self._possibly = possibly
+        """Whether classes have what they have in one library, not in all: the other way round in what is negated."""
 
-    def whole(self) -> list[Anchored]:
+    def checked(self, read: Callable[[], Node]) -> Node:
+        if len(self._text) > LONGEST:
+            remedy = f"at most {LONGEST} are read: write rules, or an enum in a schema"
+            self._refuse(f"it has {len(self._text)} characters", remedy, LONGEST)
         try:
-            return self._whole()
+            return read()
         except NodeError as error:
             self._refuse(error.what, error.remedy)
 
-    def _whole(self) -> list[Anchored]:
-        branches = [self._anchored()]
+    def whole(self, joined: Callable[[list[Node]], Node]) -> Node:
+        """The expression; its branches are joined by a function."""
+        branches = [self._branch()]
         while self._take("|"):
-            branches.append(self._anchored())
+            branches.append(self._branch())
         if self._at < len(self._text):
             self._refuse("a group that is not open is closed", "write \\) for the character")
-        return branches
+        return joined(branches)
 
-    def _anchored(self) -> Anchored:
+    def _branch(self) -> Node:
         if self._text.startswith("(?", self._at):
             self._flags_at_start()
-        start = False
-        while self._take("^") or self._take("\\A"):
-            start = True
-        items = self._items()
-        end = False
-        while self._take("$") or self._take("\\z") or self._take("\\Z"):
-            end = True
-        if end and self._at < len(self._text) and self._text[self._at] not in "|":
-            self._refuse("an anchor inside the expression never matches", "take it out, or write \\$")
-        return Anchored(_sequence(items), start, end)
+        return _sequence(self._items())
 
     def _flags_at_start(self) -> None:
         close = self._text.find(")", self._at)
@@ -119,12 +116,9 @@ class _Parser:
 
     def _items(self) -> list[Node]:
         items: list[Node] = []
-        while self._at < len(self._text) and not self._ends_here():
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
             items.append(self._repeated(self._atom()))
         return items
-
-    def _ends_here(self) -> bool:
-        return self._text[self._at] in "|)$" or self._text.startswith(("\\z", "\\Z"), self._at)
 
     def _group(self) -> Node:
         branches = [_sequence(self._items())]
@@ -140,26 +134,32 @@ class _Parser:
         if character == "[":
             return self._folded(self._set(start))
         if character == ".":
-            return Chars(ANY_CHARACTER) if self._dot_all else Chars(complement(((10, 10),)))
+            return Chars(ANY_CHARACTER) if self._dot_all else Chars(self._class("."))
+        if character == "^" or (character == "\\" and self._take("A")):
+            return Edge(False)
+        if character == "$" or (character == "\\" and (self._take("z") or self._take("Z"))):
+            # To some libraries it is before a line feed at the end, too.
+            line_feed = (Repeat(Text("\n"), 0, 1),) if self._possibly and self._classes.portable else ()
+            return Series((*line_feed, Edge(True))) if line_feed else Edge(True)
+        if character == "\\" and self._text[self._at : self._at + 1] in ("b", "B"):
+            return self._word_boundary(self._next() == "b")
         if character == "\\":
             return self._folded(self._escape(start))
         if character in "*+?":
             self._refuse(f"{character!r} repeats nothing", f"write \\{character} for the character", start)
-        if character == "^":
-            self._refuse("an anchor inside the expression never matches", "take it out, or write \\^", start)
         if character == "{" and self._counts(start) is not None:
             self._refuse("a repetition of nothing", "write \\{ for the character", start)
         return self._folded(chars(character))
 
     def _in_parentheses(self, start: int) -> Node:
-        kept = self._ignore_case, self._dot_all
+        kept = self._ignore_case, self._dot_all, self._possibly
+        look = None
         if self._take("?"):
-            if self._take("P<") or (
-                self._text.startswith("<", self._at) and self._text[self._at + 1 :][:1] not in "=!"
-            ):
+            look = next((sign for sign in ("=", "!", "<=", "<!") if self._take(sign)), None)
+            if look is not None:
+                self._possibly ^= look.endswith("!")
+            elif self._take("P<") or self._take("<"):
                 self._at = self._text.find(">", self._at) + 1 or len(self._text)
-            elif self._text[self._at :][:1] in ("=", "!", "<"):
-                self._refuse("look-around is not supported", "write what is allowed instead", start)
             else:
                 self._group_flags(start)
         self._depth += 1
@@ -167,12 +167,24 @@ class _Parser:
             self._refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", start)
         node = self._group()
         self._depth -= 1
-        if self._at < len(self._text) and self._text[self._at] in "$\\":
-            self._refuse("an anchor inside the expression never matches", "take it out, or write \\$")
         if not self._take(")"):
             self._refuse("the group is not closed", "add a )", start)
-        self._ignore_case, self._dot_all = kept
-        return node
+        self._ignore_case, self._dot_all, self._possibly = kept
+        return node if look is None else Look(node, "<" in look, "!" in look)
+
+    def _class(self, letter: str) -> Ranges:
+        """The characters that a class has surely, or, in what is negated, possibly."""
+        return (self._classes.possibly() if self._possibly else self._classes.surely)[letter]
+
+    def _word_boundary(self, positive: bool) -> Node:
+        word, other = Chars(self._classes.surely["w"]), Chars(complement(self._classes.possibly()["w"]))
+        # By what is before and behind: a word's character, another one, nothing.
+        before: dict[str, Node] = {"word": Look(word, True, False), "other": Look(other, True, False), "": Edge(False)}
+        behind: dict[str, Node] = {"word": Look(word, False, False), "other": Look(other, False, False), "": Edge(True)}
+        # Libraries disagree about an empty text.
+        pairs = [(a, b) for a in before for b in behind if a or b]
+        found = [(a, b) for a, b in pairs if ("word" in (a, b) and a != b) is positive]
+        return Choice(tuple(Series((before[a], behind[b])) for a, b in found))
 
     def _group_flags(self, start: int) -> None:
         on = True
@@ -225,31 +237,36 @@ class _Parser:
         if self._at >= len(self._text):
             self._refuse("a backslash at the end", "write \\\\ for the character", start)
         character = self._next()
-        if character.lower() in _CLASSES:
-            found = _CLASSES[character.lower()]
-            return found if character.islower() else Chars(complement(found.ranges))
+        if character in "dws":
+            return Chars(self._class(character))
+        if character in "DWS":
+            self._possibly ^= True
+            found = complement(self._class(character.lower()))
+            self._possibly ^= True
+            return Chars(found)
         if character in _CONTROLS:
             return chars(_CONTROLS[character])
         if character in "xuU":
             return chars(self._by_number(character, start))
         if character in "pP":
-            found = Chars(general_category(self._property(start)))
-            return found if character == "p" else found.complement()
+            ranges = self._property(start)
+            return Chars(ranges if character == "p" else complement(ranges))
         if character in _NOT_POSSIBLE:
             self._refuse(f"\\{character} is {_NOT_POSSIBLE[character]}", "it is not supported", start)
         if character.isascii() and character.isalnum():
             self._refuse(f"\\{character} is not known", f"write {character} for the character", start)
         return chars(character)
 
-    def _property(self, start: int) -> str:
+    def _property(self, start: int) -> Ranges:
         name = self._next() if self._at < len(self._text) else ""
         if name == "{":
             close = self._text.find("}", self._at)
             name = self._text[self._at : close] if close > 0 else "{"
             self._at = close + 1 or len(self._text)
-        if name not in CATEGORIES:
+        found = properties(name)
+        if found is None:
             self._refuse(f"the property {clipped(name)}", f"there are the categories {', '.join(CATEGORIES)}", start)
-        return name
+        return found
 
     def _by_number(self, kind: str, start: int) -> str:
         if self._take("{"):
@@ -271,6 +288,7 @@ class _Parser:
 
     def _set(self, start: int) -> Chars:
         negated = self._take("^")
+        self._possibly ^= negated
         found: list[tuple[int, int]] = []
         first = True
         while not self._text.startswith("]", self._at) or first:
@@ -291,6 +309,7 @@ class _Parser:
                 low = ((low[0][0], high[0][0]),)
             found.extend(low)
         self._at += 1
+        self._possibly ^= negated
         ranges = self._folded(Chars(united(found))).ranges
         ranges = complement(ranges) if negated else Chars(ranges).without(complement(ANY_CHARACTER)).ranges
         if not ranges:
@@ -300,12 +319,15 @@ class _Parser:
     def _member(self, start: int) -> tuple[tuple[int, int], ...]:
         at = self._at
         character = self._next()
-        if character == "[" and self._text[self._at :][:1] in (":", "."):
+        portable = self._classes.portable
+        if character == "[" and self._text[self._at : self._at + 1] in (":", "."):
             self._refuse("a named class inside a set", "write the ranges, such as a-z", at)
-        if character == "[" or self._text.startswith(("&&", "--", "~~"), at):
+        if not portable and (character == "[" or self._text.startswith(("&&", "--", "~~"), at)):
             self._refuse("sets of sets are not supported", f"write \\{character} for the character", at)
-        if character == "\\" and self._text.startswith("b", self._at):
-            self._refuse("\\b in a set", "write \\x08 for a backspace", at)
+        if character == "\\" and self._take("b"):
+            if not portable:
+                self._refuse("\\b in a set", "write \\x08 for a backspace", at)
+            return chars("\b").ranges
         return self._escape(at).ranges if character == "\\" else chars(character).ranges
 
     def _folded(self, found: Chars) -> Chars:
@@ -335,19 +357,6 @@ class _Parser:
         raise GuidanceError(f"regex {clipped(self._text)}, column {column}: {what}; {remedy}")
 
 
-@cache
-def general_category(name: str) -> Ranges:
-    """The characters of a general category, such as Lu, or of all that begin with its letter."""
-    found: list[tuple[int, int]] = []
-    for code in range(0x110000):
-        if unicodedata.category(chr(code)).startswith(name):
-            if found and found[-1][1] == code - 1:
-                found[-1] = (found[-1][0], code)
-            else:
-                found.append((code, code))
-    return tuple(found)
-
-
 def counted(digits: str) -> int:
     """The number of repetitions; one more than the limit if the digits are too many for any number below it."""
     return int(digits) if len(digits) < 9 else MOST_REPEATS + 1
@@ -356,16 +365,15 @@ def counted(digits: str) -> int:
 def _sequence(items: list[Node]) -> Node:
     """Characters that stand alone become one text."""
     joined: list[Node] = []
-    for item in items:
-        single = isinstance(item, Chars) and len(item.ranges) == 1 and item.ranges[0][0] == item.ranges[0][1]
-        if single:
-            assert isinstance(item, Chars)
-            text = chr(item.ranges[0][0])
-            if joined and isinstance(joined[-1], Text):
-                joined[-1] = Text(joined[-1].text + text)
-            else:
-                joined.append(Text(text))
-        else:
+    alone: list[str] = []
+    for item in [*items, None]:
+        if isinstance(item, Chars) and len(item.ranges) == 1 and item.ranges[0][0] == item.ranges[0][1]:
+            alone.append(chr(item.ranges[0][0]))
+            continue
+        if alone:
+            joined.append(Text("".join(alone)))
+            alone = []
+        if item is not None:
             joined.append(item)
     return joined[0] if len(joined) == 1 else Series(tuple(joined)) if joined else Text("")
 

@@ -1,12 +1,14 @@
 """The keywords of JSON schemas: which are enforced, and which values are valid.
 
-An invalid value is refused with a GuidanceError that names its place as a JSON pointer.
+A keyword that no version of JSON Schema has asks for nothing, unless it looks like a misspelt one. An invalid value is
+refused with a GuidanceError that names its place as a JSON pointer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -17,16 +19,20 @@ __all__ = [
     "ANNOTATIONS",
     "TYPED",
     "TYPES",
+    "TYPES_KEYWORDS",
     "Schema",
+    "asks",
     "count",
     "is_a",
     "listed",
+    "modern",
     "pointer",
     "refuse",
     "require_shape",
     "require_sound",
     "require_apart",
     "require_known",
+    "told_apart",
     "types_of",
 ]
 
@@ -35,23 +41,30 @@ Schema = Mapping[str, Any]
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
-    *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
+    *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding", "contentSchema"),
+    *("discriminator", "example", "externalDocs", "xml"),
 }
-_BY_TYPE: dict[str, set[str]] = {
+TYPES_KEYWORDS: dict[str, set[str]] = {
     "object": {
         *("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+        "propertyNames",
     },
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "boolean": set(),
     "null": set(),
 }
-TYPED = set().union(*_BY_TYPE.values())
+TYPED = set().union(*TYPES_KEYWORDS.values())
 _COMBINED = {"$ref", "allOf", "anyOf", "oneOf"}
+_NOT_ENFORCED = {
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas"),
+    *("dependencies", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "extends"),
+    *("disallow", "divisibleBy", "x-guidance"),
+}
 _KNOWN = ANNOTATIONS | TYPED | _COMBINED | {"type", "enum", "const"}
-_NO_CHANGE = {"uniqueItems": False, "minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
+_NO_CHANGE = {"minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
 """Keywords that are taken at the value with which they ask for nothing."""
 
 
@@ -59,17 +72,47 @@ def require_known(schema: Schema, at: str) -> None:
     for name in schema:
         if name in _NO_CHANGE and schema[name] is _NO_CHANGE[name]:
             continue
-        if name not in _KNOWN:
+        if name in _NOT_ENFORCED:
             refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
+        near = [] if name in _KNOWN else get_close_matches(name, _KNOWN - ANNOTATIONS | _NOT_ENFORCED, 1, _NEAR)
+        if near:
+            refuse(f"{at}/{pointer(name)}", f"{name} is no keyword", f"write {near[0]}, or a name that is less like it")
+
+
+def asks(name: str) -> bool:
+    """Whether a keyword may ask for something."""
+    return name in _KNOWN | _NOT_ENFORCED and name not in ANNOTATIONS
+
+
+def modern(schema: Schema) -> Any:
+    """A schema as the newest version writes it: what OpenAPI 3.0 and draft 4 write another way, and `not` of all."""
+    if not schema.keys() & {"nullable", "not", "exclusiveMinimum", "exclusiveMaximum"}:
+        return schema
+    found = dict(schema)
+    if found.get("not", False) in (True, {}):
+        return False
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if found.get(exclusive) is True and bound in found:
+            found[exclusive] = found.pop(bound)
+        elif found.get(exclusive) is False:
+            del found[exclusive]
+    if found.pop("nullable", False) is not True:
+        return found
+    if "type" in found:
+        types = found["type"] if isinstance(found["type"], list) else [found["type"]]
+        return {**found, "type": [*types, *([] if "null" in types else ["null"])]}
+    return {"anyOf": [found, {"type": "null"}]}
 
 
 _SCHEMAS_BY_NAME = {"properties", "patternProperties"}
-_SCHEMA = {"additionalProperties", "items"}
+_SCHEMA = {"additionalProperties", "items", "additionalItems", "propertyNames"}
 _SCHEMAS = {"prefixItems", "allOf", "anyOf", "oneOf"}
 _LISTS = {"required", "enum"}
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _MOST_BRANCHES = 500
+_NEAR = 0.8
+"""How like a keyword a name is that is taken for it, from 0 to 1."""
 
 
 def require_sound(value: Any, at: str) -> None:
@@ -103,7 +146,8 @@ def require_shape(schema: Any, at: str) -> None:
             for key, inner in value.items():
                 require_shape(inner, f"{place}/{pointer(key)}")
         elif name == "items" and isinstance(value, list):
-            refuse(place, "a list", "name it prefixItems, and what follows it items")
+            for index, inner in enumerate(value):
+                require_shape(inner, f"{place}/{index}")
         elif name in _SCHEMA:
             require_shape(value, place)
         elif name in _SCHEMAS | _LISTS:
@@ -114,13 +158,15 @@ def require_shape(schema: Any, at: str) -> None:
                     refuse(f"{place}/{index}", clipped(inner), "it must be a property's name")
             if name == "oneOf" and len(value) > _MOST_BRANCHES:
                 refuse(place, f"{len(value)} branches", f"at most {_MOST_BRANCHES} are told apart: use anyOf or enum")
-        elif name in _NUMBERS:
+        elif name in _NUMBERS and not (isinstance(value, bool) and name.startswith("exclusive")):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 refuse(place, clipped(value), "it must be a number")
         elif name in _COUNTS:
             count(schema, name, at, 0)
         elif name in ("pattern", "$ref", "format") and not isinstance(value, str):
             refuse(place, clipped(value), "it must be a string")
+        elif name in ("nullable", "uniqueItems") and not isinstance(value, bool):
+            refuse(place, clipped(value), "it must be true or false")
 
 
 def types_of(schema: Schema, at: str) -> list[str]:
@@ -142,6 +188,19 @@ def is_a(kind: str, value: Any) -> bool:
     if isinstance(value, int | float):
         return kind == "number" or (kind == "integer" and value == int(value))
     return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")
+
+
+def told_apart(parts: Sequence[Any]) -> Sequence[Any]:
+    """Objects with a property that has other fixed values in each, which is required then: it tells them apart."""
+    if len(parts) < 2 or not all(isinstance(part, Mapping) and part.get("type") == "object" for part in parts):
+        return parts
+    for name in parts[0].get("properties", {}):
+        tags = [part.get("properties", {}).get(name) for part in parts]
+        values = [fixed(tag) if isinstance(tag, Mapping) else None for tag in tags]
+        texts = [json.dumps(value, sort_keys=True) for found in values for value in found or ()]
+        if all(values) and len(set(texts)) == len(texts):
+            return [{**part, "required": [*{**dict.fromkeys(part.get("required", ())), name: None}]} for part in parts]
+    return parts
 
 
 def require_apart(parts: Sequence[Any], at: str) -> None:

@@ -1,0 +1,101 @@
+"""The members of objects, and the items of arrays that differ from one another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from .dfa import Dfa, both, lengths
+from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
+from .json_text import WRITABLE, Layout, literal
+from .nfa import determined
+
+__all__ = ["key_groups", "members", "permuted"]
+
+MOST_PERMUTED = 8
+"""Values that may come in any order, since each set of them is a rule; more come in the order of the schema."""
+MOST_PATTERNS = 5
+"""Patterns for names, since each set of them is a kind of name."""
+
+
+def members(
+    grammar: Grammar,
+    layout: Layout,
+    pairs: Sequence[tuple[Node, bool]],
+    others: Node | None,
+    least: int,
+    most: int | None,
+) -> Node | None:
+    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; those that
+    are not needed (False) may be missing. Behind them come any number of `others`, which may all be the same one.
+    White space follows if there is any: an empty object has the one before. None if there are too few pairs."""
+    comma, blank = layout.comma, layout.blank
+    top = max(1, least, most or 0)
+
+    def behind_pairs(count: int) -> Node | None:
+        end: Node = blank if count else Text("")
+        missing = max(0, least - count)
+        room = None if most is None else most - count
+        if others is None or room == 0:
+            return None if missing else end
+        if missing > 1:
+            return None
+        if count:
+            return Series((Repeat(Series((comma, others)), missing, room), blank))
+        more = Repeat(Series((comma, others)), 0, None if room is None else room - 1)
+        return Repeat(Series((others, more, blank)), missing, 1)
+
+    # By the number of pairs that are there, of which `top` is that or more: what may come next.
+    nexts = [behind_pairs(count) for count in range(top + 1)]
+    for pair, needed in reversed(pairs):
+        behind = [None if node is None else grammar.add("members", node) for node in nexts]
+        nexts = []
+        for count, without in enumerate(behind):
+            branches: list[Node] = []
+            after = behind[min(count + 1, top)]
+            if after is not None and (most is None or count < most):
+                branches.append(Series((*((comma,) if count else ()), pair, after)))
+            if without is not None and not needed:
+                branches.append(without)
+            nexts.append(None if not branches else branches[0] if len(branches) == 1 else Choice(tuple(branches)))
+    return nexts[0]
+
+
+def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int, most: int | None) -> Node | None:
+    """The items of an array of these values, none of them twice. None if there are too few."""
+    nodes = [literal(value, layout) for value in values]
+    most = len(values) if most is None else min(most, len(values))
+    if len(values) > MOST_PERMUTED:
+        return members(grammar, layout, [(node, False) for node in nodes], None, least, most)
+    if least > most:
+        return None
+    rules: dict[int, Rule] = {}
+    # By the set of values that were there, a bit for each, from the largest sets on.
+    for there in reversed(range(1 << len(values))):
+        count = there.bit_count()
+        branches: list[Node] = [layout.blank if count else Text("")] if count >= least else []
+        for number, node in enumerate(nodes):
+            if count < most and not there >> number & 1:
+                comma = (layout.comma,) if count else ()
+                branches.append(Series((*comma, node, rules[there | 1 << number])))
+        if count <= most:
+            rules[there] = grammar.add("items", Choice(tuple(branches)))
+    return rules[0]
+
+
+def key_groups(
+    names: Collection[str], allowed: Dfa | None, patterns: Mapping[str, tuple[Dfa, Dfa]]
+) -> Iterator[tuple[tuple[str, ...], Dfa]]:
+    """Names that are none of `names`, by the patterns that they match: each set of these that a name can match. Of each
+    pattern there are the names that match it, and those that possibly do."""
+    if len(patterns) > MOST_PATTERNS:
+        raise NodeError(f"{len(patterns)} patterns", f"there may be {MOST_PATTERNS}")
+    named = [determined(Choice(tuple(map(Text, names))))] if names else []
+    for which in product((True, False), repeat=len(patterns)):
+        matched = [pattern for pattern, is_matched in zip(patterns, which, strict=True) if is_matched]
+        unmatched = [possibly for pattern, (_, possibly) in patterns.items() if pattern not in matched]
+        all_of = [allowed or lengths(0, None, WRITABLE), *(patterns[pattern][0] for pattern in matched)]
+        found = both(all_of, [*named, *unmatched])
+        if found.ends:
+            yield tuple(matched), found
