@@ -92,6 +92,7 @@ class _Converter:
     def _node(self, schema: Schema, at: str) -> Node:
         require_known(schema, at)
         if "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
+            self._schemas.resolved(schema, at)
             return self.value(self._schemas.target(schema["$ref"], f"{at}/$ref"), schema["$ref"])
         if "$ref" in schema or "allOf" in schema:
             return self.value(self._schemas.flat(schema, at), at)
@@ -262,6 +263,8 @@ class _Converter:
     def _choice(self, schema: Schema, name: str, at: str) -> Node:
         whole = self._schemas.alternatives(schema, name, at)
         parts, places = [part for part, _ in whole], [place for _, place in whole]
+        if name == "anyOf" and any(part is True or not any(map(asks, part)) for part in parts):
+            return any_value(self.grammar, self._layout)
         if name == "oneOf" and not self._coerced:
             parts = list(told_apart(parts))
             require_apart(parts, f"{at}/{name}")

@@ -50,7 +50,7 @@ class Schemas:
         seen = []
         while isinstance(schema, Mapping) and "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
             if schema["$ref"] in seen:
-                refuse(f"{at}/$ref", f"{schema['$ref']!r}", "it refers to itself alone")
+                refuse(f"{at}/$ref", f"{schema['$ref']!r}", "it refers to itself")
             seen.append(schema["$ref"])
             schema = self.target(schema["$ref"], f"{at}/$ref")
         return modern(schema) if isinstance(schema, Mapping) else schema
@@ -58,9 +58,13 @@ class Schemas:
     def flat(self, schema: Any, at: str) -> Any:
         """The schema without `$ref` and `allOf`."""
         schema = self.resolved(schema, at)
+        followed: set[str] = set()
         while isinstance(schema, Mapping) and schema.keys() & {"$ref", "allOf"}:
             name = "$ref" if "$ref" in schema else "allOf"
             parts = [schema[name]] if name == "$ref" else listed(schema, name, at)
+            if name == "$ref" and schema[name] in followed:
+                refuse(f"{at}/$ref", f"{schema[name]!r}", "it refers to itself")
+            followed.update(parts if name == "$ref" else ())
             schema = {key: value for key, value in schema.items() if key != name}
             for index, part in enumerate(parts):
                 place = f"{at}/{name}" if name == "$ref" else f"{at}/{name}/{index}"
