@@ -30,6 +30,17 @@ TOO_LARGE = [
         '{"type": "string", "pattern": "((a?){50}){50}"}',
         "#/pattern: regex '((a?){50}){50}', column 15: it",
     ),
+    (
+        "json_schema",
+        '{"pattern": "^(a|b)*a(a|b){30}$", "maxLength": 99}',
+        "#/pattern: its shortest text is behind mo",
+    ),
+    ("json_schema", '{"pattern": "(?:.{0,900}x){1,20}", "maxLength": 9}', "#/pattern: it takes more than 20000 states"),
+    (
+        "json_schema",
+        '{"patternProperties": {"^(a|b)*a(a|b){14}$": {}}}',
+        "#/patternProperties/^(a|b)*a(a|b){14}$: it takes too many states to tell which names match",
+    ),
     ("json_schema", json.dumps({"oneOf": [{"const": number} for number in range(2000)]}), "#/oneOf: 2000 branches"),
     ("json_schema", json.dumps({"enum": [f"{number:0100}" for number in range(2000)]}), "#: it takes 20"),
     ("regex", "((a?){50}){50}", "column 15: it takes 15625000000 states, at most 100000"),

@@ -87,8 +87,8 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
 def key_groups(
     names: Collection[str], allowed: Dfa | None, patterns: Mapping[str, tuple[Dfa, Dfa]]
 ) -> Iterator[tuple[tuple[str, ...], Dfa]]:
-    """Names that are none of `names`, by the patterns that they match: each set of these that a name can match. Of each
-    pattern there are the names that match it, and those that possibly do."""
+    """Names that are none of `names`, by the patterns that they match: each set of these that a name can match. A
+    pattern comes with the names that match it in all libraries, and with those that match it in one."""
     if len(patterns) > MOST_PATTERNS:
         raise NodeError(f"{len(patterns)} patterns", f"there may be {MOST_PATTERNS}")
     named = [determined(Choice(tuple(map(Text, names))))] if names else []

@@ -160,7 +160,7 @@ class _Converter:
         return Series((Text("{"), self._layout.blank, inside, Text("}")))
 
     def _name_pattern(self, pattern: str, at: str) -> tuple[Dfa, Dfa]:
-        """The names that match a pattern, and those that possibly do."""
+        """The names that match a pattern in all libraries, and those that match it in one."""
         place = f"{at}/patternProperties/{pointer(pattern)}"
         possibly = searched(pattern, place, True)
         if not possibly.whole:

@@ -155,6 +155,22 @@ INPUTS = (
         unit("guidance_texts::test_tokens_are_told_in_the_alphabet_of_bytes"),
     ),
     Mutation(
+        "dfa.none_of",
+        "py_src/capstan/guidance/dfa.py",
+        "return all(ending[:needed]) and not any(ending[needed:])",
+        "return all(ending[:needed])",
+        "a name that matches a pattern counts as one that does not",
+        unit("guidance_matching::test_schemas_allow_what_fits_them"),
+    ),
+    Mutation(
+        "nfa.promise",
+        "py_src/capstan/guidance/nfa.py",
+        "if done is negated and (done or not after):",
+        "if done is negated and done:",
+        "look-ahead that fails is forgotten",
+        unit("guidance_matching::test_schemas_allow_what_fits_them"),
+    ),
+    Mutation(
         "json_numbers.exclusive",
         "py_src/capstan/guidance/json_numbers.py",
         "high -= found.below and high == found.high",
