@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from capstan.device.reference.unpacked import weight_bytes
 from capstan.graph import external_entries
-from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
+from capstan.graph.gguf.builder import write_graph
+from capstan.graph.gguf.rotary import DIVISORS, LONG, SHORT, SMALL_TENSORS
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.gguf.config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
@@ -68,7 +69,9 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "phi3": {"attention.sliding_window": 8},
     "granite": {"attention.scale": 0.1, "embedding_scale": 4.0, "residual_scale": 0.6, "logit_scale": 3.0},
+    "smollm3": {"block_count": 5},
 }
+NEIGHBOURS = ("llama", "granite", "smollm3")
 MIXED = {"": GgmlType.Q4_K, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0, "ffn_down": GgmlType.Q5_1}
 """As in a file of a K mix: attention reads three products, and the table is that of the output."""
 
@@ -89,8 +92,8 @@ class Made:
         return self.data[offset : offset + length]
 
     def graph(self, element: str = "float32") -> ModelProto:
-        factors = self.file.tensors.get(ROPE_FACTORS)
-        small = {ROPE_FACTORS: self.read(factors.offset, factors.length)} if factors else {}
+        held = (self.file.tensors[name] for name in SMALL_TENSORS if name in self.file.tensors)
+        small = {each.name: self.read(each.offset, each.length) for each in held}
         return write_graph(self.file, gguf_decoder(self.file, "model.gguf"), element, small)
 
     def session(self, rewrite: Callable[[ModelProto], ModelProto] | None = None) -> Any:
@@ -121,7 +124,7 @@ class Made:
 
             local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True}.get(family, False)
             base = 10000.0 if family == "gemma3" and local else self.meta("rope.freq_base", 10000.0)
-            angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(ROPE_FACTORS, np.float32(1))
+            angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(DIVISORS, np.float32(1))
             if self.meta("rope.scaling.factor") and not local:
                 angles = angles / self.meta("rope.scaling.factor")
             n = self.norm(x, of("attn_norm.weight"))
@@ -132,7 +135,8 @@ class Made:
             q, k, v = (made.reshape(len(ids), -1, size).swapaxes(0, 1) for made in (q, k, v))
             if of("attn_q_norm.weight") is not None:
                 q, k = self.norm(q, of("attn_q_norm.weight")), self.norm(k, of("attn_k_norm.weight"))
-            q, k = (rotated(made, positions[:, None] * angles, family in ("llama", "granite")) for made in (q, k))
+            if family != "smollm3" or layer % 4 != 3:
+                q, k = (rotated(made, positions[:, None] * angles, family in NEIGHBOURS) for made in (q, k))
             k, v = (np.repeat(made, heads // kv_heads, axis=0) for made in (k, v))
             scores = q @ k.swapaxes(1, 2) * np.float32(self.meta("attention.scale", 1 / sqrt(size)))
             if cap := self.meta("attn_logit_softcapping"):
@@ -175,11 +179,13 @@ def make(
     tied: bool = True,
     vocabulary: int = VOCABULARY,
 ) -> Made:
-    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others."""
+    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others.
+    None in `given` leaves a key out."""
     told: dict[str, Any] = {**SIZES, "attention.layer_norm_rms_epsilon": 1e-5, **(given or {})}
+    told = {key: value for key, value in told.items() if value is not None}
     hidden, inner, heads = told["embedding_length"], told["feed_forward_length"], told["attention.head_count"]
     size = told.get("attention.key_length", hidden // heads)
-    q, kv = heads * size, told["attention.head_count_kv"] * size
+    q, kv = heads * size, told.get("attention.head_count_kv", heads) * size
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (hidden,),
         "attn_q.weight": (q, hidden),
@@ -200,8 +206,11 @@ def make(
     shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     shapes |= {} if tied else {"output.weight": (vocabulary, hidden)}
     shapes |= {f"blk.{i}.{name}": dims for i in range(told["block_count"]) for name, dims in layer.items()}
+    turning = told.get("rope.dimension_count", size) // 2
     if family == "llama" and "rope.freq_base" in told:
-        shapes[ROPE_FACTORS] = (size // 2,)
+        shapes[DIVISORS] = (turning,)
+    if family == "phi3" and "rope.scaling.original_context_length" in told:
+        shapes |= {SHORT: (turning,), LONG: (turning,)}
     if family == "phi3":
         for i in range(told["block_count"]):
             for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
@@ -214,6 +223,8 @@ def make(
         if len(dims) == 2:
             kind = types[max((each for each in types if short.startswith(each)), key=len)]
         held = weights(kind, dims, seed)
+        if name == LONG:
+            held = (np.frombuffer(held, np.float32) * 4).tobytes()
         tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))
         found[name] = float32_of(kind, held, dims[0]).reshape(dims)
         data += held + bytes(-len(held) % 32)
