@@ -71,7 +71,7 @@ class Builder:
         self.rotations = Rotations.of(file, self.family, self.head)
         require_computed(file)
         self.tables: dict[tuple[Rotary, ...], tuple[str, str]] = {}
-        """The names of cosines and sines, by the rotary embeddings that they are for."""
+        """The names of cosines and sines, by the rotary embeddings in them."""
 
     def write(self) -> None:
         self.declare()
