@@ -16,6 +16,17 @@ SCORES = FIXTURES / "gguf_scores.json"
 COMMON: dict[str, Any] = {"context_length": 1024, "feed_forward_length": 256}
 SIX: dict[str, Any] = {"block_count": 6, "attention.sliding_window": 8}
 GRANITE: dict[str, Any] = {"logit_scale": 2.0}
+GRANITE_4: dict[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 512,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 1,
+    "rope.scaling.finetuned": True,
+    "attention.head_count_kv": (2, 2),
+}
+"""As converted from a model whose layers all have attention."""
+LFM2: dict[str, Any] = {"block_count": 4, "attention.head_count_kv": (0, 2, 0, 2), "shortconv.l_cache": 3}
 LONG_ROPE: dict[str, Any] = {
     "rope.dimension_count": 32,
     "rope.scaling.original_context_length": 300,
@@ -102,6 +113,10 @@ CASES: Mapping[str, Case] = {
         "granite", {**GRANITE, "embedding_scale": 0.0, "residual_scale": 0.0, "attention.scale": 0.0}, same_as="granite"
     ),
     "scales": Case("granite", {**GRANITE, "embedding_scale": 4.0, "residual_scale": 0.6, "attention.scale": 0.1}),
+    "granite 4": Case("granite", {**GRANITE, **GRANITE_4}, same_as="granite"),
+    "lfm2": Case("lfm2", LFM2),
+    "a longer convolution": Case("lfm2", {**LFM2, "shortconv.l_cache": 4}),
+    "a window of lfm2": Case("lfm2", {**LFM2, "attention.sliding_window": 8}),
     "phi3": Case("phi3", {"attention.sliding_window": 0}),
     "part of a head": Case("phi3", {"rope.dimension_count": 32}),
     "short factors": Case("phi3", LONG_ROPE),

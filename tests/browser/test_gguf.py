@@ -23,14 +23,16 @@ MODELS = {
     "gemma3": MIXED,
     "gemma2": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
     "smollm3": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
+    "lfm2": MIXED,
 }
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares. Soft
-caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated."""
-LAYERS = {"llama": 1, "smollm3": 4}
+caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state."""
+LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3}
 VOCABULARIES = {"gemma2": 513}
 """Behind an odd one the logits' buffer has an element that onnxruntime-web writes and our kernels do not."""
-LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9}
-"""Operations that stay as recorded: the lookup of embeddings, a factor of these, and attention without rotation."""
+LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15}
+"""Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation, and
+convolutions."""
 
 
 @pytest.mark.one_in
@@ -58,6 +60,7 @@ ON_CPU = {
     "llama": {"": GgmlType.Q4_1, "token_embd": GgmlType.Q8_0},
     "gemma3": MIXED,
     "phi3": {"": GgmlType.Q4_K, "ffn_down": GgmlType.Q6_K, "token_embd": GgmlType.F16},
+    "lfm2": MIXED,
 }
 LONG = [(37 * i + 11) % 509 for i in range(250)]
 """The caches get more room in the steps after it."""
@@ -70,7 +73,7 @@ def test_the_cpu_picks_the_definition_s_ids(
 ) -> None:
     """Beside a software adapter a page takes the CPU by itself."""
     software = os.environ.get("CAPSTAN_ADAPTER", "software") == "software"
-    sizes = {"block_count": 2, "context_length": 600}
+    sizes = {"block_count": LAYERS.get(family, 2), "context_length": 600}
     made = make(family, ON_CPU[family], {**FURTHER[family], **sizes}, vocabulary=512)
     name = f"gguf-cpu-{family}"
     site.models[name] = write(made, tmp_path / name / "a model.gguf").parent

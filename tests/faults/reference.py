@@ -31,7 +31,7 @@ NAMES = (
     *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type"),
     *("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.original_context_length"),
     *("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "embedding_scale", "residual_scale", "expert_count"),
-    *("expert_used_count", "pooling_type", "nextn_predict_layers", "unknown", ""),
+    *("expert_used_count", "pooling_type", "nextn_predict_layers", "shortconv.l_cache", "unknown", ""),
 )
 VALUES = (
     *(0, 1, 2, 3, 4, 16, 24, 32, 64, 65, 255, 256, 512, 2**31, 2**32 - 1, 2**63, 2**64 - 1, -1, -2, -(2**31), -(2**63)),
@@ -49,6 +49,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"block_count": 2, "attention.sliding_window": 8},
     "phi3": {"rope.dimension_count": 32, "rope.scaling.original_context_length": 4},
     "granite": {"logit_scale": 2.0},
+    "lfm2": {"block_count": 2, "attention.head_count_kv": (0, 2), "shortconv.l_cache": 3},
 }
 NUMBERS = (0.0, -1.0, 1e-45, 1e-38, 1e30, 3e38, float("nan"), float("inf"))
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from capstan.errors import ConfigError, ModelFileError, UnsupportedModelError
-from capstan.model_files.gguf.families import HARMLESS, NEUTRAL, ONNX_ONLY, family_of
+from capstan.model_files.gguf.families import HARMLESS, NEUTRAL, NOWHERE, ONNX_ONLY, family_of
 from capstan.model_files.gguf.header import GgmlType, GgufFile
 from tests.gguf_keys import CASES, SCORED, ids_of, scores
-from tests.gguf_models import FURTHER, Made, make
+from tests.gguf_models import FURTHER, Made, before, make
 
 WANTED = scores()
 APART = 2e-3
@@ -26,11 +26,7 @@ def log_probabilities(made: Made, length: int) -> list[float]:
     """The log probabilities in onnxruntime of the last ids of the sequence, each behind those before it."""
     session = made.session()
     ids = np.array([ids_of(length)])
-    fed = {
-        value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
-        for value in session.get_inputs()
-        if value.name.startswith("past")
-    }
+    fed = before(session)
     [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **fed})
     rows = logits[0, -SCORED - 1 : -1].astype(np.float64)
     rows -= np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True)) + rows.max(-1, keepdims=True)
@@ -140,3 +136,9 @@ def test_families_that_run_from_onnx_only_say_why() -> None:
         file = GgufFile("model.gguf", 3, {"general.architecture": name}, {}, 0)
         with pytest.raises(UnsupportedModelError, match=rf"architecture '{name}' has {why}; .*or an ONNX export"):
             family_of(file)
+    for name, why in NOWHERE.items():
+        file = GgufFile("model.gguf", 3, {"general.architecture": name}, {}, 0)
+        with pytest.raises(UnsupportedModelError) as raised:
+            family_of(file)
+        assert why in str(raised.value)
+        assert "ONNX" not in str(raised.value)

@@ -62,6 +62,11 @@ class Builder:
         self.epsilon = file.real(file.key("attention.layer_norm_rms_epsilon"), above=0.0)
         self.context = file.integer(file.key("context_length"))
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
+        kv_heads = file.by_layer(file.key("attention.head_count_kv"), self.layers, self.heads, least=0)
+        self.attentive = [heads > 0 for heads in kv_heads]
+        """Whether a layer has attention; else it has a convolution."""
+        self.state = 0 if all(self.attentive) else file.integer(file.key("shortconv.l_cache"), least=2) - 1
+        """Positions that a convolution sees before the present one."""
         self.windows = self.family.windows(file, self.layers)
         self.rotated = [self.family.rotated(file, layer) for layer in range(self.layers)]
         self.attention_cap, self.logits_cap = self.family.attention_cap(file), self.family.logits_cap(file)
@@ -96,7 +101,8 @@ class Builder:
     def declare(self) -> None:
         """The inputs and outputs of the graph."""
         batch: tuple[str | int, ...] = ("batch_size", "sequence_length")
-        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in range(self.layers)]
+        attentive = [layer for layer in range(self.layers) if self.attentive[layer]]
+        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in attentive]
         cache = ("batch_size", self.kv_heads, "past_sequence_length", self.head)
         grown = ("batch_size", self.kv_heads, "total_sequence_length", self.head)
         self.graph.input.append(value_info("input_ids", TensorProto.INT64, batch))
@@ -106,6 +112,10 @@ class Builder:
         for name in caches:
             self.graph.input.append(value_info(f"past_key_values.{name}", self.element, cache))
             self.graph.output.append(value_info(f"present.{name}", self.element, grown))
+        for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
+            state = ("batch_size", self.hidden, self.state)
+            self.graph.input.append(value_info(f"past.{layer}.conv", self.element, state))
+            self.graph.output.append(value_info(f"present.{layer}.conv", self.element, state))
 
     def attention_lengths(self) -> list[str]:
         """The positions before the last one of each row, and the most positions."""
@@ -121,7 +131,7 @@ class Builder:
     def layer(self, layer: int, x: str, skip: str, lengths: Sequence[str]) -> tuple[str, str]:
         """One layer: the normed input of the next one, and the sum of all before."""
         front, names = f"layers.{layer}", f"blk.{layer}"
-        made = self.attention(layer, x, lengths)
+        made = self.attention(layer, x, lengths) if self.attentive[layer] else self.convolution(layer, x)
         mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
         made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.residual_scale)
@@ -129,7 +139,8 @@ class Builder:
         made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.residual_scale)
         if layer + 1 == self.layers:
-            return self.skip_norm(f"layers.{layer + 1}.final_norm_layernorm", skip, made, "output_norm", last=True)
+            name = f"layers.{layer + 1}.final_norm_layernorm"
+            return self.skip_norm(name, skip, made, self.family.last_norm, last=True)
         return self.skip_norm(f"layers.{layer + 1}.input_layernorm", skip, made, f"blk.{layer + 1}.attn_norm")
 
     def attention(self, layer: int, x: str, lengths: Sequence[str]) -> str:
@@ -171,6 +182,33 @@ class Builder:
         )
         output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
+
+    def convolution(self, layer: int, x: str) -> str:
+        """A gated convolution over the present position and those of its state."""
+        front, node, tensors = f"model.layers.{layer}.conv", f"/model/layers.{layer}/conv", f"blk.{layer}.shortconv"
+        rows = Rows(self.t.tensor(f"{tensors}.in_proj.weight", 3 * self.hidden, self.hidden))
+        made = self.t.product(f"{front}.in_proj.MatMul", x, [rows])
+        turned = self.t.node("Transpose", f"{node}/Transpose_1", [made], perm=(0, 2, 1))
+        parts = [f"{node}/Split/output_{place}" for place in range(3)]
+        self.t.node("Split", f"{node}/Split", [turned, self.t.integers(*[self.hidden] * 3)], *parts, axis=1)
+        gated = self.t.node("Mul", f"{node}/Mul_1", [parts[0], parts[2]])
+        kernel = self.t.tensor(f"{tensors}.conv.weight", self.hidden, self.state + 1)
+        weight = self.t.weight(f"{front}.conv.weight", [self.hidden, 1, self.state + 1], kernel)
+        made = self.t.node(
+            "CausalConvWithState",
+            f"{node}/CausalConvWithState",
+            [gated, weight, "", f"past.{layer}.conv"],
+            f"{node}/CausalConvWithState/output_0",
+            f"present.{layer}.conv",
+            domain=MICROSOFT,
+            ndim=1,
+            activation="none",
+            state_window=0,
+        )
+        gated = self.t.node("Mul", f"{node}/Mul_2", [parts[1], made])
+        turned = self.t.node("Transpose", f"{node}/Transpose_2", [gated], perm=(0, 2, 1))
+        output = self.t.tensor(f"{tensors}.out_proj.weight", self.hidden, self.hidden)
+        return self.t.product(f"{front}.out_proj.MatMul", turned, [Rows(output)])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
         """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of

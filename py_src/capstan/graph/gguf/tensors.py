@@ -76,7 +76,7 @@ class TensorWriter:
         inputs: Sequence[str],
         *outputs: str,
         domain: str = "",
-        **attributes: int | float | str,
+        **attributes: int | float | str | tuple[int, ...],
     ) -> str:
         """Add a node; its first output, which is `name`/output_0 unless it is given."""
         made = self.graph.node.add(op_type=kind, name=name, domain=domain, input=inputs)
@@ -110,6 +110,11 @@ class TensorWriter:
             return self.node("Concat", f"{node_name(name)}/Concat", held, axis=0)
         parts = [self._part(each, "values") for each in tensors]
         return self._weight(name, [sum(each.count for each in tensors)], tensors, parts, self.element)
+
+    def weight(self, name: str, dims: Sequence[int], tensor: GgufTensor) -> str:
+        """A weight of these dimensions that has the values of a tensor."""
+        rows = [Rows(tensor)]
+        return self._weight(name, dims, rows, [self._part(rows[0], "values")], self.element)
 
     def product(self, name: str, x: str, rows: Sequence[Rows]) -> str:
         """x times the rows of these tensors, one behind the other, all of one type."""
@@ -211,8 +216,10 @@ def node_name(name: str) -> str:
     return "/" + re.sub(r"\.(?!\d)", "/", name)
 
 
-def set_attribute(node: NodeProto, name: str, value: int | float | str) -> None:
-    if isinstance(value, int):
+def set_attribute(node: NodeProto, name: str, value: int | float | str | tuple[int, ...]) -> None:
+    if isinstance(value, tuple):
+        node.attribute.add(name=name, type=AttributeProto.INTS, ints=value)
+    elif isinstance(value, int):
         node.attribute.add(name=name, type=AttributeProto.INT, i=value)
     elif isinstance(value, float):
         node.attribute.add(name=name, type=AttributeProto.FLOAT, f=value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ..config import LARGEST, DecoderConfig, GenaiConfig, Stated
-from .families import family_of
+from .families import family_of, require_states
 from .header import GgufFile
 
 __all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
@@ -84,7 +84,13 @@ def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
     layers = file.integer(file.key("block_count"), most=LARGEST["num_hidden_layers"])
     heads = file.of_layers(file.key("attention.head_count"), layers, most=LARGEST["num_attention_heads"])
     kv_key = file.key("attention.head_count_kv")
-    kv_heads = file.of_layers(kv_key, layers, heads, most=heads)
+    by_layer = file.by_layer(kv_key, layers, heads, least=0, most=heads)
+    with_attention = {each for each in by_layer if each}
+    if len(with_attention) != 1:
+        raise file.error(kv_key, "the same for all layers with attention")
+    [kv_heads] = with_attention
+    if 0 in by_layer:
+        require_states(file)
     if heads % kv_heads:
         raise file.error(kv_key, f"a divisor of head_count ({heads})")
     width = file.integer(file.key("embedding_length"))

@@ -14,7 +14,7 @@ from math import sqrt
 from ...errors import UnsupportedModelError
 from .file import GgufFile
 
-__all__ = ["FAMILIES", "Family", "family_of", "require_computed"]
+__all__ = ["FAMILIES", "Family", "family_of", "require_computed", "require_states"]
 
 WHOLE = -1
 """The window of a layer that attends to all positions."""
@@ -126,6 +126,10 @@ class Family:
     logits_cap: Callable[[GgufFile], float] = lambda file: 0.0
     joined: bool = False
     """Whether one tensor has q, k and v, and another one gate and up."""
+    convolutions: bool = False
+    """Whether layers without heads of keys are convolutions with a state."""
+    last_norm: str = "output_norm"
+    """The tensor of the norm before the logits."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -165,25 +169,29 @@ FAMILIES: Mapping[str, Family] = {
         logits_scale=logits_divided,
         attention_scale=lambda file, head_size: file.real(file.key("attention.scale"), 0.0) or 1 / sqrt(head_size),
     ),
+    "lfm2": Family("lfm2", windows=phi_windows, convolutions=True, last_norm="token_embd_norm"),
 }
 
 ONNX_ONLY: Mapping[str, str] = {
     **dict.fromkeys(("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
-    "lfm2": "convolutions with a state",
-    "granitehybrid": "recurrent layers, or attention without the sizes of one layer for all",
     "qwen35": "recurrent layers",
     "gemma4": "caches of several sizes",
 }
 """Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
+
+NOWHERE: Mapping[str, str] = {"granitehybrid": "recurrent layers (Mamba 2)", "mamba2": "recurrent layers (Mamba 2)"}
+"""Families that Capstan does not run, and the parts of their layers that it lacks. Granite 4 without such layers is
+granite."""
 
 HARMLESS = frozenset(
     (
         *("vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned", "attention.layer_norm_epsilon"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_scale"),
         *("expert_weights_norm", "expert_gating_func", "leading_dense_block_count", "mm.tokens_per_image"),
+        *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"),
     )
 )
-"""Names of keys that change nothing in the computation of a decoder without experts."""
+"""Names of keys that change nothing in the computation of a decoder without experts and recurrent layers."""
 
 NEUTRAL: Mapping[str, float | bool] = {
     "attention.causal": True,
@@ -215,11 +223,24 @@ def family_of(file: GgufFile) -> Family:
     if found is not None:
         return found
     known = ", ".join(FAMILIES)
-    why = f"has {ONNX_ONLY[file.architecture]}" if file.architecture in ONNX_ONLY else "is unknown to Capstan"
+    why, remedy = "is unknown to Capstan", ", or an ONNX export of the model"
+    if file.architecture in ONNX_ONLY:
+        why = f"has {ONNX_ONLY[file.architecture]}"
+    elif file.architecture in NOWHERE:
+        why, remedy = f"has {NOWHERE[file.architecture]}", ""
     raise UnsupportedModelError(
-        f"{file.name}: architecture {file.architecture!r} {why}; take a GGUF file of {known}, or an ONNX export of the "
-        "model"
+        f"{file.name}: architecture {file.architecture!r} {why}; take a GGUF file of {known}{remedy}"
     )
+
+
+def require_states(file: GgufFile) -> None:
+    """Raise UnsupportedModelError for a family whose layers without attention are not written."""
+    if not family_of(file).convolutions:
+        raise UnsupportedModelError(
+            f"{file.name}: architecture {file.architecture!r} has layers without attention "
+            f"({file.key('attention.head_count_kv')} of 0), which are not supported; take a model of the family whose "
+            "layers all have attention"
+        )
 
 
 def require_computed(file: GgufFile) -> None:

@@ -144,14 +144,22 @@ class GgufFile:
             raise self.error(key, f"an integer from {least} to {most}")
         return value
 
-    def of_layers(self, key: str, layers: int, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
-        """An integer from 1 on for all of so many layers, which some files have once for each."""
+    def by_layer(
+        self, key: str, layers: int, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS
+    ) -> tuple[int, ...]:
+        """An integer from `least` to `most` for each of so many layers; most files have one for all."""
         value = self.value(key, default)
-        if isinstance(value, tuple) and len(value) == layers and len(set(value)) == 1:
-            value = value[0]
-        if type(value) is not int or not 1 <= value <= most:
-            raise self.error(key, f"an integer from 1 to {most}, the same for all of {layers} layers")
-        return value
+        told = value if isinstance(value, tuple) else (value,) * layers
+        if len(told) != layers or not all(type(each) is int and least <= each <= most for each in told):
+            raise self.error(key, f"an integer from {least} to {most}, or {layers} of them, one for each layer")
+        return told
+
+    def of_layers(self, key: str, layers: int, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
+        """The same integer from 1 on for each of so many layers."""
+        found = set(self.by_layer(key, layers, default, most=most))
+        if len(found) > 1:
+            raise self.error(key, "the same for all layers")
+        return found.pop()
 
     def real(self, key: str, default: float | None = None, above: float | None = None) -> float:
         """A finite number, greater than `above`; without a default it must be there."""
