@@ -10,7 +10,7 @@ from typing import Any
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FIXTURES, Made, make
 
-__all__ = ["CASES", "SCORED", "SCORES", "Case", "ids_of", "scores"]
+__all__ = ["CASES", "QWEN35", "SCORED", "SCORES", "Case", "ids_of", "scores"]
 
 SCORES = FIXTURES / "gguf_scores.json"
 COMMON: dict[str, Any] = {"context_length": 1024, "feed_forward_length": 256}
@@ -27,6 +27,17 @@ GRANITE_4: dict[str, Any] = {
 }
 """As converted from a model whose layers all have attention."""
 LFM2: dict[str, Any] = {"block_count": 4, "attention.head_count_kv": (0, 2, 0, 2), "shortconv.l_cache": 3}
+QWEN35: dict[str, Any] = {
+    "block_count": 4,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 32,
+    "rope.dimension_sections": (6, 5, 5, 0),
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 4,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+}
 LONG_ROPE: dict[str, Any] = {
     "rope.dimension_count": 32,
     "rope.scaling.original_context_length": 300,
@@ -117,6 +128,9 @@ CASES: Mapping[str, Case] = {
     "lfm2": Case("lfm2", LFM2),
     "a longer convolution": Case("lfm2", {**LFM2, "shortconv.l_cache": 4}),
     "a window of lfm2": Case("lfm2", {**LFM2, "attention.sliding_window": 8}),
+    "qwen35": Case("qwen35", QWEN35),
+    "more heads of values than of keys": Case("qwen35", {**QWEN35, "ssm.group_count": 2}),
+    "layers by a list": Case("qwen35", {**QWEN35, "attention.recurrent_layers": (True, False) * 2}, same_as="qwen35"),
     "phi3": Case("phi3", {"attention.sliding_window": 0}),
     "part of a head": Case("phi3", {"rope.dimension_count": 32}),
     "short factors": Case("phi3", LONG_ROPE),

@@ -187,7 +187,7 @@ def before(session: Any) -> dict[str, Floats]:
     """The caches and states before the first position."""
     past = (value for value in session.get_inputs() if value.name.startswith("past"))
     return {
-        value.name: np.zeros((1, value.shape[1], *([0] if value.shape[3:] else []), value.shape[-1]), np.float32)
+        value.name: np.zeros([0 if isinstance(each, str) else each for each in value.shape[1:]], np.float32)[None]
         for value in past
     }
 
@@ -229,7 +229,7 @@ def make(
     }
     if family == "qwen2":
         layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if family in ("qwen3", "gemma3", "lfm2"):
+    if family in ("qwen3", "qwen35", "gemma3", "lfm2"):
         layer |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
     if family.startswith("gemma"):
         layer |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
@@ -241,6 +241,8 @@ def make(
         shapes[DIVISORS] = (turning,)
     if family == "phi3" and "rope.scaling.original_context_length" in told:
         shapes |= {SHORT: (turning,), LONG: (turning,)}
+    if family == "qwen35":
+        shapes = qwen35_shapes(shapes, told, q)
     for i in (i for i, kv_heads in enumerate(by_layer) if not kv_heads):
         for name in [name for name in layer if name.startswith("attn_") and name != "attn_norm.weight"]:
             del shapes[f"blk.{i}.{name}"]
@@ -258,9 +260,11 @@ def make(
     for seed, (name, dims) in enumerate(shapes.items()):
         short = name.split(".", 2)[-1] if name.startswith("blk.") else name
         kind = GgmlType.F32
-        if len(dims) == 2 and not name.endswith("shortconv.conv.weight"):
+        if len(dims) == 2 and not name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
             kind = types[max((each for each in types if short.startswith(each)), key=len)]
         held = weights(kind, dims, seed)
+        if name.endswith("ssm_a"):
+            held = (-np.frombuffer(held, np.float32)).tobytes()
         if name == LONG:
             held = (np.frombuffer(held, np.float32) * 4).tobytes()
         tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))
@@ -273,6 +277,33 @@ def make(
         found |= {f"blk.{i}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
     metadata = {"general.architecture": family, **{f"{family}.{key}": value for key, value in told.items()}}
     return Made(GgufFile("model.gguf", 3, metadata, tensors, 0), bytes(data), found)
+
+
+def qwen35_shapes(shapes: Mapping[str, tuple[int, ...]], told: Mapping[str, Any], q: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of Qwen3.5, given those of its layers if all were attention without gates."""
+    found = {name.replace("ffn_norm", "post_attention_norm"): dims for name, dims in shapes.items()}
+    hidden, size, heads = (told[key] for key in ("embedding_length", "ssm.state_size", "ssm.time_step_rank"))
+    inner, channels = heads * size, (2 * told["ssm.group_count"] + heads) * size
+    recurrent = {
+        "attn_qkv.weight": (channels, hidden),
+        "attn_gate.weight": (inner, hidden),
+        "ssm_conv1d.weight": (channels, told["ssm.conv_kernel"]),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_beta.weight": (heads, hidden),
+        "ssm_alpha.weight": (heads, hidden),
+        "ssm_norm.weight": (size,),
+        "ssm_out.weight": (hidden, inner),
+    }
+    for layer in range(told["block_count"]):
+        front = f"blk.{layer}."
+        if layer % told["full_attention_interval"] == told["full_attention_interval"] - 1:
+            found[f"{front}attn_q.weight"] = (2 * q, hidden)
+            continue
+        of_attention = (front + "attn_q", front + "attn_k", front + "attn_v", front + "attn_output")
+        found = {name: dims for name, dims in found.items() if not name.startswith(of_attention)}
+        found |= {front + name: dims for name, dims in recurrent.items()}
+    return found
 
 
 def contents(made: Made) -> tuple[dict[str, Any], dict[str, Any]]:

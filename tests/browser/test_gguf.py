@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from capstan.graph.gguf.types import PACKED
 from capstan.model_files.gguf.header import GgmlType
 from capstan_host.server import SiteServer
 from tests.browser.page_scripts import PageScripts
-from tests.gguf_models import FURTHER, MIXED, make, write
+from tests.gguf_keys import QWEN35
+from tests.gguf_models import FURTHER, MIXED, before, make, write
 
 ODD = {"embedding_length": 224, "attention.key_length": 64, "feed_forward_length": 416}
 PROMPT = [5, 60, 17, 80, 33, 2]
@@ -90,23 +92,34 @@ def test_the_cpu_picks_the_definition_s_ids(
     assert (found["device"], found["capture"][0]) == ("wasm", "off")
 
 
+WHOLE: dict[str, dict[str, Any]] = {
+    "phi3": {
+        "block_count": 1,
+        "rope.dimension_count": 32,
+        "rope.scaling.original_context_length": 12,
+        "rope.scaling.attn_factor": 1.2,
+    },
+    "qwen35": {**QWEN35, "ssm.group_count": 2, "block_count": 2},
+}
+"""A long rope, whose graph chooses by the length of the sequence that it is given whole, and recurrent layers."""
+
+
 @pytest.mark.one_in
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-def test_a_long_rope_changes_its_factors_past_the_original_length(
-    device: str, scripts: PageScripts, site: SiteServer, tmp_path: Path
+@pytest.mark.parametrize("family", list(WHOLE))
+def test_ids_are_those_of_runs_of_whole_sequences(
+    family: str, device: str, scripts: PageScripts, site: SiteServer, tmp_path: Path
 ) -> None:
-    """The graph chooses by the length of the sequence that it is given whole."""
-    given = {"rope.dimension_count": 32, "rope.scaling.original_context_length": 12, "rope.scaling.attn_factor": 1.2}
     types = {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0}
-    made = make("phi3", types, {**given, "block_count": 1}, vocabulary=512)
-    name = "gguf-long-rope"
+    made = make(family, types, WHOLE[family], vocabulary=512)
+    name = f"gguf-whole-{family}"
     site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
     try:
         found = scripts.run("gguf", "picked", name, model=name, device=device, prompt=PROMPT, count=COUNT)
     finally:
         del site.models[name]
     session = made.session()
-    fed = {value.name: np.zeros((1, 2, 0, 64), np.float32) for value in session.get_inputs()[2:]}
+    fed = before(session)
     for place, picked in enumerate(found["ids"]):
         ids = np.array([[*PROMPT, *found["ids"][:place]]])
         [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **fed})

@@ -13,6 +13,7 @@ from typing import Any
 from capstan import Generator, GeneratorParams, Model
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_files import gguf_file
+from tests.gguf_keys import QWEN35
 from tests.gguf_models import contents, make
 
 from .mutations import mutated_graph, mutated_json
@@ -32,6 +33,8 @@ NAMES = (
     *("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.original_context_length"),
     *("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "embedding_scale", "residual_scale", "expert_count"),
     *("expert_used_count", "pooling_type", "nextn_predict_layers", "shortconv.l_cache", "unknown", ""),
+    *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
+    *("full_attention_interval", "attention.recurrent_layers"),
 )
 VALUES = (
     *(0, 1, 2, 3, 4, 16, 24, 32, 64, 65, 255, 256, 512, 2**31, 2**32 - 1, 2**63, 2**64 - 1, -1, -2, -(2**31), -(2**63)),
@@ -49,6 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"block_count": 2, "attention.sliding_window": 8},
     "phi3": {"rope.dimension_count": 32, "rope.scaling.original_context_length": 4},
     "granite": {"logit_scale": 2.0},
+    "qwen35": {**QWEN35, "block_count": 2},
     "lfm2": {"block_count": 2, "attention.head_count_kv": (0, 2), "shortconv.l_cache": 3},
 }
 NUMBERS = (0.0, -1.0, 1e-45, 1e-38, 1e30, 3e38, float("nan"), float("inf"))

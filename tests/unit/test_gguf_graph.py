@@ -19,6 +19,7 @@ from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from capstan.onnxruntime.layered_run import layered_run
+from tests.gguf_keys import CASES, ids_of
 from tests.gguf_models import FIXTURES, FURTHER, MIXED, SIZES, VOCABULARY, Made, before, folder_of, make
 
 PROMPT = 6
@@ -68,6 +69,21 @@ def test_other_sums_stay() -> None:
         assert found.count("ReduceSum") == left
     half = graph.sums_by_products(make("llama", {"": GgmlType.Q4_1}, {"block_count": 1}, tied=False).graph("float16"))
     assert [node.op_type for node in half.graph.node].count("ReduceSum") == 6
+
+
+def test_steps_over_states_give_the_logits_of_a_whole_run() -> None:
+    """Those of a whole run are llama.cpp's (test_gguf_keys.py)."""
+    session = CASES["more heads of values than of keys"].made.session()
+    ids, names = np.array([ids_of(20)]), [value.name for value in session.get_outputs()]
+    fed, start, steps = before(session), 0, []
+    for end in (12, *range(13, 21)):
+        given = {"input_ids": ids[:, start:end], "attention_mask": np.ones((1, end), np.int64), **fed}
+        found = dict(zip(names, session.run(None, given), strict=True))
+        fed = {name: found[name.replace("past_key_values", "present").replace("past.", "present.")] for name in fed}
+        steps.append(found["logits"][0])
+        start = end
+    whole = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **before(session)})[0][0]
+    np.testing.assert_allclose(np.concatenate(steps), whole, rtol=0, atol=1e-4 * np.abs(whole).max())
 
 
 @pytest.mark.one_in(3)

@@ -117,7 +117,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "description",
         "pipeline",
     ),
-    "graph.gguf": ("types", "rotary tensors", "builder"),
+    "graph.gguf": ("types", "rotary tensors", "states", "builder"),
     "guidance": (
         "grammar matcher merging schema_keywords",
         "byte_graph json_numbers json_text regex vocabulary",

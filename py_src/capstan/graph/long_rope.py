@@ -125,7 +125,7 @@ def rope_of_length(model: ModelProto, length: int, mask: str = "attention_mask",
     for choice in choices:
         long = length > choice.original
         chosen = choice.long if long else choice.short
-        if choice.node is not None and isinstance(chosen, ComputedRows):
+        if isinstance(chosen, ComputedRows):
             added = GraphProto()
             write_rows(added, choice.name, chosen)
             graph.initializer.extend(added.initializer)

@@ -21,12 +21,15 @@ from ..onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, Tensor
 from ..rotary_nodes import ComputedRows, write_rows
 from ..wiring import value_info
 from .rotary import Rotations
+from .states import Convolutions, DeltaNets
 from .tensors import Rows, TensorWriter, node_name
 
 __all__ = ["write_graph"]
 
 ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 OPSET = 22
+STATES = {"convolutions": Convolutions, "delta nets": DeltaNets}
+"""Layers without attention, by the name that families have for them."""
 MICROSOFT = "com.microsoft"
 
 
@@ -62,11 +65,10 @@ class Builder:
         self.epsilon = file.real(file.key("attention.layer_norm_rms_epsilon"), above=0.0)
         self.context = file.integer(file.key("context_length"))
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
-        kv_heads = file.by_layer(file.key("attention.head_count_kv"), self.layers, self.heads, least=0)
-        self.attentive = [heads > 0 for heads in kv_heads]
-        """Whether a layer has attention; else it has a convolution."""
-        self.state = 0 if all(self.attentive) else file.integer(file.key("shortconv.l_cache"), least=2) - 1
-        """Positions that a convolution sees before the present one."""
+        self.attentive = self.family.attentive(file, self.layers)
+        """Whether a layer has attention; else it has states."""
+        made = STATES.get(self.family.states)
+        self.stateful = None if made is None else made(self.t, file, self.hidden, self.epsilon)
         self.windows = self.family.windows(file, self.layers)
         self.rotated = [self.family.rotated(file, layer) for layer in range(self.layers)]
         self.attention_cap, self.logits_cap = self.family.attention_cap(file), self.family.logits_cap(file)
@@ -91,7 +93,7 @@ class Builder:
         logits = self.t.product("lm_head.MatMul", normed, [Rows(output)])
         logits = self.scaled("/lm_head/Mul", logits, self.logits_scale)
         self.capped(logits)
-        left = sorted(self.file.tensors.keys() - self.t.read)
+        left = sorted(self.file.tensors.keys() - self.t.read - self.family.unused(self.file, self.layers))
         if left:
             raise UnsupportedModelError(
                 f"{self.file.name}: {len(left)} tensors are of no use to a graph of {self.file.architecture}, as "
@@ -112,10 +114,11 @@ class Builder:
         for name in caches:
             self.graph.input.append(value_info(f"past_key_values.{name}", self.element, cache))
             self.graph.output.append(value_info(f"present.{name}", self.element, grown))
-        for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
-            state = ("batch_size", self.hidden, self.state)
-            self.graph.input.append(value_info(f"past.{layer}.conv", self.element, state))
-            self.graph.output.append(value_info(f"present.{layer}.conv", self.element, state))
+        for kind, sizes in (self.stateful.states if self.stateful is not None else {}).items():
+            for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
+                state = ("batch_size", *sizes)
+                self.graph.input.append(value_info(f"past.{layer}.{kind}", self.element, state))
+                self.graph.output.append(value_info(f"present.{layer}.{kind}", self.element, state))
 
     def attention_lengths(self) -> list[str]:
         """The positions before the last one of each row, and the most positions."""
@@ -131,11 +134,15 @@ class Builder:
     def layer(self, layer: int, x: str, skip: str, lengths: Sequence[str]) -> tuple[str, str]:
         """One layer: the normed input of the next one, and the sum of all before."""
         front, names = f"layers.{layer}", f"blk.{layer}"
-        made = self.attention(layer, x, lengths) if self.attentive[layer] else self.convolution(layer, x)
+        if self.attentive[layer]:
+            made = self.attention(layer, x, lengths)
+        else:
+            assert self.stateful is not None, "the family says that layers have states"
+            made = self.stateful.write(layer, x)
         mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
         made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.residual_scale)
-        x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.ffn_norm")
+        x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.{self.family.mlp_norm}")
         made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.residual_scale)
         if layer + 1 == self.layers:
@@ -145,7 +152,12 @@ class Builder:
 
     def attention(self, layer: int, x: str, lengths: Sequence[str]) -> str:
         front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn"
-        sizes = {"q": self.heads * self.head, "k": self.kv_heads * self.head, "v": self.kv_heads * self.head}
+        gated = self.family.gated
+        sizes = {
+            "q": self.heads * self.head * (1 + gated),
+            "k": self.kv_heads * self.head,
+            "v": self.kv_heads * self.head,
+        }
         if self.family.joined:
             rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(sizes.values()), self.hidden))]
         else:
@@ -159,6 +171,9 @@ class Builder:
             split = f"{node}/qkv_proj/Split"
             taken = [f"{split}/output_{place}" for place in range(3)]
             self.t.node("Split", split, [made, self.t.integers(*sizes.values())], *taken, axis=-1)
+            if gated:
+                taken[0], gate = self.query_and_gate(layer, taken[0])
+                sizes["q"] = self.heads * self.head
             for place, name in enumerate("qk"):
                 taken[place] = self.head_norm(layer, name, taken[place], sizes[name])
         window, rotated = self.windows[layer], self.rotated[layer]
@@ -180,35 +195,22 @@ class Builder:
             do_rotary=int(rotated),
             rotary_interleaved=0,
         )
+        if gated:
+            attended = self.t.node("Mul", f"{node}/gate/Mul", [attended, gate])
         output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
 
-    def convolution(self, layer: int, x: str) -> str:
-        """A gated convolution over the present position and those of its state."""
-        front, node, tensors = f"model.layers.{layer}.conv", f"/model/layers.{layer}/conv", f"blk.{layer}.shortconv"
-        rows = Rows(self.t.tensor(f"{tensors}.in_proj.weight", 3 * self.hidden, self.hidden))
-        made = self.t.product(f"{front}.in_proj.MatMul", x, [rows])
-        turned = self.t.node("Transpose", f"{node}/Transpose_1", [made], perm=(0, 2, 1))
-        parts = [f"{node}/Split/output_{place}" for place in range(3)]
-        self.t.node("Split", f"{node}/Split", [turned, self.t.integers(*[self.hidden] * 3)], *parts, axis=1)
-        gated = self.t.node("Mul", f"{node}/Mul_1", [parts[0], parts[2]])
-        kernel = self.t.tensor(f"{tensors}.conv.weight", self.hidden, self.state + 1)
-        weight = self.t.weight(f"{front}.conv.weight", [self.hidden, 1, self.state + 1], kernel)
-        made = self.t.node(
-            "CausalConvWithState",
-            f"{node}/CausalConvWithState",
-            [gated, weight, "", f"past.{layer}.conv"],
-            f"{node}/CausalConvWithState/output_0",
-            f"present.{layer}.conv",
-            domain=MICROSOFT,
-            ndim=1,
-            activation="none",
-            state_window=0,
+    def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
+        """The queries and the opened gates of heads that have both one behind the other."""
+        node, whole = f"/model/layers.{layer}/attn", self.t.integers(0, 0, self.heads * self.head)
+        heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * self.head)])
+        parts = [f"{node}/q_gate/Split/output_{place}" for place in range(2)]
+        self.t.node("Split", f"{node}/q_gate/Split", [heads, self.t.integers(self.head, self.head)], *parts, axis=-1)
+        query, gate = (
+            self.t.node("Reshape", f"{node}/{name}/Reshape", [part, whole])
+            for name, part in zip(("q_proj", "gate"), parts, strict=True)
         )
-        gated = self.t.node("Mul", f"{node}/Mul_2", [parts[1], made])
-        turned = self.t.node("Transpose", f"{node}/Transpose_2", [gated], perm=(0, 2, 1))
-        output = self.t.tensor(f"{tensors}.out_proj.weight", self.hidden, self.hidden)
-        return self.t.product(f"{front}.out_proj.MatMul", turned, [Rows(output)])
+        return query, self.t.node("Sigmoid", f"{node}/gate/Sigmoid", [gate])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
         """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of
@@ -311,7 +313,7 @@ class Builder:
             suffix = "" if self.family.local_rotation is None else "_local" if local else "_global"
             self.tables[key] = (f"cos_cache{suffix}", f"sin_cache{suffix}")
             if ropes[1:] and self.rotations.original < self.context:
-                self.write_choice(*ropes, self.tables[key])
+                self.write_choice(ropes[0], ropes[1], self.tables[key])
             else:
                 for name, rows in zip(self.tables[key], self.rows_of(ropes[0]), strict=True):
                     write_rows(self.graph, name, rows)

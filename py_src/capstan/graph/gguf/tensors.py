@@ -102,6 +102,25 @@ class TensorWriter:
             self.graph.initializer.append(TensorProto(name=name, data_type=self.element, raw_data=raw))
         return name
 
+    def numbers(self, value: float, count: int) -> str:
+        """A constant [count] of one number, of the activations' type."""
+        name = f"/model/constants/FLOAT/{value!r} x {count}"
+        if name not in self._constants:
+            self._constants.add(name)
+            raw = struct.pack("<e" if self._bits == HALF_BITS else "<f", value) * count
+            self.graph.initializer.append(TensorProto(name=name, data_type=self.element, dims=[count], raw_data=raw))
+        return name
+
+    def floats(self, name: str, tensor: GgufTensor) -> str:
+        """A float32 weight of a tensor [n], for activations of any type."""
+        if tensor.type != GgmlType.F32:
+            raise UnsupportedModelError(
+                f"{self.file.name}: tensor {tensor.name} is of type {tensor.type.name}, expected F32; take another "
+                "file of the model"
+            )
+        parts = [Part(tensor.offset, tensor.length)]
+        return self._weight(name, list(tensor.dims), [Rows(tensor)], parts, TensorProto.FLOAT)
+
     def vector(self, name: str, tensors: Sequence[Rows]) -> str:
         """A weight of tensors [n], one behind the other; of several files it is put together by the graph."""
         groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]

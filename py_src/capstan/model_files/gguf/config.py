@@ -82,6 +82,9 @@ def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
 def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
     """The sizes of the file's decoder. Raises ConfigError for a key that is missing or wrong."""
     layers = file.integer(file.key("block_count"), most=LARGEST["num_hidden_layers"])
+    predicted = 0
+    if family_of(file).states == "delta nets":
+        predicted = file.integer(file.key("nextn_predict_layers"), 0, least=0, most=layers - 1)
     heads = file.of_layers(file.key("attention.head_count"), layers, most=LARGEST["num_attention_heads"])
     kv_key = file.key("attention.head_count_kv")
     by_layer = file.by_layer(kv_key, layers, heads, least=0, most=heads)
@@ -103,7 +106,7 @@ def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
         hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        num_hidden_layers=layers,
+        num_hidden_layers=layers - predicted,
     )
 
 

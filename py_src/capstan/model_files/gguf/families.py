@@ -59,6 +59,29 @@ def local_layers(file: GgufFile, layers: int, every: int) -> Sequence[bool]:
     return [every == 0 or layer % every < every - 1 for layer in range(layers)]
 
 
+def with_key_heads(file: GgufFile, layers: int) -> Sequence[bool]:
+    heads = file.of_layers(file.key("attention.head_count"), layers)
+    return [each > 0 for each in file.by_layer(file.key("attention.head_count_kv"), layers, heads, least=0)]
+
+
+def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
+    """The layers that the file does not list as recurrent; without a list the last one of each so many."""
+    key = file.key("attention.recurrent_layers")
+    every = file.integer(file.key("full_attention_interval"), 4)
+    told = file.value(key)
+    if told is None:
+        return [layer % every == every - 1 for layer in range(layers)]
+    if not isinstance(told, tuple) or len(told) < layers or {type(each) for each in told} - {bool, int}:
+        raise file.error(key, f"{layers} truth values or more, one for each layer")
+    return [not each for each in told[:layers]]
+
+
+def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:
+    """The tensors of the layers behind the decoder's, which predict tokens for speculation."""
+    front = tuple(f"blk.{layer}." for layer in range(layers, file.integer(file.key("block_count"))))
+    return {name for name in file.tensors if name.startswith(front)} if front else set()
+
+
 def gemma2_local_rotation(file: GgufFile, base: float, factor: float) -> tuple[float, float]:
     return file.real(file.key(LOCAL_BASE), base, above=1.0), factor
 
@@ -126,8 +149,16 @@ class Family:
     logits_cap: Callable[[GgufFile], float] = lambda file: 0.0
     joined: bool = False
     """Whether one tensor has q, k and v, and another one gate and up."""
-    convolutions: bool = False
-    """Whether layers without heads of keys are convolutions with a state."""
+    gated: bool = False
+    """Whether a gate stands behind each head of q."""
+    mlp_norm: str = "ffn_norm"
+    """The tensor of the norm before the MLP."""
+    attentive: Callable[[GgufFile, int], Sequence[bool]] = lambda file, layers: [True] * layers
+    """Which of so many layers have attention."""
+    states: str = ""
+    """The kind of the other layers; empty if there are none."""
+    unused: Callable[[GgufFile, int], set[str]] = lambda file, layers: set()
+    """Tensors that a decoder of so many layers does not need."""
     last_norm: str = "output_norm"
     """The tensor of the norm before the logits."""
 
@@ -169,12 +200,21 @@ FAMILIES: Mapping[str, Family] = {
         logits_scale=logits_divided,
         attention_scale=lambda file, head_size: file.real(file.key("attention.scale"), 0.0) or 1 / sqrt(head_size),
     ),
-    "lfm2": Family("lfm2", windows=phi_windows, convolutions=True, last_norm="token_embd_norm"),
+    "lfm2": Family(
+        "lfm2", windows=phi_windows, attentive=with_key_heads, states="convolutions", last_norm="token_embd_norm"
+    ),
+    "qwen35": Family(
+        "qwen3_5_text",
+        gated=True,
+        mlp_norm="post_attention_norm",
+        attentive=without_recurrence,
+        states="delta nets",
+        unused=of_predicted_layers,
+    ),
 }
 
 ONNX_ONLY: Mapping[str, str] = {
     **dict.fromkeys(("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
-    "qwen35": "recurrent layers",
     "gemma4": "caches of several sizes",
 }
 """Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
@@ -188,6 +228,7 @@ HARMLESS = frozenset(
         *("vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned", "attention.layer_norm_epsilon"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_scale"),
         *("expert_weights_norm", "expert_gating_func", "leading_dense_block_count", "mm.tokens_per_image"),
+        "rope.dimension_sections",
         *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"),
     )
 )
@@ -235,7 +276,7 @@ def family_of(file: GgufFile) -> Family:
 
 def require_states(file: GgufFile) -> None:
     """Raise UnsupportedModelError for a family whose layers without attention are not written."""
-    if not family_of(file).convolutions:
+    if family_of(file).states != "convolutions":
         raise UnsupportedModelError(
             f"{file.name}: architecture {file.architecture!r} has layers without attention "
             f"({file.key('attention.head_count_kv')} of 0), which are not supported; take a model of the family whose "
