@@ -36,7 +36,7 @@ NAMES = (
     *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
     *("full_attention_interval", "attention.recurrent_layers"),
 )
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(0, 1, 2, 3, 4, 16, 24, 32, 64, 65, 255, 256, 512, 2**31, 2**32 - 1, 2**63, 2**64 - 1, -1, -2, -(2**31), -(2**63)),
     *(0.0, -0.0, 0.5, 1.0, -1.0, 4.0, 50.0, 1e4, 1e6, 1e-30, 1e-45, 1e30, 3e38, 1e300, float("nan"), float("inf")),
     *(float("-inf"), True, False, "", "linear", "yarn", "none", "longrope", "su", "\0", "x" * 5000),

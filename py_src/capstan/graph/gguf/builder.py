@@ -28,7 +28,7 @@ __all__ = ["write_graph"]
 
 ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 OPSET = 22
-STATES = {"convolutions": Convolutions, "delta nets": DeltaNets}
+STATES: Mapping[str, type[Convolutions] | type[DeltaNets]] = {"convolutions": Convolutions, "delta nets": DeltaNets}
 """Layers without attention, by the name that families have for them."""
 MICROSOFT = "com.microsoft"
 
