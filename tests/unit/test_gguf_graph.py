@@ -13,7 +13,7 @@ import pytest
 
 from capstan import Generator, GeneratorParams, Model, graph
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
-from capstan.errors import ModelFileError, UnsupportedModelError
+from capstan.errors import ModelFileError, UncomputedError, UnsupportedModelError
 from capstan.graph.gguf.types import PACKED
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.config import parse_genai_config
@@ -224,6 +224,23 @@ def test_tied_products_and_tables_share_their_buffers() -> None:
     assert table.parts == output.parts
     assert table.dims == (96, 256)
     assert output.dims == (96, 8, 32)
+
+
+HEADS = {
+    "rotary embedding of heads of 24 elements": ("qwen3", {"attention.key_length": 24}),
+    "heads of 36 elements": ("qwen3", {"attention.key_length": 36}),
+    "rotary embedding of 24 elements of a head": ("phi3", {"rope.dimension_count": 24}),
+}
+
+
+@pytest.mark.parametrize("said", list(HEADS))
+def test_heads_that_attention_does_not_take_are_refused_on_each_device(said: str) -> None:
+    family, given = HEADS[said]
+    model = make(family, {"": GgmlType.F32}, {"block_count": 1, **given}).graph()
+    for device in ("webgpu", "wasm"):
+        with pytest.raises(UncomputedError, match=rf"refuses on {device} {said} \(multiples of (8|16) are computed\)"):
+            graph.require_computed(model, device)
+    graph.require_computed(make("phi3", {"": GgmlType.Q4_0}, {"rope.dimension_count": 48}).graph(), "webgpu")
 
 
 def test_what_a_graph_would_leave_out_is_refused() -> None:

@@ -160,6 +160,14 @@ GRAPHS = (
         unit("gguf_graph::test_each_family_computes_what_its_weights_say"),
     ),
     Mutation(
+        "heads.rotated",
+        "py_src/capstan/graph/uncomputed.py",
+        "if rotary and size % 16:",
+        "if rotary and size % 8:",
+        "heads whose rotary embedding onnxruntime refuses are found out by the first run",
+        unit("gguf_graph::test_heads_that_attention_does_not_take_are_refused_on_each_device"),
+    ),
+    Mutation(
         "gguf.yarn",
         "py_src/capstan/graph/gguf/rotary.py",
         "scale *= 1 + 0.1 * log(own)",

@@ -116,7 +116,7 @@ class Builder:
             self.graph.output.append(value_info(f"present.{name}", self.element, grown))
         for kind, sizes in (self.stateful.states if self.stateful is not None else {}).items():
             for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
-                state = ("batch_size", *sizes)
+                state: tuple[str | int, ...] = ("batch_size", *sizes)
                 self.graph.input.append(value_info(f"past.{layer}.{kind}", self.element, state))
                 self.graph.output.append(value_info(f"present.{layer}.{kind}", self.element, state))
 
