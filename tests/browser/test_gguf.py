@@ -30,7 +30,7 @@ MODELS = {
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares. Soft
 caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state."""
 LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3}
-VOCABULARIES = {"gemma2": 513}
+VOCABULARIES = {"gemma2": 515}
 """Behind an odd one the logits' buffer has an element that onnxruntime-web writes and our kernels do not."""
 LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15}
 """Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation, and
