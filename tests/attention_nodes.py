@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class AttentionNode:
-    """One run of `queries` positions after `past` others, over caches [1, kv heads, CAPACITY, HEAD_SIZE].
+    """One run of `queries` positions after `past` others, over caches [1, kv heads, CAPACITY, head size].
 
     `attributes` are the node's but for the numbers of heads; `inputs` names optional inputs that are given: cos_cache,
     position_ids, attention_bias, head_sink, q_norm_weight.
@@ -26,6 +26,7 @@ class AttentionNode:
     past: int
     attributes: dict[str, float | int] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
+    head_size: int = HEAD_SIZE
 
     @property
     def total(self) -> int:
@@ -38,15 +39,15 @@ class AttentionNode:
         def normal(*shape: int, scale: float = 1.0) -> Array:
             return (scale * random.standard_normal(shape)).astype(np.float32)
 
-        angles = np.outer(np.arange(2 * CAPACITY), 10.0 ** -np.linspace(0, 2, HEAD_SIZE // 2))
+        angles = np.outer(np.arange(2 * CAPACITY), 10.0 ** -np.linspace(0, 2, self.head_size // 2))
         # As if the sequence had begun later: positions that the kernel cannot make up by itself.
         positions = np.arange(self.past, self.total) + 9
         return {
-            "query": normal(1, self.queries, HEADS * HEAD_SIZE, scale=2),
-            "key": normal(1, self.queries, KV_HEADS * HEAD_SIZE, scale=2),
-            "value": normal(1, self.queries, KV_HEADS * HEAD_SIZE),
-            "past_key": normal(1, KV_HEADS, CAPACITY, HEAD_SIZE, scale=2),
-            "past_value": normal(1, KV_HEADS, CAPACITY, HEAD_SIZE),
+            "query": normal(1, self.queries, HEADS * self.head_size, scale=2),
+            "key": normal(1, self.queries, KV_HEADS * self.head_size, scale=2),
+            "value": normal(1, self.queries, KV_HEADS * self.head_size),
+            "past_key": normal(1, KV_HEADS, CAPACITY, self.head_size, scale=2),
+            "past_value": normal(1, KV_HEADS, CAPACITY, self.head_size),
             "seqlens_k": np.array([self.total - 1], np.int32),
             "total_sequence_length": np.array([self.total], np.int32),
             "cos_cache": np.cos(angles).astype(np.float32),
@@ -54,8 +55,8 @@ class AttentionNode:
             "position_ids": positions[None].astype(np.int64),
             "attention_bias": normal(1, HEADS, self.queries, self.total, scale=3),
             "head_sink": normal(HEADS, scale=3),
-            "q_norm_weight": 1 + normal(HEAD_SIZE, scale=0.3),
-            "k_norm_weight": 1 + normal(HEAD_SIZE, scale=0.3),
+            "q_norm_weight": 1 + normal(self.head_size, scale=0.3),
+            "k_norm_weight": 1 + normal(self.head_size, scale=0.3),
         }
 
     def names(self) -> list[str]:
@@ -101,11 +102,11 @@ class AttentionNode:
         return serialized
 
     def expected(self) -> Array:
-        """The output [1, queries, HEADS * HEAD_SIZE], in float64."""
+        """The output [1, queries, HEADS * self.head_size], in float64."""
         tensors = {name: array.astype(np.float64) for name, array in self.tensors().items()}
-        query = tensors["query"].reshape(self.queries, HEADS, HEAD_SIZE)
-        key = tensors["key"].reshape(self.queries, KV_HEADS, HEAD_SIZE)
-        value = tensors["value"].reshape(self.queries, KV_HEADS, HEAD_SIZE)
+        query = tensors["query"].reshape(self.queries, HEADS, self.head_size)
+        key = tensors["key"].reshape(self.queries, KV_HEADS, self.head_size)
+        value = tensors["value"].reshape(self.queries, KV_HEADS, self.head_size)
         if "q_norm_weight" in self.inputs:
             epsilon = self.attributes.get("qk_norm_epsilon", 1e-6)
             query = rms_norm(query, tensors["q_norm_weight"], epsilon)
@@ -122,7 +123,7 @@ class AttentionNode:
             for name, new in (("past_key", key), ("past_value", value))
         )
         group = HEADS // KV_HEADS
-        scale = self.attributes.get("scale") or HEAD_SIZE**-0.5
+        scale = self.attributes.get("scale") or self.head_size**-0.5
         scores = np.einsum("qhd,hkd->hqk", query, np.repeat(keys, group, axis=0)) * scale
         softcap = self.attributes.get("softcap", 0.0)
         if softcap:
@@ -146,7 +147,7 @@ class AttentionNode:
         weights = np.exp(scores - largest)
         sums = weights.sum(axis=2, keepdims=True) + np.exp(sink[:, None, None] - largest)
         result: Array = np.einsum("hqk,hkd->qhd", weights / sums, np.repeat(values, group, axis=0))
-        return result.reshape(1, self.queries, HEADS * HEAD_SIZE)
+        return result.reshape(1, self.queries, HEADS * self.head_size)
 
 
 def rms_norm(rows: Array, gamma: Array, epsilon: float) -> Array:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,12 @@ def typed(value: Any) -> tuple[int, bytes]:
     if isinstance(value, bool):
         return 7, struct.pack("<B", value)
     if isinstance(value, int):
-        return (4, struct.pack("<I", value)) if value >= 0 else (5, struct.pack("<i", value))
+        kinds = ((4, "<I", 0, 32), (5, "<i", 31, 31), (10, "<Q", 0, 64), (11, "<q", 63, 63))
+        kind, code = next((k, c) for k, c, low, high in kinds if -(low and 1 << low) <= value < 1 << high)
+        return kind, struct.pack(code, value)
     if isinstance(value, float):
-        return 6, struct.pack("<f", value)
+        wide = abs(value) > 3.4e38 and isfinite(value)
+        return (12, struct.pack("<d", value)) if wide else (6, struct.pack("<f", value))
     if isinstance(value, str | bytes):
         return 8, text(value)
     # llama.cpp takes signed integers only as types of tokens.
@@ -62,7 +65,13 @@ def header_of(data: bytes, size: int | None = None, reads: list[tuple[int, int]]
             reads.append((start, length))
         return data[start : start + length]
 
-    return asyncio.run(read_header(read, len(data) if size is None else size))
+    reading: Coroutine[Any, Any, GgufFile] = read_header(read, len(data) if size is None else size)
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        file: GgufFile = done.value
+        return file
+    raise AssertionError("reading bytes that are there waits for nothing")
 
 
 def tokenizer_metadata(folder: Path, pre: str) -> dict[str, Any]:

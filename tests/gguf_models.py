@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from capstan.device.reference.unpacked import weight_bytes
 from capstan.graph import external_entries
-from capstan.graph.gguf.builder import ROPE_FACTORS, write_graph
+from capstan.graph.gguf.builder import write_graph
+from capstan.graph.gguf.rotary import DIVISORS, LONG, SHORT, SMALL_TENSORS
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.gguf.config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
@@ -32,6 +33,7 @@ __all__ = [
     "SIZES",
     "VOCABULARY",
     "Made",
+    "before",
     "contents",
     "folder_of",
     "make",
@@ -68,7 +70,10 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "phi3": {"attention.sliding_window": 8},
     "granite": {"attention.scale": 0.1, "embedding_scale": 4.0, "residual_scale": 0.6, "logit_scale": 3.0},
+    "smollm3": {"block_count": 5},
+    "lfm2": {"block_count": 3, "attention.head_count_kv": (0, 2, 0), "shortconv.l_cache": 3},
 }
+NEIGHBOURS = ("llama", "granite", "smollm3")
 MIXED = {"": GgmlType.Q4_K, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0, "ffn_down": GgmlType.Q5_1}
 """As in a file of a K mix: attention reads three products, and the table is that of the output."""
 
@@ -89,8 +94,8 @@ class Made:
         return self.data[offset : offset + length]
 
     def graph(self, element: str = "float32") -> ModelProto:
-        factors = self.file.tensors.get(ROPE_FACTORS)
-        small = {ROPE_FACTORS: self.read(factors.offset, factors.length)} if factors else {}
+        held = (self.file.tensors[name] for name in SMALL_TENSORS if name in self.file.tensors)
+        small = {each.name: self.read(each.offset, each.length) for each in held}
         return write_graph(self.file, gguf_decoder(self.file, "model.gguf"), element, small)
 
     def session(self, rewrite: Callable[[ModelProto], ModelProto] | None = None) -> Any:
@@ -109,7 +114,9 @@ class Made:
     def defined(self, ids: Sequence[int]) -> Floats:
         """The logits of all positions."""
         w, family, positions = self.tensors, self.file.architecture, np.arange(len(ids))
-        heads, kv_heads = int(self.meta("attention.head_count")), int(self.meta("attention.head_count_kv"))
+        told = self.file.metadata[self.file.key("attention.head_count_kv")]
+        by_layer = told if isinstance(told, tuple) else [told] * int(self.meta("block_count"))
+        heads, kv_heads = int(self.meta("attention.head_count")), int(max(by_layer))
         hidden = int(self.meta("embedding_length"))
         size, gemma = int(self.meta("attention.key_length", hidden // heads)), family.startswith("gemma")
         x = w["token_embd.weight"][list(ids)] * np.float32(sqrt(hidden) if gemma else self.meta("embedding_scale", 1.0))
@@ -121,43 +128,68 @@ class Made:
 
             local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True}.get(family, False)
             base = 10000.0 if family == "gemma3" and local else self.meta("rope.freq_base", 10000.0)
-            angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(ROPE_FACTORS, np.float32(1))
+            angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(DIVISORS, np.float32(1))
             if self.meta("rope.scaling.factor") and not local:
                 angles = angles / self.meta("rope.scaling.factor")
             n = self.norm(x, of("attn_norm.weight"))
-            q, k, v = (n @ of(f"attn_{name}.weight").T for name in "qkv")  # type: ignore[union-attr]
-            if of("attn_q.bias") is not None:
-                biases = (w[f"blk.{layer}.attn_{name}.bias"] for name in "qkv")
-                q, k, v = (made + bias for made, bias in zip((q, k, v), biases, strict=True))
-            q, k, v = (made.reshape(len(ids), -1, size).swapaxes(0, 1) for made in (q, k, v))
-            if of("attn_q_norm.weight") is not None:
-                q, k = self.norm(q, of("attn_q_norm.weight")), self.norm(k, of("attn_k_norm.weight"))
-            q, k = (rotated(made, positions[:, None] * angles, family in ("llama", "granite")) for made in (q, k))
-            k, v = (np.repeat(made, heads // kv_heads, axis=0) for made in (k, v))
-            scores = q @ k.swapaxes(1, 2) * np.float32(self.meta("attention.scale", 1 / sqrt(size)))
-            if cap := self.meta("attn_logit_softcapping"):
-                scores = np.tanh(scores / cap) * cap
-            apart = positions[:, None] - positions
-            hidden_ones = (apart < 0) | (local & (apart >= self.meta("attention.sliding_window")))
-            scores = np.where(hidden_ones, -np.inf, scores)
-            shares = np.exp(scores - scores.max(-1, keepdims=True))
-            made = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
-            made = made @ of("attn_output.weight").T  # type: ignore[union-attr]
+            if not by_layer[layer]:
+                made = self.convolved(n, layer)
+            else:
+                q, k, v = (n @ of(f"attn_{name}.weight").T for name in "qkv")  # type: ignore[union-attr]
+                if of("attn_q.bias") is not None:
+                    biases = (w[f"blk.{layer}.attn_{name}.bias"] for name in "qkv")
+                    q, k, v = (made + bias for made, bias in zip((q, k, v), biases, strict=True))
+                q, k, v = (made.reshape(len(ids), -1, size).swapaxes(0, 1) for made in (q, k, v))
+                if of("attn_q_norm.weight") is not None:
+                    q, k = self.norm(q, of("attn_q_norm.weight")), self.norm(k, of("attn_k_norm.weight"))
+                if family != "smollm3" or layer % 4 != 3:
+                    q, k = (rotated(made, positions[:, None] * angles, family in NEIGHBOURS) for made in (q, k))
+                k, v = (np.repeat(made, heads // kv_heads, axis=0) for made in (k, v))
+                scores = q @ k.swapaxes(1, 2) * np.float32(self.meta("attention.scale", 1 / sqrt(size)))
+                if cap := self.meta("attn_logit_softcapping"):
+                    scores = np.tanh(scores / cap) * cap
+                apart = positions[:, None] - positions
+                hidden_ones = (apart < 0) | (local & (apart >= self.meta("attention.sliding_window")))
+                scores = np.where(hidden_ones, -np.inf, scores)
+                shares = np.exp(scores - scores.max(-1, keepdims=True))
+                made = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
+                made = made @ of("attn_output.weight").T  # type: ignore[union-attr]
             x = x + residual * (self.norm(made, of("post_attention_norm.weight")) if gemma else made)
             n = self.norm(x, of("ffn_norm.weight"))
             gate, up = (n @ of(f"ffn_{name}.weight").T for name in ("gate", "up"))  # type: ignore[union-attr]
             gelu = gate * (1 + np.tanh(sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
             made = ((gelu if gemma else gate / (1 + np.exp(-gate))) * up) @ of("ffn_down.weight").T  # type: ignore[union-attr]
             x = x + residual * (self.norm(made, of("post_ffw_norm.weight")) if gemma else made)
-        logits = self.norm(x, w["output_norm.weight"]) @ w.get("output.weight", w["token_embd.weight"]).T
+        logits = (
+            self.norm(x, w.get("output_norm.weight", w.get("token_embd_norm.weight")))
+            @ w.get("output.weight", w["token_embd.weight"]).T
+        )
         logits = logits / np.float32(self.meta("logit_scale", 1.0))
         if cap := self.meta("final_logit_softcapping"):
             logits = np.tanh(logits / cap) * cap
         return np.asarray(logits, np.float32)
 
+    def convolved(self, n: Floats, layer: int) -> Floats:
+        """A gated convolution of LFM2."""
+        parts = (self.tensors[f"blk.{layer}.shortconv.{name}.weight"] for name in ("in_proj", "conv", "out_proj"))
+        inner, kernel, outer = parts
+        b, c, x = np.split(n @ inner.T, 3, axis=-1)
+        padded = np.concatenate([np.zeros((kernel.shape[1] - 1, b.shape[1]), np.float32), b * x])
+        made = sum(padded[place : place + len(n)] * kernel[:, place] for place in range(kernel.shape[1]))
+        return np.asarray((c * made) @ outer.T, np.float32)
+
     def norm(self, x: Floats, weight: Floats | None) -> Floats:
         epsilon = np.float32(self.meta("attention.layer_norm_rms_epsilon"))
         return np.asarray(x / np.sqrt(np.mean(x * x, -1, keepdims=True) + epsilon) * weight, np.float32)
+
+
+def before(session: Any) -> dict[str, Floats]:
+    """The caches and states before the first position."""
+    past = (value for value in session.get_inputs() if value.name.startswith("past"))
+    return {
+        value.name: np.zeros([0 if isinstance(each, str) else each for each in value.shape[1:]], np.float32)[None]
+        for value in past
+    }
 
 
 def rotated(x: Floats, angles: NDArray[np.float64], neighbours: bool) -> Floats:
@@ -175,11 +207,15 @@ def make(
     tied: bool = True,
     vocabulary: int = VOCABULARY,
 ) -> Made:
-    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others."""
+    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others.
+    None in `given` leaves a key out."""
     told: dict[str, Any] = {**SIZES, "attention.layer_norm_rms_epsilon": 1e-5, **(given or {})}
+    told = {key: value for key, value in told.items() if value is not None}
     hidden, inner, heads = told["embedding_length"], told["feed_forward_length"], told["attention.head_count"]
     size = told.get("attention.key_length", hidden // heads)
-    q, kv = heads * size, told["attention.head_count_kv"] * size
+    by_layer = told.get("attention.head_count_kv", heads)
+    by_layer = by_layer if isinstance(by_layer, tuple) else (by_layer,) * told["block_count"]
+    q, kv = heads * size, max(by_layer) * size
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (hidden,),
         "attn_q.weight": (q, hidden),
@@ -193,15 +229,28 @@ def make(
     }
     if family == "qwen2":
         layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if family in ("qwen3", "gemma3"):
+    if family in ("qwen3", "qwen35", "gemma3", "lfm2"):
         layer |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
     if family.startswith("gemma"):
         layer |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
     shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     shapes |= {} if tied else {"output.weight": (vocabulary, hidden)}
     shapes |= {f"blk.{i}.{name}": dims for i in range(told["block_count"]) for name, dims in layer.items()}
+    turning = told.get("rope.dimension_count", size) // 2
     if family == "llama" and "rope.freq_base" in told:
-        shapes[ROPE_FACTORS] = (size // 2,)
+        shapes[DIVISORS] = (turning,)
+    if family == "phi3" and "rope.scaling.original_context_length" in told:
+        shapes |= {SHORT: (turning,), LONG: (turning,)}
+    if family == "qwen35":
+        shapes = qwen35_shapes(shapes, told, q)
+    for i in (i for i, kv_heads in enumerate(by_layer) if not kv_heads):
+        for name in [name for name in layer if name.startswith("attn_") and name != "attn_norm.weight"]:
+            del shapes[f"blk.{i}.{name}"]
+        kernel = (hidden, told["shortconv.l_cache"])
+        sizes = {"in_proj": (3 * hidden, hidden), "out_proj": (hidden, hidden), "conv": kernel}
+        shapes |= {f"blk.{i}.shortconv.{name}.weight": dims for name, dims in sizes.items()}
+    if family == "lfm2":
+        shapes["token_embd_norm.weight"] = shapes.pop("output_norm.weight")
     if family == "phi3":
         for i in range(told["block_count"]):
             for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
@@ -211,9 +260,13 @@ def make(
     for seed, (name, dims) in enumerate(shapes.items()):
         short = name.split(".", 2)[-1] if name.startswith("blk.") else name
         kind = GgmlType.F32
-        if len(dims) == 2:
+        if len(dims) == 2 and not name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
             kind = types[max((each for each in types if short.startswith(each)), key=len)]
         held = weights(kind, dims, seed)
+        if name.endswith("ssm_a"):
+            held = (-np.frombuffer(held, np.float32)).tobytes()
+        if name == LONG:
+            held = (np.frombuffer(held, np.float32) * 4).tobytes()
         tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))
         found[name] = float32_of(kind, held, dims[0]).reshape(dims)
         data += held + bytes(-len(held) % 32)
@@ -224,6 +277,33 @@ def make(
         found |= {f"blk.{i}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
     metadata = {"general.architecture": family, **{f"{family}.{key}": value for key, value in told.items()}}
     return Made(GgufFile("model.gguf", 3, metadata, tensors, 0), bytes(data), found)
+
+
+def qwen35_shapes(shapes: Mapping[str, tuple[int, ...]], told: Mapping[str, Any], q: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of Qwen3.5, given those of its layers if all were attention without gates."""
+    found = {name.replace("ffn_norm", "post_attention_norm"): dims for name, dims in shapes.items()}
+    hidden, size, heads = (told[key] for key in ("embedding_length", "ssm.state_size", "ssm.time_step_rank"))
+    inner, channels = heads * size, (2 * told["ssm.group_count"] + heads) * size
+    recurrent = {
+        "attn_qkv.weight": (channels, hidden),
+        "attn_gate.weight": (inner, hidden),
+        "ssm_conv1d.weight": (channels, told["ssm.conv_kernel"]),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_beta.weight": (heads, hidden),
+        "ssm_alpha.weight": (heads, hidden),
+        "ssm_norm.weight": (size,),
+        "ssm_out.weight": (hidden, inner),
+    }
+    for layer in range(told["block_count"]):
+        front = f"blk.{layer}."
+        if layer % told["full_attention_interval"] == told["full_attention_interval"] - 1:
+            found[f"{front}attn_q.weight"] = (2 * q, hidden)
+            continue
+        of_attention = (front + "attn_q", front + "attn_k", front + "attn_v", front + "attn_output")
+        found = {name: dims for name, dims in found.items() if not name.startswith(of_attention)}
+        found |= {front + name: dims for name, dims in recurrent.items()}
+    return found
 
 
 def contents(made: Made) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -27,6 +27,9 @@ CASES: dict[str, tuple[dict[str, float | int], tuple[str, ...]]] = {
     "smooth_softmax": ({"smooth_softmax": 1}, ()),
     "head_sink": ({}, ("head_sink",)),
     "do_rotary": (ROTARY, ("cos_cache",)),
+    "heads of 24": ({}, ()),
+    "heads of 24 with rotary": (ROTARY, ("cos_cache",)),
+    "heads of 12": ({}, ()),
     "rotary_interleaved": ({**ROTARY, "rotary_interleaved": 1}, ("cos_cache",)),
     "position_ids": (ROTARY, ("cos_cache", "position_ids")),
     "attention_bias": ({}, ("attention_bias",)),
@@ -36,6 +39,7 @@ CASES: dict[str, tuple[dict[str, float | int], tuple[str, ...]]] = {
     "qk_output": ({"qk_output": 1}, ()),
     "sliding_window_cache": ({"local_window_size": 4, "sliding_window_cache": 1}, ()),
 }
+HEADS_OF = {"heads of 24": 24, "heads of 12": 12}
 LENGTHS = ((1, 20), (40, 0), (3, 10))
 """Positions of the run and before it: a decode step, a prompt, a short chunk after others."""
 REFUSED_AT_RUN = {("wasm", "qk_output"), ("wasm", "sliding_window_cache")}
@@ -51,7 +55,7 @@ def encoded(array: np.ndarray[Any, Any]) -> str:
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_what_no_rule_forbids_is_computed_and_what_one_forbids_is_not(device: str, scripts: PageScripts) -> None:
     nodes = {
-        (case, queries, past): AttentionNode(queries, past, attributes, inputs)
+        (case, queries, past): AttentionNode(queries, past, attributes, inputs, HEADS_OF.get(case[:11], HEAD_SIZE))
         for case, (attributes, inputs) in CASES.items()
         for queries, past in LENGTHS
     }

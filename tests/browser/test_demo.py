@@ -373,6 +373,35 @@ def test_a_known_model_that_the_site_has_is_listed_once(browser: Browser, site: 
     page.close()
 
 
+LISTS = {
+    "object": ({"models": []}, ["bundled"]),
+    "number": (5, ["bundled"]),
+    "entries": (
+        [
+            *(None, 5, [], {}, {"name": 1, "url": "models/bundled/"}, {"name": "x", "url": "http://["}),
+            {"name": "a", "url": "models/a/", "facts": 5, "chat": "no"},
+            {"name": "b", "url": "models/b/", "facts": {"name": "B", "title": 1, "search": None}},
+            {"name": "c", "url": "models/c/", "bytes": "many"},
+        ],
+        ["a", "b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", list(LISTS))
+def test_a_list_of_models_of_another_form_leaves_the_page_usable(form: str, browser: Browser, site: SiteServer) -> None:
+    given, names = LISTS[form]
+    page = browser.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.route("**/models/index.json", lambda route: route.fulfill(json=given))
+    page.goto(site.url)
+    expect(page.locator("#model > option")).to_have_text(names)
+    expect(page.locator("#chosen")).to_have_text(names[0])
+    page.close()
+    assert not faults
+
+
 def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:
     choose(demo.page, "nano-gemma3")
     demo.page.click("#fit")

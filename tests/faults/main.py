@@ -28,6 +28,7 @@ from . import downloads
 from .folders import folders
 from .options import attack_options
 from .page import PAGE_SHARE, opened_page, page_attacks
+from .reference import reference_targets
 from .report import Failure, Outcome, attack
 from .serving import attack_server
 from .share import Share
@@ -70,6 +71,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     """Every class that needs no page, in this interpreter."""
     kinds = [
         *targets(model_files()),
+        *reference_targets(model_files()),
         Target("downloads", downloads.good, downloads.script, downloads.run),
         folders,
     ]

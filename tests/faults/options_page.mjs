@@ -126,7 +126,7 @@ const VALUES = [
     () => new DataView(new ArrayBuffer(4)),
   ],
   ...[() => new File(["x"], "genai_config.json"), () => [new File(["x"], "a")], () => new URL("http://h.test/m/")],
-  ...[() => cycle([]), () => cycle({}), () => deep(100), () => deep(50_000)],
+  ...[() => cycle([]), () => cycle({}), () => deep(100), () => deep(3_500), () => deep(50_000)],
   ...thrown.flatMap((make) => [
     () => throwing(make),
     () => ({ toJSON: raise(make) }),

@@ -59,7 +59,7 @@ def test_tables_are_scaled() -> None:
     model = written()
     [cos] = [node for node in model.graph.node if node.op_type == "Cos"]
     cos.output[0] = "plain"
-    model.graph.initializer.add(name="scale", data_type=TensorProto.FLOAT, float_data=[0.5])
+    model.graph.initializer.add(name="scale", data_type=TensorProto.FLOAT, raw_data=np.float32(0.5).tobytes())
     scaled = model.graph.node.add(op_type="Mul", input=["plain", "scale"], output=["cos_cache"])
     model.graph.node.remove(scaled)
     model.graph.node.insert(list(model.graph.node).index(cos) + 1, scaled)
@@ -73,8 +73,9 @@ def test_other_tables_stay_computed() -> None:
     """From another first position, over frequencies that are no constants, or as an output."""
     for name, value in (("start", 1.0), ("delta", 2.0)):
         model = written()
-        [bound] = [each for each in model.graph.initializer if each.name.endswith(f"rotary/{name}")]
-        bound.raw_data = np.float32(value).tobytes()
+        for bound in model.graph.initializer:
+            if bound.name.endswith(f"/{name}"):
+                bound.raw_data = np.float32(value).tobytes()
         assert graph.angle_tables(model) == model
     model = written()
     model.graph.output.append(value_info("cos_cache", TensorProto.FLOAT, [64, 32]))

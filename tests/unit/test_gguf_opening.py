@@ -62,6 +62,39 @@ def test_a_file_is_a_model_with_its_tokenizer(made: Made, file: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_long_rope_rotates_all_positions_anew(dtype: str, tmp_path: Path) -> None:
+    """As the graph does for a whole sequence: its If chooses by the length. The first tokens past the original length
+    are those of the long factors."""
+    given = {"rope.dimension_count": 32, "rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 1.2}
+    made = make("phi3", {"": GgmlType.F32}, given, vocabulary=512)
+    file = write(made, tmp_path / "model.gguf")
+
+    async def picked(prompt: list[int]) -> list[int]:
+        model = await capstan.Model.load(file, device="reference", dtype=dtype)
+        assert model.original_length == 16
+        params = capstan.GeneratorParams(model)
+        params.set_search_options(max_length=len(prompt) + 10, min_length=len(prompt) + 10)
+        generator = capstan.Generator(model, params)
+        generator.append_tokens(prompt)
+        async for _ in generator:
+            pass
+        found = [int(each) for each in generator.get_sequence(0)]
+        await model.aclose()
+        return found
+
+    session = made.session()
+    fed = {value.name: np.zeros((1, 2, 0, 64), np.float32) for value in session.get_inputs()[2:]}
+    for prompt in ([5, 60, 17, 80, 33, 2, 9, 11, 12, 13], [(7 * i + 3) % 500 + 4 for i in range(20)]):
+        found = asyncio.run(picked(prompt))
+        for end in range(len(prompt), len(found)):
+            ids = np.array([found[:end]])
+            [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **fed})
+            rows = logits[0, -1]
+            rows[1] = -np.inf
+            assert rows.max() - rows[found[end]] <= (1e-4 if dtype == "fp32" else 3e-2), (prompt, found, end)
+
+
 def test_what_a_file_does_not_take(file: Path) -> None:
     with pytest.raises(
         OptionError, match="dtype is 'q4', but over the weights of a model.gguf there are fp16 and fp32"

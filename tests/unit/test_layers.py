@@ -108,15 +108,17 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "onnx_pb2",
         "model_file parts wiring",
         "attention_writer carried one_node slices weight_ranges weights",
-        "angle_tables capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep "
+        "rotary_nodes",
+        "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep "
         "long_rope lora nbits_products norms_apart plain_attention plain_norms plain_recurrence pooling "
-        "quantized_caches quantized_products scratch session_weights sliding_caches soft_caps text_positions total_length "
+        "quantized_caches quantized_products scratch session_weights sliding_caches soft_caps text_positions "
+        "total_length "
         "turned_weights uncomputed whole_caches wide_products",
-        "every_position gguf split_caches split_weights unpacked_weights",
+        "angle_tables every_position gguf split_caches split_weights unpacked_weights",
         "description",
         "pipeline",
     ),
-    "graph.gguf": ("types", "tensors", "builder"),
+    "graph.gguf": ("types", "rotary tensors", "states", "builder"),
     "guidance": (
         "grammar matcher schema_keywords string_formats",
         "byte_graph character_classes dfa ebnf_text json_text merging vocabulary",
@@ -136,7 +138,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),
-    "model_files.gguf": ("header", "families shards tokenizer", "config"),
+    "model_files.gguf": ("file", "families header", "shards tokenizer", "config"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value placement requirements",
@@ -206,6 +208,7 @@ INSIDE_FUNCTIONS = {
     ("page.read_request", "difflib"): "for an unknown field only",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",
+    ("loading.folder", "graph.gguf.rotary"): "protobuf is in the extra `reference`, and needed for GGUF files only",
     ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",
     ("testing.oracles", "testing.genai"): "onnxruntime-genai is installed apart",

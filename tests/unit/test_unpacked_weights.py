@@ -101,7 +101,8 @@ def ran(model: Any, ids: Any) -> Any:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     for value in session.get_inputs()[2:]:
-        feeds[value.name] = np.zeros((1, value.shape[1], ids.shape[1], value.shape[3]), np.float32)
+        length = [ids.shape[1]] if value.shape[3:] else []
+        feeds[value.name] = np.zeros((1, value.shape[1], *length, value.shape[-1]), np.float32)
     return session.run(["logits"], feeds)[0][0]
 
 

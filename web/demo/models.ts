@@ -64,7 +64,7 @@ export async function findModels(): Promise<void> {
   let found = [BUNDLED];
   try {
     const response = await fetch("./models/index.json");
-    if (response.ok) found = (await response.json()) as Offered[];
+    if (response.ok) found = offeredOf(await response.json()) ?? found;
   } catch {
     // A site without a list has the bundled model only.
   }
@@ -78,6 +78,30 @@ export async function findModels(): Promise<void> {
   });
   select.replaceChildren(...options, knownGroup(new Set(found.map(({ name }) => name))));
   void tellLacks();
+}
+
+/** The models of a site's list, null if it is none. Entries and facts of another form are left out: a site's is its own. */
+function offeredOf(list: unknown): Offered[] | null {
+  if (!Array.isArray(list)) return null;
+  return list.filter(isOffered).map(({ facts, ...model }) => ({ ...model, facts: isFacts(facts) ? facts : null }));
+}
+
+function isOffered(model: unknown): model is Offered {
+  const { name, url, bytes: size, transformers_js: dtypes } = fieldsOf(model);
+  if (typeof name !== "string" || typeof url !== "string" || !URL.canParse(url, document.baseURI)) return false;
+  return (
+    ["number", "undefined"].includes(typeof (size ?? undefined)) && (dtypes === undefined || Array.isArray(dtypes))
+  );
+}
+
+function isFacts(facts: unknown): facts is ModelFacts {
+  const { name, title, parameters, search } = fieldsOf(facts);
+  if (typeof name !== "string" || typeof title !== "string" || !search) return false;
+  return [parameters ?? 0, ...Object.values(search)].every((value) => ["number", "boolean"].includes(typeof value));
+}
+
+function fieldsOf(value: unknown): Record<string, unknown> {
+  return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
 }
 
 /** The known models but for those that the site has by these names. */

@@ -28,9 +28,19 @@ export function crossing(request: Request): Request {
   });
 }
 
-/** A value's JSON as a value; a worker may not get others. */
+/** The deepest nesting of a request: a browser cannot clone much deeper values. */
+const MOST_DEPTH = 500;
+
+/** A value's JSON as a value; a worker may not get others. Throws OptionError for one that is nested too deep. */
 function copied<T>(value: T): T {
-  return JSON.parse(JSON.stringify(value) ?? "null") as T;
+  const made = JSON.parse(JSON.stringify(value) ?? "null") as T;
+  let level: unknown[] = [made];
+  for (let depth = 0; level.length > 0; depth++) {
+    if (depth > MOST_DEPTH)
+      throw refused(`a value is nested more than ${MOST_DEPTH} deep, and none deeper crosses to a worker`);
+    level = level.flatMap((each) => (typeof each === "object" && each !== null ? Object.values(each) : []));
+  }
+  return made;
 }
 
 /** A folder, files or a file that was picked, as it is; of anything else its JSON. */

@@ -6,10 +6,13 @@ Graphs of such a model take the tables as inputs (graph/long_rope.py). A device 
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import cos, sin
 
-from ..graph import LongRope, TableRows
+from ..graph import ComputedRows, LongRope, TableRows
 from .element_types import byte_count
 from .noted_graphs import OpenWeights
 
@@ -18,30 +21,48 @@ __all__ = ["RopeTables", "places", "read_rows", "read_tables"]
 
 @dataclass(frozen=True)
 class RopeTables:
-    """The rows of each table of `rope`."""
+    """The rows of each table of `rope`: bytes of files, or rows that are computed as far as a sequence needs them."""
 
     rope: LongRope
-    short: tuple[bytes, ...]
-    long: tuple[bytes, ...]
+    short: tuple[bytes | ComputedRows, ...]
+    long: tuple[bytes | ComputedRows, ...]
 
     @classmethod
     def of(cls, rope: LongRope, parts: Sequence[bytes]) -> RopeTables:
         """The tables from the bytes at `places(rope)`."""
-        return cls(rope, tuple(parts[: len(rope.tables)]), tuple(parts[len(rope.tables) :]))
+        read = iter(parts)
+        found = [rows if isinstance(rows, ComputedRows) else next(read) for rows in all_rows(rope)]
+        return cls(rope, tuple(found[: len(rope.tables)]), tuple(found[len(rope.tables) :]))
 
     def rows(self, long: bool, positions: int) -> list[bytes]:
         """The rows of so many positions of each table, with the long factors or the short ones; behind the short rows,
         which no sequence reads past, are long ones."""
         found = []
+        cut = 0 if long else min(positions, self.rope.original)
         for table, short, other in zip(self.rope.tables, self.short, self.long, strict=True):
-            end = byte_count(table.dtype, (positions, table.width))
-            first = b"" if long else short[:end]
-            found.append(first + other[len(first) : end])
+            size = byte_count(table.dtype, (1, table.width))
+            parts = ((short, 0, cut), (other, cut, positions))
+            found.append(b"".join(rows_of(rows, start, end, size) for rows, start, end in parts))
         return found
 
 
+def rows_of(rows: bytes | ComputedRows, start: int, end: int, size: int) -> bytes:
+    """The rows from `start` to `end`, each of so many bytes."""
+    if isinstance(rows, bytes):
+        return rows[start * size : end * size]
+    wave = sin if rows.sine else cos
+    values = array("d")
+    for position in range(start, end):
+        values.extend([wave(position * each) * rows.scale for each in rows.frequencies])
+    return struct.pack(f"<{len(values)}{'f' if size == 4 * len(rows.frequencies) else 'e'}", *values)
+
+
 def places(rope: LongRope) -> list[TableRows]:
-    """The short rows of each table, then the long ones."""
+    """The short rows of each table, then the long ones; without those that are computed."""
+    return [rows for rows in all_rows(rope) if isinstance(rows, TableRows)]
+
+
+def all_rows(rope: LongRope) -> list[TableRows | ComputedRows]:
     return [*(table.short for table in rope.tables), *(table.long for table in rope.tables)]
 
 

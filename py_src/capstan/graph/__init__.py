@@ -74,6 +74,7 @@ from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
 from .pooling import hidden_output, pooled, sentence_output
 from .quantized_products import quantized_products
+from .rotary_nodes import ComputedRows
 from .scratch import Activations, activations
 from .session_weights import data_ends, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches
@@ -96,6 +97,7 @@ __all__ = [
     "Beside",
     "CachePair",
     "Change",
+    "ComputedRows",
     "FedLengths",
     "GraphDescription",
     "LeftOut",

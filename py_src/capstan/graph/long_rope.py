@@ -7,7 +7,8 @@ cache's capacity, or to the execution provider, which chooses run by run:
     attention_mask -> Shape -> ... -> Greater(original length) -> If -> cos_cache, sin_cache
     cos_cache, sin_cache: the long rows behind the short ones, from multiRotaryCacheConcatOffset on
 
-Here the tables become inputs of the graph, of which each sequence has its own: its length says what is in them.
+Here the tables become inputs of the graph, of which each sequence has its own: its length says what is in them. Their
+rows are in a file, or branches of the If compute them (rotary_nodes.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+from .rotary_nodes import ComputedRows, computed_rows, write_rows
 from .total_length import ATTENTION, ancestry
 from .weights import DTYPES, entry_of
 from .wiring import Wiring, copy_of, delete, fresh_name, int64_tensor, integers, prune
@@ -51,8 +53,8 @@ class RopeTable:
     dtype: str
     width: int
     """Elements of a row."""
-    short: TableRows
-    long: TableRows
+    short: TableRows | ComputedRows
+    long: TableRows | ComputedRows
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Choice:
     original: int
     node: NodeProto | None
     """The If that chooses, None where the tensor has the long rows behind the short ones."""
-    short: TensorProto
-    long: TensorProto
+    short: TensorProto | ComputedRows
+    long: TensorProto | ComputedRows
     """The same tensor as `short` without a node."""
 
 
@@ -98,14 +100,16 @@ def long_rope(
         return result, None
     tables = []
     for choice in choices:
-        require_alike(choice)
-        short, long = (rows_of(choice.name, tensor, file) for tensor in (choice.short, choice.long))
-        if choice.node is None:
+        kind, width = require_alike(choice)
+        short, long = (
+            rows if isinstance(rows, ComputedRows) else rows_of(choice.name, rows, file)
+            for rows in (choice.short, choice.long)
+        )
+        if choice.node is None and isinstance(long, TableRows):
             short, long = parted(long, choice.original)
-        dtype, width = DTYPES[choice.long.data_type][0], choice.long.dims[1]
-        tables.append(RopeTable(choice.name, dtype, width, short, long))
+        tables.append(RopeTable(choice.name, DTYPES[kind][0], width, short, long))
         value = graph.input.add(name=choice.name)
-        value.type.tensor_type.elem_type = choice.long.data_type
+        value.type.tensor_type.elem_type = kind
         value.type.tensor_type.shape.dim.add().dim_param = "rotated_positions"
         value.type.tensor_type.shape.dim.add().dim_value = width
     leave_out(graph, choices)
@@ -120,9 +124,17 @@ def rope_of_length(model: ModelProto, length: int, mask: str = "attention_mask",
     choices = list(choices_of(graph, mask, joined_at))
     for choice in choices:
         long = length > choice.original
+        chosen = choice.long if long else choice.short
+        if isinstance(chosen, ComputedRows):
+            added = GraphProto()
+            write_rows(added, choice.name, chosen)
+            graph.initializer.extend(added.initializer)
+            for node in reversed(added.node):
+                graph.node.insert(0, node)
+            continue
         if choice.node is not None:
             tensor = graph.initializer.add()
-            tensor.CopyFrom(choice.long if long else choice.short)
+            tensor.CopyFrom(chosen)
             tensor.name = choice.name
             continue
         both = next(tensor for tensor in graph.initializer if tensor.name == choice.name)
@@ -188,8 +200,8 @@ def longest_short(wiring: Wiring, choice: NodeProto, mask: str) -> int:
     )
 
 
-def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto:
-    """The constant that is a branch's output of that index."""
+def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto | ComputedRows:
+    """The rows that are a branch's output of that index."""
     graph = next(item.g for item in choice.attribute if item.name == branch)
     name = graph.output[place].name
     for tensor in graph.initializer:
@@ -200,21 +212,36 @@ def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto:
             for item in node.attribute:
                 if node.op_type == "Constant" and item.name == "value":
                     return item.t
+            computed = computed_rows(graph, name)
+            if computed is not None:
+                return computed
             raise UnsupportedModelError(
                 f"node {choice.name} (If) computes rotary factors by node {node.name} ({node.op_type}); {REMEDY}"
             )
     raise UnsupportedModelError(f"node {choice.name} (If) has no rotary factors {name} in its {branch}; {REMEDY}")
 
 
-def require_alike(choice: Choice) -> None:
-    """Raise UnsupportedModelError unless both kinds of rows are of one type and one width."""
-    kinds = {(tensor.data_type, tuple(tensor.dims[1:])) for tensor in (choice.short, choice.long)}
-    if len(kinds) > 1 or len(choice.long.dims) != 2 or choice.long.data_type not in FLOATS:
-        told = " and ".join(str(list(tensor.dims)) for tensor in (choice.short, choice.long))
+def require_alike(choice: Choice) -> tuple[int, int]:
+    """The type and the width of a table. Raises UnsupportedModelError unless both kinds of rows have the same."""
+    kinds = {form_of(rows) for rows in (choice.short, choice.long)}
+    kind, width = next(iter(kinds))
+    if len(kinds) > 1 or kind not in FLOATS:
+        told = " and ".join(
+            "computed" if isinstance(rows, ComputedRows) else str(list(rows.dims))
+            for rows in (choice.short, choice.long)
+        )
         raise UnsupportedModelError(
             f"rotary factors {choice.name} are {told}, expected floats of one type, [positions, half of the head]; "
             f"{REMEDY}"
         )
+    return kind, width
+
+
+def form_of(rows: TensorProto | ComputedRows) -> tuple[int, int]:
+    """The type of the elements and how many a row has; zeros for a tensor that has no rows."""
+    if isinstance(rows, ComputedRows):
+        return rows.kind, len(rows.frequencies)
+    return (rows.data_type, rows.dims[1]) if len(rows.dims) == 2 else (0, 0)
 
 
 def rows_of(name: str, tensor: TensorProto, file: bytes) -> TableRows:

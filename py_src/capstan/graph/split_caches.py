@@ -54,7 +54,7 @@ def split_caches(
         return model, ()
     result = copy_of(model)
     for node in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
-        if node.input[PAST_KEY] in large:
+        if len(node.input) > PAST_KEY and node.input[PAST_KEY] in large:
             divide(result.graph, node, large[node.input[PAST_KEY]], parts)
     told = (SplitCache(pair.past, pair.heads * pairs[pair], parts) for pair in large.values())
     return result, tuple(told)
@@ -64,7 +64,8 @@ def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:
     """The reason against parts of the caches of `pairs`; empty if there is none."""
     if opset_of(model) < SPLIT_WITH_SIZES:
         return f"its operator set is older than {SPLIT_WITH_SIZES}"
-    found = {node.input[PAST_KEY]: node for node in model.graph.node if node.op_type == "GroupQueryAttention"}
+    attention = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    found = {node.input[PAST_KEY]: node for node in attention if len(node.input) > PAST_KEY}
     for pair in pairs:
         if pair.kind != "key":
             continue

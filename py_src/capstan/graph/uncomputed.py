@@ -20,7 +20,7 @@ from .wiring import Wiring
 __all__ = ["RULES", "Rule", "Uncomputed", "one_row_only", "require_computed", "uncomputed"]
 
 ATTENTION = "GroupQueryAttention"
-POSITION_IDS, Q_NORM_WEIGHT = 9, 14
+PAST_KEY, COS_CACHE, POSITION_IDS, Q_NORM_WEIGHT = 3, 7, 9, 14
 """Inputs of GroupQueryAttention."""
 EXPERTS = "QMoE"
 FC1, SCALES, FC2, FC3, ZERO_POINTS, ROUTER_WEIGHTS = 2, 3, 5, 8, (11, 12, 13), 14
@@ -81,6 +81,29 @@ def norms(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
 def norms_without_rotary(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
     rotary = any(item.name == "do_rotary" and item.i for item in node.attribute)
     return None if rotary or not norms(wiring, node, position_ids) else "norms of q and k without do_rotary"
+
+
+def last_dim(wiring: Wiring, name: str) -> int:
+    """The size of a tensor's last axis, 0 if the graph does not tell."""
+    constant, declared = wiring.constants.get(name), wiring.declared.get(name)
+    if constant is not None:
+        return constant.dims[-1] if constant.dims else 0
+    dims = declared.type.tensor_type.shape.dim if declared is not None else ()
+    return dims[-1].dim_value if dims else 0
+
+
+def odd_heads(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    """Whether heads, or the parts of them that it rotates, are of a size that the operator checks."""
+    rotary = any(item.name == "do_rotary" and item.i for item in node.attribute)
+    size = last_dim(wiring, given(node, PAST_KEY))
+    turned = 2 * last_dim(wiring, given(node, COS_CACHE)) if rotary else 0
+    if size % 8:
+        return f"heads of {size} elements (multiples of 8 are computed)"
+    if rotary and size % 16:
+        return f"rotary embedding of heads of {size} elements (multiples of 16 are computed)"
+    if turned % 16:
+        return f"rotary embedding of {turned} elements of a head (multiples of 16 are computed)"
+    return None
 
 
 def input_given(name: str, *places: int) -> Callable[[Wiring, NodeProto, str], str | None]:
@@ -157,6 +180,7 @@ RULES = (
     Rule(ATTENTION, other_than("sliding_window_cache", 0), {"webgpu": "refuses"}),
     Rule(ATTENTION, norms_without_rotary, {"webgpu": "refuses"}),
     Rule(ATTENTION, norms, {"wasm": "refuses"}),
+    Rule(ATTENTION, odd_heads, {"webgpu": "refuses", "wasm": "refuses"}),
     Rule("CausalConvWithState", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule("LinearAttention", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule(EXPERTS, input_given("fc3_experts_weights", FC3), {"webgpu": "refuses", "wasm": "refuses"}),
@@ -208,6 +232,7 @@ def require_computed(model: ModelProto, device: str, position_ids: str = "positi
     if not found:
         return
     other = "wasm" if device == "webgpu" else "webgpu"
-    remedy = "export the model without it" if uncomputed(model, other, position_ids) else f"use device={other!r} for it"
+    elsewhere = not uncomputed(model, other, position_ids)
+    remedy = f"use device={other!r} for it" if elsewhere else "export the model without it"
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     raise UncomputedError(f"{found[0]}{more}; {remedy}")

@@ -37,6 +37,8 @@ class Wiring:
         self.producer: dict[str, NodeProto] = {}
         self.consumers: dict[str, list[NodeProto]] = {}
         self.constants: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.declared: dict[str, ValueInfoProto] = {value.name: value for value in (*graph.value_info, *graph.input)}
+        """The types of inputs, and of other tensors that the graph declares."""
         self.inputs = {value.name for value in graph.input}
         self.outputs = {value.name for value in graph.output}
         for node in graph.node[:]:

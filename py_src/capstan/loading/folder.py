@@ -320,14 +320,16 @@ async def open_others(host: Host, folder: str, names: Sequence[str], files: dict
 
 async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[str]) -> Header:
     """The header of one of the files of a model."""
-    from ..graph.gguf.builder import ROPE_FACTORS
+    from ..graph.gguf.rotary import MOST_BYTES, SMALL_TENSORS
 
     if data.size is None:
         raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
     file = await read_header(data.read, data.size, folder + name)
     require_shard(file, names.index(name), len(names))
-    factors = file.tensors.get(ROPE_FACTORS)
-    return Header(file, {ROPE_FACTORS: await data.read(factors.offset, factors.length)} if factors else {})
+    small = [file.tensors[name] for name in SMALL_TENSORS if name in file.tensors]
+    # The graph refuses a larger one.
+    small = [tensor for tensor in small if tensor.length <= MOST_BYTES]
+    return Header(file, {tensor.name: await data.read(tensor.offset, tensor.length) for tensor in small})
 
 
 async def find_in_repository(

@@ -46,13 +46,13 @@ export async function compareBuffers(
     const staging = make(stride * pairs.length, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
     const encoder = watched.encoder();
     for (const [i, { a, b, bytes, dtype }] of pairs.entries()) {
-      const words = bytes / 4;
+      const words = Math.ceil(bytes / 4);
       const workgroups = Math.min(WORKGROUPS, Math.ceil(words / WORKGROUP));
       const result = make(16, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const sums = make(4 * SUMS * WORKGROUPS, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const params = make(16, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
       const [kind, row] = dtype.split(" ") as [keyof typeof KINDS, string?];
-      const numbers = new Uint32Array([words, KINDS[kind], workgroups * WORKGROUP, Number(row ?? 0)]);
+      const numbers = new Uint32Array([words, KINDS[kind], workgroups * WORKGROUP, Number(row ?? bytes / 2)]);
       watched.write(params, 0, new Uint8Array(numbers.buffer));
       const buffers = [a, b, result, params, sums];
       const group = device.createBindGroup({

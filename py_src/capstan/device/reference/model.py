@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from ... import graph
-from ...errors import ClosedError, ModelFileError, PromptError
+from ...errors import ClosedError, ModelFileError, PromptError, ValidationError
 from ...graph import GraphDescription, LongRope, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
@@ -35,7 +35,7 @@ from ..model_memory import ModelMemory
 from ..rope_tables import RopeTables, places
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
-from .session import PROVIDER
+from .session import PROVIDER, one_line
 from .unpacked import made_weights
 
 __all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
@@ -101,7 +101,9 @@ class ReferenceModel(HostSampledModel):
                 str(file) if onnx is None else onnx, options, providers=[PROVIDER]
             )
         except Exception as error:
-            raise ModelFileError(f"{self.folder / decoder.filename}: onnxruntime cannot load it ({error})") from error
+            raise ModelFileError(
+                f"{self.folder / decoder.filename}: onnxruntime cannot load it ({one_line(error)})"
+            ) from error
 
     def sequence(self, capacity: int | None = None) -> ReferenceSequence:
         """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""
@@ -174,7 +176,7 @@ class ReferenceSequence:
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
         """Run the model on `ids` after what is there; float32 [vocab] of the last position, or of `every` one. Raises
-        PromptError if there are none or no room for them."""
+        PromptError if there are none or no room for them, ValidationError if onnxruntime cannot run the graph."""
         if self._session is None:
             raise ClosedError("this sequence was closed; make a new one")
         if not ids:
@@ -193,11 +195,17 @@ class ReferenceSequence:
             given[about.position_ids] = np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1))
         if self._logits_to_keep is not None:
             given[self._logits_to_keep] = np.full(self._kept_shape, 0 if every else 1, np.int64)
-        *presents, made = self._run_adapted(given) if self._adapted else self._run_in_place(given)
+        try:
+            *presents, made = self._run_adapted(given) if self._adapted else self._run_in_place(given)
+            kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
+        except Exception as error:
+            raise ValidationError(
+                f"onnxruntime could not run the model: {one_line(error)}; the graph and the configuration contradict "
+                "each other: export the model again"
+            ) from error
         if about.growing or self._adapted:
             self._caches = dict(zip(self._caches, presents, strict=False))
         self._states = dict(zip(self._states, presents[len(self._caches) :], strict=True))
-        kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
         rows = [array("f", row.tobytes()) for row in kept]
         self._logits = rows[-1]
         self.length = end

@@ -13,10 +13,12 @@ from ...host.storage import ExternalData
 from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
 from ..interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
-__all__ = ["PROVIDER", "ReferenceSession", "whole_files"]
+__all__ = ["PROVIDER", "ReferenceSession", "one_line", "whole_files"]
 
 PROVIDER = "CPUExecutionProvider"
 
+MOST_CHARACTERS = 1000
+"""Those of a message of onnxruntime that an error shows."""
 DTYPES = {"float": "float32", "double": "float64"}
 """Names that onnxruntime and numpy do not share."""
 
@@ -41,7 +43,7 @@ class ReferenceSession(DeviceSession):
         try:
             return cls(onnxruntime.InferenceSession(model, options, providers=[PROVIDER]), memory)
         except Exception as error:
-            raise UnsupportedModelError(f"onnxruntime could not create a session: {error}") from error
+            raise UnsupportedModelError(f"onnxruntime could not create a session: {one_line(error)}") from error
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         if self._session is None:
@@ -61,7 +63,7 @@ class ReferenceSession(DeviceSession):
             self._session.run_with_iobinding(binding)
         except Exception as error:
             kind = BindingError if any(isinstance(f, BoundSpan) for f in fetches) else ValidationError
-            raise kind(f"onnxruntime could not run the model: {error}") from error
+            raise kind(f"onnxruntime could not run the model: {one_line(error)}") from error
         results = binding.get_outputs()
         return [
             fetch if isinstance(fetch, BoundSpan) else self._result(name_of(fetch), value.numpy())
@@ -75,6 +77,12 @@ class ReferenceSession(DeviceSession):
         data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
         buffer = DeviceBuffer(data, array.nbytes, self._memory, label=f"output {name}", free=lambda: None)
         return BoundSpan(name, buffer.span(), str(array.dtype), array.shape)
+
+
+def one_line(error: Exception) -> str:
+    """onnxruntime's message, in one line; a long one is cut."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def array_of(tensor: BoundSpan) -> np.ndarray[Any, np.dtype[Any]]:

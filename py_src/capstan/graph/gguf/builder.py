@@ -11,21 +11,25 @@ import struct
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from ...errors import ModelFileError, UnsupportedModelError
+from ...errors import UnsupportedModelError
 from ...model_files.config import DecoderConfig
 from ...model_files.file_names import split_name
-from ...model_files.gguf.families import family_of
-from ...model_files.gguf.header import GgufFile
-from ..onnx_pb2 import GraphProto, ModelProto, TensorProto
+from ...model_files.gguf.families import family_of, require_computed
+from ...model_files.gguf.file import GgufFile
+from ..attention_writer import Rotary
+from ..onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from ..rotary_nodes import ComputedRows, write_rows
 from ..wiring import value_info
+from .rotary import Rotations
+from .states import Convolutions, DeltaNets
 from .tensors import Rows, TensorWriter, node_name
 
-__all__ = ["ROPE_FACTORS", "write_graph"]
+__all__ = ["write_graph"]
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor whose bytes `write_graph` needs: the divisors of llama 3's rotary frequencies."""
 ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 OPSET = 22
+STATES: Mapping[str, type[Convolutions] | type[DeltaNets]] = {"convolutions": Convolutions, "delta nets": DeltaNets}
+"""Layers without attention, by the name that families have for them."""
 MICROSOFT = "com.microsoft"
 
 
@@ -33,8 +37,9 @@ def write_graph(file: GgufFile, decoder: DecoderConfig, element: str, small: Map
     """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it;
     in this one and the others, where that is a shard.
 
-    `small` has the bytes of ROPE_FACTORS, if the file has that tensor. Raises UnsupportedModelError for what the graph
-    would leave out, ModelFileError for tensors that contradict the metadata.
+    `small` has the bytes of the file's SMALL_TENSORS (rotary.py). Raises UnsupportedModelError for tensors and
+    metadata that the graph would leave out, ConfigError for metadata that are wrong, ModelFileError for
+    tensors that contradict them.
     """
     model = ModelProto(ir_version=10, producer_name="capstan")
     model.opset_import.add(domain="", version=OPSET)
@@ -53,49 +58,42 @@ class Builder:
         self.graph, self.file, self.element, self.small = graph, file, element, small
         self.family = family_of(file)
         self.t = TensorWriter(graph, file, split_name(decoder.filename)[1], element)
-        front = file.architecture
         assert decoder.hidden_size is not None, "gguf_decoder tells it"
         self.layers, self.hidden, self.head = decoder.num_hidden_layers, decoder.hidden_size, decoder.head_size
         self.heads, self.kv_heads = decoder.num_attention_heads, decoder.num_key_value_heads
-        self.inner = file.integer(f"{front}.feed_forward_length")
-        self.epsilon = file.real(f"{front}.attention.layer_norm_rms_epsilon")
-        self.context = file.integer(f"{front}.context_length")
+        self.inner = file.of_layers(file.key("feed_forward_length"), self.layers)
+        self.epsilon = file.real(file.key("attention.layer_norm_rms_epsilon"), above=0.0)
+        self.context = file.integer(file.key("context_length"))
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
-        self.require_known()
-
-    def require_known(self) -> None:
-        """Raise UnsupportedModelError for metadata whose meaning the graph would leave out."""
-        front = self.file.architecture
-        for key, wanted in (
-            (f"{front}.rope.dimension_count", self.head),
-            (f"{front}.expert_count", 0),
-        ):
-            if self.file.integer(key, wanted, least=0) != wanted:
-                raise UnsupportedModelError(
-                    f"{self.file.name}: {key} is {self.file.metadata[key]}, only {wanted} is supported in a model of "
-                    "this shape; take an ONNX export of the model"
-                )
-        scaling = self.file.text(f"{front}.rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise UnsupportedModelError(
-                f"{self.file.name}: {front}.rope.scaling.type is {scaling!r}, known are 'none' and 'linear'; take an "
-                "ONNX export of the model"
-            )
+        self.attentive = self.family.attentive(file, self.layers)
+        """Whether a layer has attention; else it has states."""
+        made = STATES.get(self.family.states)
+        self.stateful = None if made is None else made(self.t, file, self.hidden, self.epsilon)
+        self.windows = self.family.windows(file, self.layers)
+        self.rotated = [self.family.rotated(file, layer) for layer in range(self.layers)]
+        self.attention_cap, self.logits_cap = self.family.attention_cap(file), self.family.logits_cap(file)
+        self.attention_scale = self.family.attention_scale(file, self.head)
+        self.embedding_scale, self.residual_scale = self.family.embedding_scale(file), self.family.residual_scale(file)
+        self.logits_scale = self.family.logits_scale(file)
+        self.rotations = Rotations.of(file, self.family, self.head)
+        require_computed(file)
+        self.tables: dict[tuple[Rotary, ...], tuple[str, str]] = {}
+        """The names of cosines and sines, by the rotary embeddings in them."""
 
     def write(self) -> None:
         self.declare()
         lengths = self.attention_lengths()
         embedding = self.t.tensor("token_embd.weight", self.vocabulary, self.hidden)
         x = self.t.lookup("model.embed_tokens", embedding, "input_ids")
-        skip = self.scaled("/model/embed_tokens/Mul", x, self.family.embedding_scale(self.file))
+        skip = self.scaled("/model/embed_tokens/Mul", x, self.embedding_scale)
         normed = self.norm("layers.0.input_layernorm", skip, "blk.0.attn_norm")
         for layer in range(self.layers):
             normed, skip = self.layer(layer, normed, skip, lengths)
         output = self.t.tensor("output.weight", *embedding.dims) if self.t.has("output.weight") else embedding
         logits = self.t.product("lm_head.MatMul", normed, [Rows(output)])
-        logits = self.scaled("/lm_head/Mul", logits, self.family.logits_scale(self.file))
+        logits = self.scaled("/lm_head/Mul", logits, self.logits_scale)
         self.capped(logits)
-        left = sorted(self.file.tensors.keys() - self.t.read)
+        left = sorted(self.file.tensors.keys() - self.t.read - self.family.unused(self.file, self.layers))
         if left:
             raise UnsupportedModelError(
                 f"{self.file.name}: {len(left)} tensors are of no use to a graph of {self.file.architecture}, as "
@@ -105,7 +103,8 @@ class Builder:
     def declare(self) -> None:
         """The inputs and outputs of the graph."""
         batch: tuple[str | int, ...] = ("batch_size", "sequence_length")
-        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in range(self.layers)]
+        attentive = [layer for layer in range(self.layers) if self.attentive[layer]]
+        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in attentive]
         cache = ("batch_size", self.kv_heads, "past_sequence_length", self.head)
         grown = ("batch_size", self.kv_heads, "total_sequence_length", self.head)
         self.graph.input.append(value_info("input_ids", TensorProto.INT64, batch))
@@ -115,6 +114,11 @@ class Builder:
         for name in caches:
             self.graph.input.append(value_info(f"past_key_values.{name}", self.element, cache))
             self.graph.output.append(value_info(f"present.{name}", self.element, grown))
+        for kind, sizes in (self.stateful.states if self.stateful is not None else {}).items():
+            for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
+                state: tuple[str | int, ...] = ("batch_size", *sizes)
+                self.graph.input.append(value_info(f"past.{layer}.{kind}", self.element, state))
+                self.graph.output.append(value_info(f"present.{layer}.{kind}", self.element, state))
 
     def attention_lengths(self) -> list[str]:
         """The positions before the last one of each row, and the most positions."""
@@ -130,20 +134,30 @@ class Builder:
     def layer(self, layer: int, x: str, skip: str, lengths: Sequence[str]) -> tuple[str, str]:
         """One layer: the normed input of the next one, and the sum of all before."""
         front, names = f"layers.{layer}", f"blk.{layer}"
-        made = self.attention(layer, x, lengths)
+        if self.attentive[layer]:
+            made = self.attention(layer, x, lengths)
+        else:
+            assert self.stateful is not None, "the family says that layers have states"
+            made = self.stateful.write(layer, x)
         mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
         made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
-        made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.family.residual_scale(self.file))
-        x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.ffn_norm")
+        made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.residual_scale)
+        x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.{self.family.mlp_norm}")
         made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
-        made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.family.residual_scale(self.file))
+        made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.residual_scale)
         if layer + 1 == self.layers:
-            return self.skip_norm(f"layers.{layer + 1}.final_norm_layernorm", skip, made, "output_norm", last=True)
+            name = f"layers.{layer + 1}.final_norm_layernorm"
+            return self.skip_norm(name, skip, made, self.family.last_norm, last=True)
         return self.skip_norm(f"layers.{layer + 1}.input_layernorm", skip, made, f"blk.{layer + 1}.attn_norm")
 
     def attention(self, layer: int, x: str, lengths: Sequence[str]) -> str:
         front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn"
-        sizes = {"q": self.heads * self.head, "k": self.kv_heads * self.head, "v": self.kv_heads * self.head}
+        gated = self.family.gated
+        sizes = {
+            "q": self.heads * self.head * (1 + gated),
+            "k": self.kv_heads * self.head,
+            "v": self.kv_heads * self.head,
+        }
         if self.family.joined:
             rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(sizes.values()), self.hidden))]
         else:
@@ -157,29 +171,46 @@ class Builder:
             split = f"{node}/qkv_proj/Split"
             taken = [f"{split}/output_{place}" for place in range(3)]
             self.t.node("Split", split, [made, self.t.integers(*sizes.values())], *taken, axis=-1)
+            if gated:
+                taken[0], gate = self.query_and_gate(layer, taken[0])
+                sizes["q"] = self.heads * self.head
             for place, name in enumerate("qk"):
                 taken[place] = self.head_norm(layer, name, taken[place], sizes[name])
-        window = self.family.window(self.file, layer)
-        cosines, sines = self.angles(window)
+        window, rotated = self.windows[layer], self.rotated[layer]
+        tables = [*self.angles(window), "", "", ""] if rotated else []
         caches = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
         attended = self.t.node(
             "GroupQueryAttention",
             f"{node}/GroupQueryAttention",
-            [*taken, *caches, *lengths, cosines, sines, "", "", ""],
+            [*taken, *caches, *lengths, *tables],
             f"{node}/GroupQueryAttention/output_0",
             f"present.{layer}.key",
             f"present.{layer}.value",
             domain=MICROSOFT,
             num_heads=self.heads,
             kv_num_heads=self.kv_heads,
-            scale=self.family.attention_scale(self.file, self.head),
+            scale=self.attention_scale,
             local_window_size=window,
-            softcap=self.soft_cap("attn"),
-            do_rotary=1,
+            softcap=self.attention_cap,
+            do_rotary=int(rotated),
             rotary_interleaved=0,
         )
+        if gated:
+            attended = self.t.node("Mul", f"{node}/gate/Mul", [attended, gate])
         output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
         return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
+
+    def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
+        """The queries and the opened gates of heads that have both one behind the other."""
+        node, whole = f"/model/layers.{layer}/attn", self.t.integers(0, 0, self.heads * self.head)
+        heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * self.head)])
+        parts = [f"{node}/q_gate/Split/output_{place}" for place in range(2)]
+        self.t.node("Split", f"{node}/q_gate/Split", [heads, self.t.integers(self.head, self.head)], *parts, axis=-1)
+        query, gate = (
+            self.t.node("Reshape", f"{node}/{name}/Reshape", [part, whole])
+            for name, part in zip(("q_proj", "gate"), parts, strict=True)
+        )
+        return query, self.t.node("Sigmoid", f"{node}/gate/Sigmoid", [gate])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
         """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of
@@ -260,13 +291,9 @@ class Builder:
     def scaled(self, name: str, x: str, factor: float) -> str:
         return x if factor == 1.0 else self.t.node("Mul", name, [x, self.t.number(factor)])
 
-    def soft_cap(self, what: str) -> float:
-        key = f"{self.file.architecture}.{what}_logit_softcapping"
-        return self.file.real(key, 0.0) if self.family.soft_caps else 0.0
-
     def capped(self, logits: str) -> None:
         """Name the logits, and cap them in families with a cap."""
-        cap = self.soft_cap("final")
+        cap = self.logits_cap
         if cap:
             divided = self.t.node("Div", "/lm_head/softcap/Div", [logits, self.t.number(cap)])
             bounded = self.t.node("Tanh", "/lm_head/softcap/Tanh", [divided])
@@ -276,49 +303,47 @@ class Builder:
         maker.output[0] = "logits"
 
     def angles(self, window: int) -> tuple[str, str]:
-        """Cosines and sines [context, half a head], which onnxruntime computes once as it makes the session."""
-        local = self.family.local_base is not None and window >= 0
-        suffix = "" if self.family.local_base is None else "_local" if local else "_global"
-        cosines, sines = f"cos_cache{suffix}", f"sin_cache{suffix}"
-        if not any(node.output[0] == cosines for node in self.graph.node):
-            frequencies = self.frequencies(self.family.local_base if local else None)
-            self.write_angles(frequencies, cosines, sines, f"/model/rotary{suffix}")
-        return cosines, sines
-
-    def write_angles(self, frequencies: Sequence[float], cosines: str, sines: str, front: str) -> None:
-        bounds = []
-        for name, value in (("start", 0.0), ("limit", float(self.context)), ("delta", 1.0)):
-            bounds.append(f"{front}/{name}")
-            self.constant(bounds[-1], [], [value])
-        self.constant(f"{front}/frequencies", [1, len(frequencies)], frequencies)
-        positions = self.t.node("Range", f"{front}/Range", bounds)
-        column = self.t.node("Unsqueeze", f"{front}/Unsqueeze", [positions, self.t.integers(1)])
-        angles = self.t.node("Mul", f"{front}/Mul", [column, f"{front}/frequencies"])
-        for wave, name in (("Cos", cosines), ("Sin", sines)):
-            if self.element == TensorProto.FLOAT:
-                self.t.node(wave, f"{front}/{wave}", [angles], name)
+        """Cosines and sines [context, half of what turns of a head]. A long rope has others for sequences that are
+        longer than the original length."""
+        local = window >= 0 and self.family.local_rotation is not None
+        names = self.rotations.divisor_names
+        ropes = [self.rotations.rotary(local, self.divisors(name)) for name in names or ("",)]
+        key = tuple(ropes)
+        if key not in self.tables:
+            suffix = "" if self.family.local_rotation is None else "_local" if local else "_global"
+            self.tables[key] = (f"cos_cache{suffix}", f"sin_cache{suffix}")
+            if ropes[1:] and self.rotations.original < self.context:
+                self.write_choice(ropes[0], ropes[1], self.tables[key])
             else:
-                made = self.t.node(wave, f"{front}/{wave}", [angles])
-                self.t.node("Cast", f"{front}/{wave}/Cast", [made], name, to=self.element)
-            self.graph.value_info.append(value_info(name, self.element, [self.context, len(frequencies)]))
+                for name, rows in zip(self.tables[key], self.rows_of(ropes[0]), strict=True):
+                    write_rows(self.graph, name, rows)
+                    self.graph.value_info.append(value_info(name, self.element, [rows.rows, len(rows.frequencies)]))
+        return self.tables[key]
 
-    def constant(self, name: str, dims: Sequence[int], values: Sequence[float]) -> None:
-        data = struct.pack(f"<{len(values)}f", *values)
-        self.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
+    def divisors(self, name: str) -> list[float]:
+        half = self.rotations.dimensions // 2
+        if not name:
+            return [1.0] * half
+        self.t.tensor(name, half)
+        return self.rotations.divisors(name, self.small)
 
-    def frequencies(self, local_base: float | None) -> list[float]:
-        """The angle of each pair of a head between neighbouring positions."""
-        front = self.file.architecture
-        base = local_base or self.file.real(f"{front}.rope.freq_base", 10000.0)
-        half = self.head // 2
-        factors = [1.0] * half
-        if self.t.has(ROPE_FACTORS):
-            self.t.tensor(ROPE_FACTORS, half)
-            held = self.small.get(ROPE_FACTORS, b"")
-            if len(held) != 4 * half:
-                raise ModelFileError(f"{self.file.name}: {len(held)} bytes of {ROPE_FACTORS}, expected {4 * half}")
-            factors = list(struct.unpack(f"<{half}f", held))
-        if local_base is None and self.file.text(f"{front}.rope.scaling.type", "none") == "linear":
-            factor = self.file.real(f"{front}.rope.scaling.factor", 1.0)
-            factors = [each * factor for each in factors]
-        return [base ** (-pair / half) / factor for pair, factor in enumerate(factors)]
+    def rows_of(self, rotary: Rotary) -> list[ComputedRows]:
+        """The cosines and the sines."""
+        waves = (False, True)
+        return [ComputedRows(rotary.frequencies, rotary.scale, sine, self.context, self.element) for sine in waves]
+
+    def write_choice(self, short: Rotary, long: Rotary, names: tuple[str, str]) -> None:
+        """An If that takes the long ones for a mask that is longer than the original length."""
+        front = "/model/rotary/choice"
+        shape = self.t.node("Shape", f"{front}/Shape", ["attention_mask"])
+        total = self.t.node("Gather", f"{front}/Gather", [shape, self.t.integers(1)], axis=0)
+        longer = self.t.node("Greater", f"{front}/Greater", [total, self.t.integers(self.rotations.original)])
+        choice = NodeProto(op_type="If", name=front, input=[longer], output=names)
+        for branch, rotary in (("then_branch", long), ("else_branch", short)):
+            graph = GraphProto(name=branch)
+            for name, rows in zip(names, self.rows_of(rotary), strict=True):
+                write_rows(graph, f"{name}_{branch}", rows)
+                dims = [rows.rows, len(rows.frequencies)]
+                graph.output.append(value_info(f"{name}_{branch}", self.element, dims))
+            choice.attribute.add(name=branch, type=AttributeProto.GRAPH, g=graph)
+        self.graph.node.append(choice)

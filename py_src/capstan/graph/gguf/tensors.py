@@ -76,7 +76,7 @@ class TensorWriter:
         inputs: Sequence[str],
         *outputs: str,
         domain: str = "",
-        **attributes: int | float | str,
+        **attributes: int | float | str | tuple[int, ...],
     ) -> str:
         """Add a node; its first output, which is `name`/output_0 unless it is given."""
         made = self.graph.node.add(op_type=kind, name=name, domain=domain, input=inputs)
@@ -102,6 +102,25 @@ class TensorWriter:
             self.graph.initializer.append(TensorProto(name=name, data_type=self.element, raw_data=raw))
         return name
 
+    def numbers(self, value: float, count: int) -> str:
+        """A constant [count] of one number, of the activations' type."""
+        name = f"/model/constants/FLOAT/{value!r} x {count}"
+        if name not in self._constants:
+            self._constants.add(name)
+            raw = struct.pack("<e" if self._bits == HALF_BITS else "<f", value) * count
+            self.graph.initializer.append(TensorProto(name=name, data_type=self.element, dims=[count], raw_data=raw))
+        return name
+
+    def floats(self, name: str, tensor: GgufTensor) -> str:
+        """A float32 weight of a tensor [n], for activations of any type."""
+        if tensor.type != GgmlType.F32:
+            raise UnsupportedModelError(
+                f"{self.file.name}: tensor {tensor.name} is of type {tensor.type.name}, expected F32; take another "
+                "file of the model"
+            )
+        parts = [Part(tensor.offset, tensor.length)]
+        return self._weight(name, list(tensor.dims), [Rows(tensor)], parts, TensorProto.FLOAT)
+
     def vector(self, name: str, tensors: Sequence[Rows]) -> str:
         """A weight of tensors [n], one behind the other; of several files it is put together by the graph."""
         groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]
@@ -110,6 +129,11 @@ class TensorWriter:
             return self.node("Concat", f"{node_name(name)}/Concat", held, axis=0)
         parts = [self._part(each, "values") for each in tensors]
         return self._weight(name, [sum(each.count for each in tensors)], tensors, parts, self.element)
+
+    def weight(self, name: str, dims: Sequence[int], tensor: GgufTensor) -> str:
+        """A weight of these dimensions that has the values of a tensor."""
+        rows = [Rows(tensor)]
+        return self._weight(name, dims, rows, [self._part(rows[0], "values")], self.element)
 
     def product(self, name: str, x: str, rows: Sequence[Rows]) -> str:
         """x times the rows of these tensors, one behind the other, all of one type."""
@@ -211,8 +235,10 @@ def node_name(name: str) -> str:
     return "/" + re.sub(r"\.(?!\d)", "/", name)
 
 
-def set_attribute(node: NodeProto, name: str, value: int | float | str) -> None:
-    if isinstance(value, int):
+def set_attribute(node: NodeProto, name: str, value: int | float | str | tuple[int, ...]) -> None:
+    if isinstance(value, tuple):
+        node.attribute.add(name=name, type=AttributeProto.INTS, ints=value)
+    elif isinstance(value, int):
         node.attribute.add(name=name, type=AttributeProto.INT, i=value)
     elif isinstance(value, float):
         node.attribute.add(name=name, type=AttributeProto.FLOAT, f=value)

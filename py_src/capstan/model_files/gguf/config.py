@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ..config import LARGEST, DecoderConfig, GenaiConfig, Stated
-from .families import family_of
+from .families import family_of, require_states
 from .header import GgufFile
 
 __all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
@@ -37,7 +37,7 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
     return GenaiConfig(
         model_type=family.type,
         vocab_size=vocab_size,
-        context_length=file.integer(f"{file.architecture}.context_length"),
+        context_length=file.integer(file.key("context_length")),
         bos_token_id=token(file, "bos", vocab_size),
         eos_token_ids=eos,
         pad_token_id=next((found for found in (token(file, "padding", vocab_size), *eos) if found is not None), 0),
@@ -81,21 +81,32 @@ def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
 
 def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
     """The sizes of the file's decoder. Raises ConfigError for a key that is missing or wrong."""
-    front = file.architecture
-    heads = file.integer(f"{front}.attention.head_count", most=LARGEST["num_attention_heads"])
-    kv_heads = file.integer(f"{front}.attention.head_count_kv", heads, most=heads)
+    layers = file.integer(file.key("block_count"), most=LARGEST["num_hidden_layers"])
+    predicted = 0
+    if family_of(file).states == "delta nets":
+        predicted = file.integer(file.key("nextn_predict_layers"), 0, least=0, most=layers - 1)
+    heads = file.of_layers(file.key("attention.head_count"), layers, most=LARGEST["num_attention_heads"])
+    kv_key = file.key("attention.head_count_kv")
+    by_layer = file.by_layer(kv_key, layers, heads, least=0, most=heads)
+    with_attention = {each for each in by_layer if each}
+    if len(with_attention) != 1:
+        raise file.error(kv_key, "the same for all layers with attention")
+    [kv_heads] = with_attention
+    if 0 in by_layer:
+        require_states(file)
     if heads % kv_heads:
-        raise file.error(f"{front}.attention.head_count_kv", f"a divisor of head_count ({heads})")
-    width = file.integer(f"{front}.embedding_length")
-    head_size = file.integer(f"{front}.attention.key_length", width // heads)
-    file.integer(f"{front}.attention.value_length", head_size, least=head_size, most=head_size)
+        raise file.error(kv_key, f"a divisor of head_count ({heads})")
+    width = file.integer(file.key("embedding_length"))
+    head_size = file.integer(file.key("attention.key_length"), width // heads)
+    file.integer(file.key("attention.value_length"), head_size, least=head_size, most=head_size)
+    file.integer(file.key("embedding_length_out"), width, least=width, most=width)
     return DecoderConfig(
         filename=filename,
         head_size=head_size,
         hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        num_hidden_layers=file.integer(f"{front}.block_count", most=LARGEST["num_hidden_layers"]),
+        num_hidden_layers=layers - predicted,
     )
 
 

@@ -1,51 +1,123 @@
 """The families of models in GGUF files, by the name that a file gives its architecture.
 
-`FAMILIES` tells for each its type in genai_config.json, and in which its layers differ from llama's. Metadata are read
-by the same keys for all.
+`FAMILIES` tells for each its type in genai_config.json, and in which its layers differ from llama's. Keys mean, and
+missing ones mean, as in llama.cpp's loader (src/models/*.cpp), but for phi3's window, which llama.cpp leaves out:
+transformers and the model builder of onnxruntime-genai have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 from ...errors import UnsupportedModelError
-from .header import GgufFile
+from .file import GgufFile
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+__all__ = ["FAMILIES", "Family", "family_of", "require_computed", "require_states"]
 
-
-def no_window(file: GgufFile, layer: int) -> int:
-    return -1
-
-
-def one_layer_in_two(file: GgufFile, layer: int) -> int:
-    return -1 if layer % 2 else file.integer("gemma2.attention.sliding_window")
-
-
-def five_layers_in_six(file: GgufFile, layer: int) -> int:
-    return -1 if layer % 6 == 5 else file.integer("gemma3.attention.sliding_window")
+WHOLE = -1
+"""The window of a layer that attends to all positions."""
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+LOCAL_BASE = "rope.freq_base_swa"
+NO_ROTATION_STEP = 4
+"""One of so many layers of SmolLM3 rotates no heads."""
 
 
-def all_layers(file: GgufFile, layer: int) -> int:
-    return file.integer("phi3.attention.sliding_window", -1, least=-1)
+def whole(file: GgufFile, layers: int) -> Sequence[int]:
+    return [WHOLE] * layers
+
+
+def phi_windows(file: GgufFile, layers: int) -> Sequence[int]:
+    """0, as Phi-4 has it, is no window."""
+    return [file.integer(file.key(WINDOW), WHOLE, least=WHOLE) or WHOLE] * layers
+
+
+def gemma2_windows(file: GgufFile, layers: int) -> Sequence[int]:
+    window = file.integer(file.key(WINDOW), 4096)
+    return [window if local else WHOLE for local in local_layers(file, layers, 2)]
+
+
+def gemma3_windows(file: GgufFile, layers: int) -> Sequence[int]:
+    """Without a window, or with one of 0, the keys that are about it mean nothing."""
+    window = file.integer(file.key(WINDOW), 0, least=0)
+    local = local_layers(file, layers, 6)
+    gemma3_local_rotation(file, 1.0, 1.0)
+    return [window if window and each else WHOLE for each in local]
+
+
+def local_layers(file: GgufFile, layers: int, every: int) -> Sequence[bool]:
+    """Which layers have the window: all but the last of each `every`, unless the file says another number, of which 0
+    is for all layers, or says it layer by layer."""
+    key = file.key(PATTERN)
+    told = file.value(key, every)
+    if isinstance(told, tuple):
+        if len(told) != layers or not all(type(each) in (bool, int) and each in (0, 1) for each in told):
+            raise file.error(key, f"{layers} truth values, one for each layer, or an integer from 0")
+        return [bool(each) for each in told]
+    every = file.integer(key, every, least=0)
+    return [every == 0 or layer % every < every - 1 for layer in range(layers)]
+
+
+def with_key_heads(file: GgufFile, layers: int) -> Sequence[bool]:
+    heads = file.of_layers(file.key("attention.head_count"), layers)
+    return [each > 0 for each in file.by_layer(file.key("attention.head_count_kv"), layers, heads, least=0)]
+
+
+def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
+    """The layers that the file does not list as recurrent; without a list the last one of each so many."""
+    key = file.key("attention.recurrent_layers")
+    every = file.integer(file.key("full_attention_interval"), 4)
+    told = file.value(key)
+    if told is None:
+        return [layer % every == every - 1 for layer in range(layers)]
+    if not isinstance(told, tuple) or len(told) < layers or {type(each) for each in told} - {bool, int}:
+        raise file.error(key, f"{layers} truth values or more, one for each layer")
+    return [not each for each in told[:layers]]
+
+
+def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:
+    """The tensors of the layers behind the decoder's, which predict tokens for speculation."""
+    front = tuple(f"blk.{layer}." for layer in range(layers, file.integer(file.key("block_count"))))
+    return {name for name in file.tensors if name.startswith(front)} if front else set()
+
+
+def gemma2_local_rotation(file: GgufFile, base: float, factor: float) -> tuple[float, float]:
+    return file.real(file.key(LOCAL_BASE), base, above=1.0), factor
+
+
+def gemma3_local_rotation(file: GgufFile, base: float, factor: float) -> tuple[float, float]:
+    return file.real(file.key(LOCAL_BASE), 10000.0, above=1.0), 1.0
 
 
 def gemma_scale(largest: int) -> Callable[[GgufFile, int], float]:
     """The scale of queries: by the head size but for the largest model, which has so many layers."""
 
     def scale(file: GgufFile, head_size: int) -> float:
-        front = file.architecture
-        if file.integer(f"{front}.block_count") != largest:
+        layers = file.integer(file.key("block_count"))
+        if layers != largest:
             return 1 / sqrt(head_size)
-        return sqrt(file.integer(f"{front}.attention.head_count") / file.integer(f"{front}.embedding_length"))
+        heads = file.of_layers(file.key("attention.head_count"), layers)
+        return 1 / sqrt(file.integer(file.key("embedding_length")) // heads)
 
     return scale
 
 
 def width_root(file: GgufFile) -> float:
-    return sqrt(file.integer(f"{file.architecture}.embedding_length"))
+    return sqrt(file.integer(file.key("embedding_length")))
+
+
+def scale_or_one(name: str) -> Callable[[GgufFile], float]:
+    """A factor of that name, for which 0 says that there is none."""
+    return lambda file: file.real(file.key(name), 0.0) or 1.0
+
+
+def logits_divided(file: GgufFile) -> float:
+    key = file.key("logit_scale")
+    scale = file.real(key)
+    if not scale:
+        raise file.error(key, "a finite number other than 0")
+    return 1 / scale
 
 
 @dataclass(frozen=True)
@@ -56,6 +128,10 @@ class Family:
     """The type that genai_config.json gives its models."""
     neighbours: bool = False
     """Whether rotary embedding turns neighbours, so that the rows of q and k have the halves of a head in turn."""
+    divisors: bool = False
+    """Whether rotary frequencies may be divided by factors of the file."""
+    rotated: Callable[[GgufFile, int], bool] = lambda file, layer: True
+    """Whether a layer rotates its heads."""
     gelu: bool = False
     """Whether the gate is GELU in place of SiLU."""
     sandwich: bool = False
@@ -64,27 +140,44 @@ class Family:
     residual_scale: Callable[[GgufFile], float] = lambda file: 1.0
     logits_scale: Callable[[GgufFile], float] = lambda file: 1.0
     attention_scale: Callable[[GgufFile, int], float] = lambda file, head_size: 1 / sqrt(head_size)
-    window: Callable[[GgufFile, int], int] = no_window
-    """The positions that a layer attends to; -1 for all."""
-    local_base: float | None = None
-    """The base of rotary frequencies in layers with a window, if it is another one."""
-    soft_caps: bool = False
+    windows: Callable[[GgufFile, int], Sequence[int]] = whole
+    """The positions that each of so many layers attends to; -1 for all."""
+    local_rotation: Callable[[GgufFile, float, float], tuple[float, float]] | None = None
+    """(base, factor) of rotary frequencies in layers with a window, given those of the others, if they may differ."""
+    attention_cap: Callable[[GgufFile], float] = lambda file: 0.0
+    """The soft cap of scores, 0 for none."""
+    logits_cap: Callable[[GgufFile], float] = lambda file: 0.0
     joined: bool = False
     """Whether one tensor has q, k and v, and another one gate and up."""
+    gated: bool = False
+    """Whether a gate stands behind each head of q."""
+    mlp_norm: str = "ffn_norm"
+    """The tensor of the norm before the MLP."""
+    attentive: Callable[[GgufFile, int], Sequence[bool]] = lambda file, layers: [True] * layers
+    """Which of so many layers have attention."""
+    states: str = ""
+    """The kind of the other layers; empty if there are none."""
+    unused: Callable[[GgufFile, int], set[str]] = lambda file, layers: set()
+    """Tensors that a decoder of so many layers does not need."""
+    last_norm: str = "output_norm"
+    """The tensor of the norm before the logits."""
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", neighbours=True),
+    "llama": Family("llama", neighbours=True, divisors=True),
     "qwen2": Family("qwen2"),
     "qwen3": Family("qwen3"),
+    "smollm3": Family("smollm3", neighbours=True, rotated=lambda file, layer: (layer + 1) % NO_ROTATION_STEP != 0),
     "gemma2": Family(
         "gemma2",
         gelu=True,
         sandwich=True,
         embedding_scale=width_root,
         attention_scale=gemma_scale(46),
-        window=one_layer_in_two,
-        soft_caps=True,
+        windows=gemma2_windows,
+        local_rotation=gemma2_local_rotation,
+        attention_cap=lambda file: file.real(file.key("attn_logit_softcapping"), 50.0, above=0.0),
+        logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 30.0, above=0.0),
     ),
     "gemma3": Family(
         "gemma3_text",
@@ -92,28 +185,117 @@ FAMILIES: Mapping[str, Family] = {
         sandwich=True,
         embedding_scale=width_root,
         attention_scale=gemma_scale(62),
-        window=five_layers_in_six,
-        local_base=10000.0,
+        windows=gemma3_windows,
+        local_rotation=gemma3_local_rotation,
+        logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 0.0),
     ),
-    "phi3": Family("phi3", window=all_layers, joined=True),
+    "phi3": Family("phi3", divisors=True, windows=phi_windows, joined=True),
     "granite": Family(
         "granite",
         neighbours=True,
-        embedding_scale=lambda file: file.real("granite.embedding_scale", 1.0),
-        residual_scale=lambda file: file.real("granite.residual_scale", 1.0),
-        logits_scale=lambda file: 1 / file.real("granite.logit_scale", 1.0),
-        attention_scale=lambda file, head_size: file.real("granite.attention.scale", 1 / sqrt(head_size)),
+        divisors=True,
+        rotated=lambda file, layer: file.flag(file.key("rope.scaling.finetuned"), True),
+        embedding_scale=scale_or_one("embedding_scale"),
+        residual_scale=scale_or_one("residual_scale"),
+        logits_scale=logits_divided,
+        attention_scale=lambda file, head_size: file.real(file.key("attention.scale"), 0.0) or 1 / sqrt(head_size),
+    ),
+    "lfm2": Family(
+        "lfm2", windows=phi_windows, attentive=with_key_heads, states="convolutions", last_norm="token_embd_norm"
+    ),
+    "qwen35": Family(
+        "qwen3_5_text",
+        gated=True,
+        mlp_norm="post_attention_norm",
+        attentive=without_recurrence,
+        states="delta nets",
+        unused=of_predicted_layers,
     ),
 }
+
+ONNX_ONLY: Mapping[str, str] = {
+    **dict.fromkeys(("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
+    "gemma4": "caches of several sizes",
+}
+"""Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
+
+NOWHERE: Mapping[str, str] = {"granitehybrid": "recurrent layers (Mamba 2)", "mamba2": "recurrent layers (Mamba 2)"}
+"""Families that Capstan does not run, and the parts of their layers that it lacks. Granite 4 without such layers is
+granite."""
+
+HARMLESS = frozenset(
+    (
+        *("vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned", "attention.layer_norm_epsilon"),
+        *("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_scale"),
+        *("expert_weights_norm", "expert_gating_func", "leading_dense_block_count", "mm.tokens_per_image"),
+        "rope.dimension_sections",
+        *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"),
+    )
+)
+"""Names of keys that change nothing in the computation of a decoder without experts and recurrent layers."""
+
+NEUTRAL: Mapping[str, float | bool] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
+    WINDOW: 0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_shared_count": 0,
+    "expert_group_count": 0,
+    "expert_group_used_count": 0,
+    "nextn_predict_layers": 0,
+    "use_parallel_residual": False,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
+"""Names of keys that change nothing with one value."""
 
 
 def family_of(file: GgufFile) -> Family:
     """The file's family. Raises UnsupportedModelError."""
     found = FAMILIES.get(file.architecture)
-    if found is None:
-        known = ", ".join(FAMILIES)
+    if found is not None:
+        return found
+    known = ", ".join(FAMILIES)
+    why, remedy = "is unknown to Capstan", ", or an ONNX export of the model"
+    if file.architecture in ONNX_ONLY:
+        why = f"has {ONNX_ONLY[file.architecture]}"
+    elif file.architecture in NOWHERE:
+        why, remedy = f"has {NOWHERE[file.architecture]}", ""
+    raise UnsupportedModelError(
+        f"{file.name}: architecture {file.architecture!r} {why}; take a GGUF file of {known}{remedy}"
+    )
+
+
+def require_states(file: GgufFile) -> None:
+    """Raise UnsupportedModelError for a family whose layers without attention are not written."""
+    if family_of(file).states != "convolutions":
         raise UnsupportedModelError(
-            f"{file.name}: architecture {file.architecture!r} is unknown to Capstan; take a GGUF file of {known}, "
-            "or an ONNX export of the model"
+            f"{file.name}: architecture {file.architecture!r} has layers without attention "
+            f"({file.key('attention.head_count_kv')} of 0), which are not supported; take a model of the family whose "
+            "layers all have attention"
         )
-    return found
+
+
+def require_computed(file: GgufFile) -> None:
+    """Raise UnsupportedModelError if the file has a key below its architecture's name that was not read, unless it
+    changes nothing in the computation."""
+    for name in file.unread():
+        value = file.metadata[file.key(name)]
+        neutral = NEUTRAL.get(name)
+        same = neutral is not None and value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        if name in HARMLESS or same:
+            continue
+        shown = repr(value)
+        only = "" if neutral is None else f", only {neutral!r} is"
+        raise UnsupportedModelError(
+            f"{file.name}: metadata {file.key(name)} ({shown[:60]}) is not supported in a model of "
+            f"{file.architecture}{only}; take another file or an ONNX export of the model"
+        )

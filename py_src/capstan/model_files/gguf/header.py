@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
-from math import isfinite, prod
+from math import prod
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-from ...errors import ConfigError, ModelFileError, UnsupportedModelError
+from ...errors import ModelFileError, UnsupportedModelError
+from .file import BLOCKS, CONVERT, MOST_ELEMENTS, OTHER_TYPES, GgmlType, GgufFile, GgufTensor, Value
 
 __all__ = ["GgmlType", "GgufFile", "GgufTensor", "read_header"]
 
@@ -32,8 +31,8 @@ MOST_BYTES = 256 << 20
 """The longest header; a vocabulary of 256,000 tokens takes about 10 MB."""
 MOST_COUNT = 1 << 16
 """The most metadata pairs, and the most tensors."""
-MOST_ELEMENTS = 1 << 24
-"""The most elements of an array."""
+MOST_NESTED = 1 << 16
+"""The most arrays within arrays: each takes Python as long as a pair does, and has 12 bytes."""
 MOST_NAME = (1 << 16) - 1
 """The longest key or name in bytes."""
 MOST_DEPTH = 4
@@ -42,154 +41,9 @@ MOST_DIMS = 4
 MOST_ALIGNMENT = 1 << 20
 
 COPY = "copy or download the file again"
-CONVERT = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 
 Read = Callable[[int, int], Awaitable[bytes]]
 """Bytes of the file from a start on, of a length."""
-
-Value: TypeAlias = "int | float | bool | str | tuple[Any, ...]"
-"""A value of the metadata; an array is a tuple."""
-
-
-class GgmlType(IntEnum):
-    """The type of a tensor's elements, by its number in the file."""
-
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    IQ4_NL = 20
-    IQ4_XS = 23
-    BF16 = 30
-    MXFP4 = 39
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """(elements, bytes) of a block, which lies along the innermost dimension."""
-        return BLOCKS[self]
-
-
-BLOCKS: Mapping[GgmlType, tuple[int, int]] = {
-    GgmlType.F32: (1, 4),
-    GgmlType.F16: (1, 2),
-    GgmlType.Q4_0: (32, 18),
-    GgmlType.Q4_1: (32, 20),
-    GgmlType.Q5_0: (32, 22),
-    GgmlType.Q5_1: (32, 24),
-    GgmlType.Q8_0: (32, 34),
-    GgmlType.Q2_K: (256, 84),
-    GgmlType.Q3_K: (256, 110),
-    GgmlType.Q4_K: (256, 144),
-    GgmlType.Q5_K: (256, 176),
-    GgmlType.Q6_K: (256, 210),
-    GgmlType.IQ4_NL: (32, 18),
-    GgmlType.IQ4_XS: (256, 136),
-    GgmlType.BF16: (1, 2),
-    GgmlType.MXFP4: (32, 17),
-}
-
-OTHER_TYPES = {
-    kind: name
-    for first, names in {
-        9: "Q8_1",
-        15: "Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S",
-        21: "IQ3_S IQ2_S",
-        24: "I8 I16 I32 I64 F64 IQ1_M",
-        34: "TQ1_0 TQ2_0",
-    }.items()
-    for kind, name in enumerate(names.split(), first)
-}
-"""Types of ggml that Capstan does not read."""
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor and the place of its data."""
-
-    name: str
-    dims: tuple[int, ...]
-    """Outermost first, as in numpy."""
-    type: GgmlType
-    offset: int
-    """The first byte of its data in the file."""
-    length: int
-    """Bytes of its data."""
-    shard: int = 0
-    """The place of its file among those of a model in several."""
-
-
-@dataclass(frozen=True)
-class GgufFile:
-    """A header. The readers of the metadata raise ConfigError with the key, what was expected and what was found."""
-
-    name: str
-    """The name of the file in errors."""
-    version: int
-    metadata: Mapping[str, Value]
-    tensors: Mapping[str, GgufTensor]
-    data: int
-    """The byte of the file at which the tensors' data begin."""
-
-    @property
-    def architecture(self) -> str:
-        """The family of the model; the metadata's keys begin with it."""
-        return self.text("general.architecture")
-
-    def error(self, key: str, expected: str, remedy: str = CONVERT) -> ConfigError:
-        if key not in self.metadata:
-            return ConfigError(f"{self.name}: metadata {key} is missing, expected {expected}; {remedy}")
-        shown = repr(self.metadata[key])
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return ConfigError(f"{self.name}: metadata {key}: expected {expected}, got {shown}; {remedy}")
-
-    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS) -> int:
-        """An integer from `least` to `most`; without a default it must be there."""
-        value = self.metadata.get(key, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.error(key, f"an integer from {least} to {most}")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A finite number; without a default it must be there."""
-        value = self.metadata.get(key, default)
-        if type(value) not in (int, float) or not isfinite(value):  # type: ignore[arg-type]
-            raise self.error(key, "a finite number")
-        return float(value)  # type: ignore[arg-type]
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(key, default)
-        if type(value) is not bool:
-            raise self.error(key, "true or false")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string that is not empty; without a default it must be there."""
-        value = self.metadata.get(key, default)
-        if not isinstance(value, str) or not value:
-            raise self.error(key, "a string that is not empty")
-        return value
-
-    def strings(self, key: str) -> tuple[str, ...]:
-        """An array of strings."""
-        value = self.metadata.get(key)
-        if not isinstance(value, tuple) or set(map(type, value)) - {str}:
-            raise self.error(key, "an array of strings")
-        return value
-
-    def numbers(self, key: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
-        """An array of integers or of reals."""
-        value = self.metadata.get(key)
-        if not isinstance(value, tuple) or set(map(type, value)) - {kind}:
-            raise self.error(key, f"an array of {'integers' if kind is int else 'reals'}")
-        return value
 
 
 async def read_header(read: Read, size: int, name: str = "model.gguf") -> GgufFile:
@@ -272,13 +126,13 @@ class Parser:
 
     def __init__(self, size: int, name: str) -> None:
         self._data, self._size, self._name = b"", size, name
-        self._at, self._inside = 0, ""
+        self._at, self._inside, self._nested = 0, "", 0
         self._strings: dict[int, tuple[list[str], int]] = {}
         """The strings of each array as far as they were there, by its place, and the place behind them."""
 
     def file(self, read: bytes) -> GgufFile:
         """The header, given what was read of the file. Raises ShortError at their end: call it again with more."""
-        self._data, self._at, self._inside = read, len(MAGIC), "its beginning"
+        self._data, self._at, self._inside, self._nested = read, len(MAGIC), "its beginning", 0
         version = self._number("I")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -374,6 +228,9 @@ class Parser:
             return self._flags(count)
         if kind == STRING:
             return self._texts(count)
+        self._nested += count
+        if self._nested > MOST_NESTED:
+            raise self._error(f"has {self._nested} arrays within arrays, at most {MOST_NESTED} are read")
         return tuple(self._value(kind, depth + 1) for _ in range(count))
 
     def _flags(self, count: int) -> tuple[bool, ...]:

@@ -3,7 +3,8 @@
 // word is a float32, two float16, or one of a row of a quantized cache: the scale, or elements of 8 or 4 bits. An
 // invocation takes every params.z-th of them.
 // Bindings: 0 a, 1 b (words); 2 result: [bits of max |a-b|, bits of max |b|, count]; 3 params: [words, kind of the
-// elements (0 float32, 1 float16, 2 int8, 3 int4), invocations, words of a row]; 4 sums: of squares, of each workgroup.
+// elements (0 float32, 1 float16, 2 int8, 3 int4), invocations, words of a row of a quantized cache, else how many float16
+// there are: half of the last word may be none]; 4 sums: of squares, of each workgroup.
 // Non-negative floats order as their bits do, hence atomicMax on bits.
 
 @group(0) @binding(0) var<storage, read> a: array<u32>;
@@ -77,7 +78,9 @@ fn main(
       let x = unpack2x16float(p);
       let y = unpack2x16float(q);
       found = noted(found, x.x, finite16(p), y.x, finite16(q));
-      found = noted(found, x.y, finite16(p >> 16u), y.y, finite16(q >> 16u));
+      if (2u * i + 1u < params.w) {
+        found = noted(found, x.y, finite16(p >> 16u), y.y, finite16(q >> 16u));
+      }
     }
   }
   atomicMax(&result[0], bitcast<u32>(found.apart));
