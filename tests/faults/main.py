@@ -29,6 +29,7 @@ from .folders import folders
 from .options import attack_options
 from .page import PAGE_SHARE, opened_page, page_attacks
 from .report import Failure, Outcome, attack
+from .served import attack_served
 from .serving import attack_server
 from .share import Share
 from .targets import Target, targets
@@ -76,6 +77,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     return {
         **{target.kind: partial(attack_target, target, share) for target in kinds},
         "requests": partial(attack_server, share, corpus("requests")),
+        "server": partial(attack_served, share, corpus("server")),
         "options": partial(attack_options, share.times(10)),
     }
 
