@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -156,7 +156,7 @@ def made(random: Random) -> bytes:
 
 
 def made_item(random: Random) -> Any:
-    value = random.choice((*PLAIN, *SPECIAL))
+    value: Any = random.choice((*PLAIN, *SPECIAL))
     if random.random() < 0.2:
         value = random.choice(([value], {"a": value}, [1, {"b": [value]}]))
     if random.random() < 0.3:
@@ -166,23 +166,25 @@ def made_item(random: Random) -> Any:
 
 def tried(running: Fleet, case: dict[str, Any], out: Path) -> int:
     """How many items failed that may fail. Raises AssertionError for what is wrong."""
+    prompts = out.with_suffix(".prompts")
     if "lines" in case:
-        prompts: Path | None = out.with_suffix(".prompts")
-        prompts.write_bytes(case["lines"].encode("latin-1"))
-        given = [parsed(line) for line in case["lines"].encode("latin-1").split(b"\n")]
-        if given and case["lines"].endswith("\n"):
-            given.pop()
+        data = case["lines"].encode("latin-1")
+        prompts.write_bytes(data)
+        given = [parsed(line) for line in data.removesuffix(b"\n").split(b"\n")] if data else []
     else:
         given = [built(item) for item in case["items"]]
-        prompts = None
+
+    def items() -> Iterable[Any]:
+        return lines(str(prompts)) if "lines" in case else given
+
     options: dict[str, Any] = {"out": out, "ordered": case["ordered"], "batch": case["batch"]}
-    first = list(running.map(SAME, given if prompts is None else lines(str(prompts)), **options))
+    first = list(running.map(SAME, items(), **options))
     failed = judged(given, first, out)
     if case["ordered"]:
         assert [item.index for item in first] == [*range(len(given))], "the results are in another order"
-    data = out.read_bytes()
-    out.write_bytes(data[: round(case["left"] * len(data))])
-    second = list(running.map(SAME, given if prompts is None else lines(str(prompts)), **options))
+    written = out.read_bytes()
+    out.write_bytes(written[: round(case["left"] * len(written))])
+    second = list(running.map(SAME, items(), **options))
     known = {item.index for item in second}
     judged(given, [*second, *(item for item in first if item.index not in known)], out)
     assert not out.with_name(f"{out.name}.lock").exists(), "a lock is left"

@@ -97,8 +97,11 @@ class Answer:
 def attack_served(share: Share, corpus: list[bytes]) -> Outcome:
     """So many requests, and those of the corpus; each as JSON."""
     outcome = Outcome("server")
-    deadlines = {"REQUEST_SECONDS": SECONDS, "STALL_SECONDS": SECONDS}
-    with mock.patch.multiple(local_server, **deadlines), served() as server:
+    with (
+        mock.patch.object(local_server, "REQUEST_SECONDS", SECONDS),
+        mock.patch.object(local_server, "STALL_SECONDS", SECONDS),
+        served() as server,
+    ):
         for case in [*corpus, *share.cases(outcome.kind, made)]:
             errors = io.StringIO()
             with contextlib.redirect_stderr(errors):

@@ -102,7 +102,9 @@ def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int,
         try:
             name = name_of(index, item)
             if name in seen:
-                raise PromptError(f"item {index}: id {clipped(name)} is that of item {seen[name]}, too; give each its own")
+                raise PromptError(
+                    f"item {index}: id {clipped(name)} is that of item {seen[name]}, too; give each its own"
+                )
             content = read(index, item)
             text = json_of(index, content)
             digest = hashlib.sha256(f"[{json.dumps(common)}, {text}]".encode()).hexdigest()[:24]

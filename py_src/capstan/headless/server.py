@@ -232,7 +232,8 @@ class StaticHandler(BaseHTTPRequestHandler):
         super().setup()
         self.rfile.close()
         self._reader = RequestReader(self.connection)
-        self.rfile = BufferedReader(self._reader)
+        self._requests = BufferedReader(self._reader)
+        self.rfile = self._requests
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -244,7 +245,7 @@ class StaticHandler(BaseHTTPRequestHandler):
         """Answer the next request of the connection, if its client is still there and sends a whole one in time."""
         try:
             self._reader.until = time.monotonic() + IDLE_SECONDS
-            self.rfile.peek(1)
+            self._requests.peek(1)
             self._reader.until = time.monotonic() + REQUEST_SECONDS
             super().handle_one_request()
         except (ConnectionError, TimeoutError):
