@@ -9,10 +9,11 @@ import json
 import queue
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from capstan.headless.server import FilePart, StaticHandler
+from capstan.headless.server import FilePart, StaticHandler, open_below
 from capstan_host.server import SiteServer
 
 from .external_data import split_data
@@ -74,7 +75,7 @@ class BenchServer(SiteServer):
     def handler(self) -> type[StaticHandler]:
         return BenchHandler
 
-    def find(self, path: str) -> Path | bytes | FilePart | None:
+    def find(self, path: str) -> BufferedReader | bytes | FilePart | None:
         """The site's files, and those of the bench."""
         parts = [part for part in path.split("/") if part]
         if path == "/bench/plan.json":
@@ -86,8 +87,7 @@ class BenchServer(SiteServer):
             folder, rest = self.page, parts[1:] or ["index.html"]
             if rest[0] in self.packages:
                 folder, rest = self.packages[rest[0]], rest[1:]
-            file = folder.joinpath(*rest)
-            found = file if file.is_file() else None
+            found = open_below(folder, rest)
         return found
 
     def _transformers_js_file(self, parts: Sequence[str]) -> bytes | FilePart | None:
@@ -118,7 +118,8 @@ class BenchServer(SiteServer):
             case "onnx/model.onnx":
                 return graph
         found = {f"onnx/{data_name(number)}": piece for number, piece in enumerate(pieces)}.get("/".join(parts[1:]))
-        return FilePart(data, found.start, found.length) if found else None
+        file = open_below(folder, [data.name]) if found else None
+        return FilePart(file, found.start, found.length) if found and file else None
 
 
 def data_name(number: int) -> str:

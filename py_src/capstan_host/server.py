@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,22 +46,17 @@ class SiteServer(StaticServer):
     """A StaticServer with /models/index.json, which lists the models; with `digests` also those of the models' files
     that their folders lack. CommandError for an address or a port that is taken."""
 
-    def __init__(
-        self,
-        root: Path,
-        models: Mapping[str, Path],
-        host: str = "127.0.0.1",
-        port: int = 0,
-        files: Mapping[str, Path] | None = None,
-        digests: Digests | None = None,
-    ) -> None:
-        self.digests = digests
+    digests: Digests | None = None
+
+    def server_bind(self) -> None:
+        host, port = self.server_address[:2]
         try:
-            super().__init__(root, models, host, port, files)
+            super().server_bind()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise CommandError(f"port {port} on {host} is taken: give another one with --port N") from error
-            raise CommandError(f"cannot listen on {host}:{port} ({error.strerror}): give --host and --port") from error
+                raise CommandError(f"port {port} on {host!s} is taken: give another one with --port N") from error
+            reason = error.strerror or error
+            raise CommandError(f"cannot listen on {host!s}:{port} ({reason}): give --host and --port") from error
 
     def about(self, name: str, model: Path) -> dict[str, object]:
         """A model's entry in /models/index.json."""
@@ -69,13 +65,16 @@ class SiteServer(StaticServer):
             entry["transformers_js"] = dtypes
         return entry
 
-    def find(self, path: str) -> Path | bytes | FilePart | None:
+    def find(self, path: str) -> BufferedReader | bytes | FilePart | None:
         """See StaticServer."""
         if [part for part in path.split("/") if part] == ["models", "index.json"]:
             return json.dumps([self.about(*model) for model in self.models.items()], indent=1).encode()
         if self.digests and self.is_of_a_model(path) and path.endswith(DIGESTS_SUFFIX):
             data = super().find(path.removesuffix(DIGESTS_SUFFIX))
-            return self.digests.text(data) if isinstance(data, Path) else None
+            if not isinstance(data, BufferedReader):
+                return None
+            with data:
+                return self.digests.text(Path(data.name))
         return super().find(path)
 
 
@@ -89,5 +88,7 @@ def serving(
     digests: Digests | None = None,
 ) -> Iterator[SiteServer]:
     """Serve in a thread of this process for as long as the block runs."""
-    with running(SiteServer(root, models, host, port, files, digests)) as server:
+    server = SiteServer(root, models, host, port, files)
+    server.digests = digests
+    with running(server):
         yield server

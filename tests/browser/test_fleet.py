@@ -82,6 +82,14 @@ def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(
         assert [item.value[0] for item in kinds] == ["llama", "llama"]
         assert kinds[0].value[1] < kinds[1].value[1]
 
+        odd = list(fleet.generate([{"id": "\ud800", "prompt": "a\ud800b"}, "a\0b", {"prompt": 5}], out=out, **GREEDY))
+        assert [item.id for item in odd] == ["\ud800", "1", "2"]
+        assert [(item.text is None) == (item.error is not None) for item in odd] == [True] * 3
+        made = 'def run(x):\n    print("no end", end="")\n    return eval(x)\n'
+        values = list(fleet.map(made, ["1", "float('nan')", "'\\ud800'", "[[]] * 2"]))
+        assert [item.value for item in values] == [1, None, "\ud800", [[], []]]
+        assert [item.error is None for item in values] == [True, False, True, True]
+
 
 TEMPLATE = """{% if tools %}<|im_start|>tools
 {{ tools[0].function.name }}<|im_end|>

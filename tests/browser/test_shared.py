@@ -45,7 +45,6 @@ COMPLETE = """async ([prompt, maxTokens]) => {
     ({ code, message }) => ({ code, message }),
   );
 }"""
-PYTHON = "(code) => window.llm.python(code).then(({ stdout }) => stdout.trim(), ({ code }) => code)"
 CLIENT = """async ([name, options]) => {
   const { Client } = await import("/capstan/capstan.js");
   const shared = { name, device: "wasm" };
@@ -53,6 +52,14 @@ CLIENT = """async ([name, options]) => {
   return window.client.sharing;
 }"""
 SCRIPT = {"kind": "exec", "filename": "script.py", "argv": ["script.py"], "models": {}, "files": {}}
+PYTHON = """async (source) => {
+  const told = [];
+  const { client } = window.llm;
+  return client
+    .request({ ...SCRIPT, source }, ({ kind, text }) => kind === "stdout" && told.push(text))
+    .then(() => told.join("").trim(), ({ code }) => code);
+}""".replace("SCRIPT", json.dumps(SCRIPT))
+"""A script in the shared worker, where `llm.python` puts none."""
 
 
 @dataclass
@@ -230,12 +237,39 @@ def test_the_run_of_a_closed_page_ends_and_its_sessions_are_given_back(pages: Pa
     first.evaluate(CHAT, "hello")
     assert second.evaluate(PYTHON, KEPT) == "3"
     sleep = "import asyncio\nawait asyncio.sleep(600)"
-    first.evaluate("(code) => { void window.llm.python(code); void window.llm.complete([5, 6]); }", sleep)
+    first.evaluate(f"(source) => {{ void ({PYTHON})(source); void window.llm.complete([5, 6]); }}", sleep)
     second.wait_for_timeout(300)
     second.evaluate(f"() => {{ window.answer = ({CHAT})('one'); }}")
     first.close()
     assert second.evaluate(ANSWER).get("keptTokens"), "the run of the closed page goes on"
     assert second.evaluate(PYTHON, KEPT) == "1"
+
+
+OWN = "(code) => window.llm.python(code).then(({ stdout }) => stdout.trim(), ({ code }) => code)"
+
+
+def test_a_script_that_never_ends_keeps_no_other_page_waiting(pages: Pages) -> None:
+    """It runs in a worker of its page's own, which ends with the page's model."""
+    first, second = (pages.load()[0] for _ in range(2))
+    assert first.evaluate(OWN, "import builtins; builtins.seen = 5; print(1)") == "1"
+    assert second.evaluate(PYTHON, "import builtins; print(hasattr(builtins, 'seen'))") == "False"
+    loop = "from pyodide.code import run_js\nrun_js(\"new BroadcastChannel('loops').postMessage(0)\")\nwhile True: pass"
+    first.evaluate(
+        """(source) => {
+          const loops = new Promise((resolve) => (new BroadcastChannel("loops").onmessage = () => resolve()));
+          window.script = window.llm.python(source).catch(({ code }) => code);
+          return loops;
+        }""",
+        loop,
+    )
+    assert ids(second.evaluate(COMPLETE, [PROMPT, 3])) == oracle.greedy(LLAMA, PROMPT, 3)
+    third, loaded = pages.load()
+    assert loaded["shared"]
+    assert ids(third.evaluate(COMPLETE, [PROMPT, 3])) == oracle.greedy(LLAMA, PROMPT, 3)
+    assert pages.workers() == ["shared_worker", "worker"]
+    first.evaluate("window.llm.close()")
+    assert first.evaluate("window.script") == "ClosedError"
+    pages.until(["shared_worker"])
 
 
 def test_the_last_page_ends_the_worker(pages: Pages) -> None:

@@ -25,11 +25,13 @@ from tests.gguf_models import contents, make
 from tests.repository_layout import CONFIG
 
 from . import downloads
+from .fleet_items import attack_fleet
 from .folders import folders
 from .options import attack_options
 from .page import PAGE_SHARE, opened_page, page_attacks
 from .reference import reference_targets
 from .report import Failure, Outcome, attack
+from .served import attack_served
 from .serving import attack_server
 from .share import Share
 from .targets import Target, targets
@@ -78,6 +80,8 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     return {
         **{target.kind: partial(attack_target, target, share) for target in kinds},
         "requests": partial(attack_server, share, corpus("requests")),
+        "fleet": partial(attack_fleet, share, corpus("fleet")),
+        "server": partial(attack_served, share, corpus("server")),
         "API values": partial(attack_options, share.times(10)),
     }
 

@@ -511,7 +511,9 @@ def test_the_weight_store_can_be_left_out(model: Path) -> None:
     assert request(model, "x", "--disable-file-mapped-weights")["disable_file_mapped_weights"] is True
 
 
-def test_a_fleet_refuses_wrong_numbers_files_and_lines_by_their_number(model: Path, tmp_path: Path) -> None:
+def test_a_fleet_refuses_wrong_numbers_and_files_and_tells_of_lines_by_their_number(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "prompts.jsonl"
 
     def checked(*argv: str) -> argparse.Namespace:
@@ -531,13 +533,23 @@ def test_a_fleet_refuses_wrong_numbers_files_and_lines_by_their_number(model: Pa
     with pytest.raises(CommandError, match="model folder .*/none does not exist"):
         checked("--model", str(tmp_path / "none"))
     for line, words in {
-        '{"prompt": ': "line 2 is not JSON",
-        '{"prompts": "a"}': "line 2: item 1 has prompts; give one of prompt, prompt_ids, messages",
-        '{"id": "0", "prompt": "b"}': "line 2: item 1: id '0' is that of item 0",
+        b'{"prompt": ': "line 2: column 12: not JSON",
+        b'{"prompts": "a"}': "line 2: item 1 has prompts; give one of prompt, prompt_ids, messages",
+        b'{"id": "0", "prompt": "b"}': "line 2: item 1: id '0' is that of item 0",
+        b"[" * 100_000: "line 2: nested more than 64 deep",
+        b'{"id": 1%s, "prompt": "b"}' % (b"0" * 5000): "line 2: an integer of thousands of digits",
+        b'{"prompt": "\xff"}': "line 2: byte 12 is not UTF-8",
+        b'{"prompt": "a\0"}': "line 2: column 14: not JSON",
+        b'{"messages": [{"role": "user", "content": NaN}]}': r"line 2: item 1: messages\[0\]\.content is nan",
     }.items():
-        prompts.write_text('{"prompt": "a"}\n' + line + "\n")
-        with pytest.raises(CommandError, match=words):
-            fleet_command.checked(str(prompts))
+        prompts.write_bytes(b'{"prompt": "a"}\n' + line + b'\n{"prompt": "c"}\n')
+        assert fleet_command.checked(str(prompts)) == 3
+        assert re.search(
+            f"1 of 3 lines are no items, each with an error in its result; {words}", capsys.readouterr().err
+        )
+    prompts.write_text("[\n]")
+    with pytest.raises(CommandError, match="has no line that is an item; line 1: column 2: not JSON"):
+        fleet_command.checked(str(prompts))
     prompts.write_text("")
     with pytest.raises(CommandError, match="is empty: give a line for each prompt"):
         fleet_command.checked(str(prompts))

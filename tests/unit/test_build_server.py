@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ntpath
@@ -92,6 +93,19 @@ def test_compressed_forms_are_served_to_who_takes_them(
     alone, found = get(server, "/a.mjs", {"Accept-Encoding": accepted})
     assert (found, alone.headers["Content-Encoding"], alone.headers["Vary"]) == (BODY, None, None)
     assert response.headers["ETag"] != alone.headers["ETag"]
+
+
+@pytest.mark.parametrize("place", ["site", "nano one"])
+@pytest.mark.parametrize("ending", [".br", ".gz"])
+def test_a_compressed_form_that_leads_out_of_the_folder_is_none(
+    place: str, ending: str, folder: Path, server: SiteServer
+) -> None:
+    (folder.parent / place / "t.json").write_bytes(BODY)
+    (folder.parent / place / f"t.json{ending}").symlink_to(folder.parent / "secret.txt")
+    url = "/t.json" if place == "site" else "/models/nano%20one/t.json"
+    response, found = get(server, url, {"Accept-Encoding": "br, gzip"})
+    assert (found, response.headers["Content-Encoding"], response.headers["Vary"]) == (BODY, None, None)
+    assert get(server, url + ending)[0].status == 404
 
 
 @pytest.mark.parametrize(("size", "control"), [(LARGE_BYTES - 1, "no-cache"), (LARGE_BYTES, "no-store")])
@@ -296,6 +310,47 @@ def test_a_connection_that_asks_for_nothing_is_closed(server: SiteServer, monkey
         assert idle.recv(1) == b""
 
 
+def test_a_request_that_comes_in_byte_by_byte_is_given_up(server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte is there in time, the whole is not."""
+    monkeypatch.setattr("capstan.headless.server.REQUEST_SECONDS", 0.5, raising=False)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as slow:
+        slow.sendall(b"GET /data.bin HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        slow.settimeout(0.05)
+        deadline = time.monotonic() + 20
+        with contextlib.suppress(ConnectionError):  # It may be closed between two bytes.
+            while not is_closed(slow):
+                assert time.monotonic() < deadline, "the connection is kept"
+                slow.send(b"x")
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("bytes_a_turn", [0, 1000])
+def test_clients_that_do_not_take_their_replies_keep_nobody_out(
+    bytes_a_turn: int, folder: Path, server: SiteServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold every place, and read nothing or a little now and then."""
+    monkeypatch.setattr("capstan.headless.server.STALL_SECONDS", 0.5, raising=False)
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(256 << 20)  # More than the sockets hold.
+    address = ("127.0.0.1", server.server_address[1])
+    with contextlib.ExitStack() as stack:
+        lazy = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(MOST_CONNECTIONS)]
+        for each in lazy:
+            each.sendall(b"GET /large.bin HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deadline = time.monotonic() + 30
+        while get(server, "/data.bin")[0].status != 200:
+            assert time.monotonic() < deadline, "their places are not given back"
+            for each in lazy:
+                each.recv(bytes_a_turn)
+            time.sleep(0.05)
+
+
 def test_what_a_models_folder_holds_is_no_page_of_this_origin(folder: Path, server: SiteServer) -> None:
     (folder.parent / "nano one/readme.html").write_text("<script>fetch('/')</script>")
     for path in (
@@ -416,6 +471,30 @@ def test_the_shards_of_a_gguf_file_are_served_with_it(folder: Path, tmp_path: Pa
             assert get(server, f"/models/{other}")[0].status == 404
         [model] = json.loads(get(server, "/models/index.json")[1])
         assert (model["bytes"], model["chat"]) == (sum(map(len, data)), True)
+
+
+def test_a_shard_that_leads_out_of_the_folder_is_none(folder: Path, tmp_path: Path) -> None:
+    """The file that was named may be a link; who named it knows it."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF")
+    named, other = (tmp_path / f"files/q-0000{number}-of-00002.gguf" for number in (1, 2))
+    named.symlink_to(tmp_path / "elsewhere.gguf")
+    other.symlink_to(tmp_path / "secret.txt")
+    with serving(folder, {named.name: named}, digests=Digests(tmp_path / "kept")) as server:
+        assert get(server, f"/models/{named.name}")[1] == b"GGUF"
+        for path in (f"/models/{other.name}", f"/models/{other.name}.shards.json"):
+            assert get(server, path)[0].status == 404
+
+
+def test_a_file_that_may_not_be_read_is_none(folder: Path, server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "loop.bin").symlink_to(folder / "loop.bin")
+    assert get(server, "/loop.bin")[0].status == 404
+    monkeypatch.setattr(Path, "open", refused_open)
+    assert get(server, "/data.bin")[0].status == 404
+
+
+def refused_open(*_: object) -> None:
+    raise PermissionError(13, "Permission denied")
 
 
 def test_other_methods_are_refused(server: SiteServer) -> None:

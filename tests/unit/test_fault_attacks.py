@@ -82,6 +82,6 @@ def test_the_command_prints_a_table_and_ends_well() -> None:
     head, *lines = done.stdout.splitlines()
     assert head.split() == ["class", "tried", "survived", "failed", "seconds"]
     rows = {name: counts for name, *counts, _ in (line.rsplit(maxsplit=4) for line in lines)}
-    assert rows.keys() >= {"config", "graph", "tokenizer", "downloads", "requests"}
+    assert rows.keys() >= {"config", "graph", "tokenizer", "downloads", "requests", "server", "fleet"}
     assert rows["API values"] == ["20", "20", "0"], "both processes are counted"
     assert {failed for *_, failed in rows.values()} == {"0"}

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import json
 import math
+import os
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +22,30 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from capstan.errors import OptionError, PromptError
+from capstan.errors import OptionError
 from capstan.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
 from capstan.fleet import worker as fleet_worker
 from capstan.fleet.browsers import Browsers, HeadlessSlot, Serving
 from capstan.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
 from capstan.headless.browser import BrowserError
+from capstan_host.commands import fleet as fleet_command
 
 SERVING = Serving("/models/paper", 2, None, {}, 0.5, 3)
+SOURCES = str(Path(__file__).parents[2] / "py_src")
 SAME = "def run(x):\n    return x\n"
 JOB = {"kind": "generate"}
+
+
+def nested(depth: int) -> list[Any]:
+    """A list in a list, and so on."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ODD = {"nan": float("nan"), "infinite": [float("-inf")], "deep": nested(200), "half": "\ud800", "nul": "\0"}
+"""Values that a script may return."""
 
 
 class PaperSlot:
@@ -51,6 +70,8 @@ class PaperSlot:
                 await asyncio.sleep(60)
             if entry.input == "refused":
                 done(place, {"number": place, "error": {"type": "PromptError", "message": "too long"}})
+            elif isinstance(entry.input, str) and entry.input in ODD:
+                done(place, {"number": place, "result": {"value": ODD[entry.input]}})
             elif entry.input == "lost":
                 done(place, {"number": place, "error": {"type": "DeviceLostError", "message": "gone"}})
             else:
@@ -126,6 +147,15 @@ class TestBrowsers:
         assert len(tries) == 3
 
 
+def read_strictly(line: str) -> Any:
+    """The value of a line of JSON, without the constants that Python's parser adds."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
 def result(name: str, **more: Any) -> Item:
     return Item(name, int(name), "digest", "w", 1, value=name, **more)
 
@@ -181,8 +211,95 @@ class TestResultFile:
         with pytest.raises(ResultFileError, match="line 1: b'some notes.*give another file"):
             ResultFile(path)
         assert path.read_text() == "some notes\nmore\n"
-        with pytest.raises(ResultFileError, match="Is a directory"):
+        with pytest.raises(ResultFileError, match=f"{tmp_path} keeps no lines, being a folder"):
             ResultFile(tmp_path)
+        assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"], "no lock is left"
+
+    @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+    @pytest.mark.parametrize("kind", ["/dev/null", "a pipe", "a\0b", "half of a pair \ud800", "x" * 300])
+    def test_what_keeps_no_lines_is_refused_at_once(self, kind: str, tmp_path: Path) -> None:
+        if kind == "a pipe":
+            os.mkfifo(tmp_path / kind)
+        with pytest.raises(ResultFileError, match=r"give (another file|a file that can be written)"):
+            ResultFile(tmp_path / kind)
+
+    @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"id": %s}' % (b"1" * 5000), b"\0", b"\xff", b'{"id": NaN'])
+    def test_lines_that_no_fleet_wrote_are_refused(self, line: bytes, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        path.write_bytes(line + b"\n")
+        with pytest.raises(ResultFileError, match="line 1: .* is no result of a fleet: give another file"):
+            ResultFile(path)
+        assert path.read_bytes() == line + b"\n"
+
+    def test_any_id_is_a_line_of_json_that_the_next_run_knows(self, tmp_path: Path) -> None:
+        """A line was not written, or was not JSON, and every later run began with it."""
+        path = tmp_path / "r.jsonl"
+        names = ["half \ud800", "\udc00", "\0", "\u2028", "\U0001f600", '"\\', "1" * 5000]
+        found = list(entries([{"id": name, "prompt": "a"} for name in names], {}, prompt_input))
+        with ResultFile(path) as file:
+            file.append([Item(entry.id, entry.index, "digest", "w", 1, text="\ud800") for entry in found])
+        read = [read_strictly(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+        assert [line["id"] for line in read] == names
+        with ResultFile(path) as file:
+            assert set(file.finished) == set(names)
+
+    def test_a_value_that_json_does_not_have_is_computed_anew(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        path.write_text('{"id": "0", "digest": "digest", "value": NaN}\n{"id": "1", "digest": "digest", "value": 1}\n')
+        with ResultFile(path) as file:
+            assert [*file.finished] == ["1"]
+        assert path.read_text() == '{"id": "1", "digest": "digest", "value": 1}\n'
+
+    def test_two_runs_never_write_one_file(self, tmp_path: Path) -> None:
+        path, link = tmp_path / "r.jsonl", tmp_path / "link.jsonl"
+        link.symlink_to(path)
+        with ResultFile(path) as file:
+            file.append([result("0")])
+            for other in (path, link):
+                with pytest.raises(
+                    ResultFileError, match=rf"is being written by process {os.getpid()} on .*: wait for"
+                ):
+                    ResultFile(other)
+            file.append([result("1")])
+        with ResultFile(link) as file:
+            assert [*file.finished] == ["0", "1"]
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["link.jsonl", "r.jsonl"]
+
+    def test_the_file_of_a_process_that_was_killed_is_free(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.jsonl"
+        script = (
+            "import sys, time; from capstan.fleet import ResultFile; f = ResultFile(sys.argv[1]); print(1, flush=True)"
+        )
+        command = [sys.executable, "-c", f"{script}; time.sleep(600)", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCES}) as other:
+            try:
+                assert other.stdout is not None
+                assert other.stdout.readline() == b"1\n"
+                with pytest.raises(ResultFileError, match=f"is being written by process {other.pid} on"):
+                    ResultFile(path)
+            finally:
+                other.kill()
+        with ResultFile(path) as file:
+            file.append([result("0")])
+        assert [each.name for each in tmp_path.iterdir()] == ["r.jsonl"]
+
+    def test_runs_that_end_at_any_moment_share_a_file_in_turns(self, tmp_path: Path) -> None:
+        """Each takes the lock, which is a file that comes and goes, many times."""
+        path, taken = tmp_path / "r.jsonl", []
+
+        def write(name: str) -> None:
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                with contextlib.suppress(ResultFileError), ResultFile(path) as file:
+                    file.append([result(name)])
+                    taken.append(name)
+
+        threads = [threading.Thread(target=write, args=(str(name),)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(json.loads(line)["id"] for line in path.read_text().splitlines()) == sorted(set(taken))
 
 
 class TestEntries:
@@ -202,21 +319,59 @@ class TestEntries:
             (any_input, {1, 2}, "cannot be sent to a page as JSON"),
             (prompt_input, {"id": True, "prompt": "a"}, "id is True"),
             (prompt_input, {"id": "0", "prompt": "a"}, "id '0' is that of item 0"),
+            (prompt_input, {"id": 10**5000, "prompt": "a"}, "id has 16610 bits, at most 128"),
+            (prompt_input, {"id": [10**5000], "prompt": "a"}, "cannot be read"),
+            (prompt_input, {"id": nested(10**5), "prompt": "a"}, "cannot be read"),
+            (prompt_input, [10**5000], "cannot be sent to a page as JSON"),
+            (prompt_input, {5: "a"}, "has 5; give one of"),
+            (prompt_input, {"prompt": nested(10**5)}, "cannot be read"),
+            (
+                prompt_input,
+                {"messages": [{"role": "user", "content": nested(10**5)}]},
+                "cannot be read",
+            ),
+            (prompt_input, {"messages": [{"role": "user", "content": nested(200)}]}, r"messages\[0\]\.content"),
+            (
+                prompt_input,
+                {"messages": [{"role": "user", "content": float("nan")}]},
+                r"messages\[0\]\.content is nan",
+            ),
+            (pair_input, {"context_ids": [1, float("inf")], "token_ids": [1]}, "cannot be sent to a page as JSON"),
+            (pair_input, "x" * 10**6, "give context and text"),
+            (any_input, float("nan"), "cannot be sent to a page as JSON"),
+            (any_input, nested(10**5), "cannot be sent to a page as JSON"),
+            (text_input, {"text": {"a": 10**5000}}, "cannot be read"),
         ],
     )
     def test_a_wrong_item_is_told_with_its_number(self, read: Any, item: Any, words: str) -> None:
         good = {prompt_input: "a", text_input: "a", pair_input: ("a", "b"), any_input: 1}[read]
-        with pytest.raises((OptionError, PromptError), match=rf"item 1.*{words}"):
-            list(entries([good, item], {}, read))
+        first, refused, last = entries([good, item, good], {}, read)
+        assert isinstance(first, Entry)
+        assert isinstance(last, Entry)
+        assert isinstance(refused, Item)
+        assert refused.error is not None
+        assert refused.error.type in ("OptionError", "PromptError")
+        assert re.search(rf"^item 1.*{words}", refused.error.message)
+        assert len(refused.error.message) < 2000
+        assert read_strictly(refused.line())["id"] not in (first.id, last.id)
 
     def test_a_digest_is_of_the_input_and_what_it_is_run_by(self) -> None:
         [one], [same], [other], [tuned] = (
             [*entries([item], about, prompt_input)]
             for item, about in (("a", {"n": 1}), ({"id": 5, "prompt": "a"}, {"n": 1}), ("b", {"n": 1}), ("a", {"n": 2}))
         )
+        assert all(isinstance(each, Entry) for each in (one, same, other, tuned))
         assert (one.id, same.id) == ("0", "5")
         assert one.digest == same.digest
         assert len({one.digest, other.digest, tuned.digest}) == 3
+        assert one.digest == "4a780a647409c5df6990bb1d", "results of earlier releases are known"
+
+    def test_an_id_by_halves_of_a_pair_is_the_whole_one(self) -> None:
+        """A line of the result file has the whole one."""
+        halves = [{"id": "\ud83d\ude00", "prompt": "a"}, {"id": "\U0001f600", "prompt": "a"}]
+        first, second = entries(halves, {}, prompt_input)
+        assert first.id == "\U0001f600"
+        assert isinstance(second, Item), "it is the same id"
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +436,58 @@ class TestFleet:
             assert [item.id for item in changed] == ["0", "1"]
         ids = [json.loads(line)["id"] for line in path.read_text().splitlines()]
         assert sorted(ids) == ["0", "1", "3", "4"]
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    def test_every_item_has_a_result_or_an_error_of_its_own(
+        self, ordered: bool, client: Client, paper: object, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "r.jsonl"
+        given: list[Any] = [
+            *("a", float("nan"), "nan", "infinite", nested(10**5), "deep", {1, 2}, "half", "nul", 10**5000),
+            *({"id": "\ud800", "input": "b"}, {"id": 10**5000, "input": "c"}, {"id": "0", "input": "d"}, "kill", "e"),
+            *([float("inf")] * 40),
+        ]
+        good = {0: "a", 7: "\ud800", 8: "\0", 10: "b", 14: "e"}
+        with Fleet(client, "/models/paper", 2) as fleet:
+            for _ in range(2):
+                found = {item.index: item for item in fleet.map(SAME, given, out=path, ordered=ordered, batch=4)}
+                assert {*found} in ({*range(len(given))}, {*range(len(given))} - {*good})
+                for index, item in found.items():
+                    assert item.value == good.get(index)
+                    assert (item.error is None) == (index in good)
+                lines = [read_strictly(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+                assert sorted(line["index"] for line in lines) == [*range(len(given))]
+                assert len({line["id"] for line in lines}) == len(given)
+                assert [line["value"] for line in sorted(lines, key=lambda line: line["index"]) if "value" in line] == [
+                    *good.values()
+                ]
+        messages = {index: item.error.message for index, item in found.items() if item.error}
+        for index, words in {
+            1: "item 1 cannot be sent to a page as JSON",
+            2: "the result is no JSON value .Out of range",
+            5: "the result is no JSON value .*nested more than 64 deep",
+            11: "id has 16610 bits",
+            12: "id '0' is that of item 0",
+        }.items():
+            assert re.search(words, messages[index]), messages[index]
+
+    def test_lines_of_a_file_that_are_no_items_have_errors_of_their_own(
+        self, client: Client, paper: object, tmp_path: Path
+    ) -> None:
+        prompts = tmp_path / "prompts.jsonl"
+        bad = [b"[" * 10**5, b'{"id": %s, "prompt": "b"}' % (b"1" * 5000), b"\0", b'"\xff"', b"", b'{"prompt": 5}']
+        prompts.write_bytes(b"\n".join([b'{"prompt": "a"}', *bad, b'{"id": "\\ud800", "prompt": "z"}']))
+        with Fleet(client, "/models/paper") as fleet:
+            found = list(fleet.generate(fleet_command.lines(str(prompts)), out=tmp_path / "r.jsonl"))
+        assert [item.error is None for item in found] == [True, *[False] * len(bad), True]
+        assert [item.id for item in found] == ["0", *(str(index + 1) for index in range(len(bad))), "\ud800"]
+
+    def test_options_that_no_page_can_be_sent_are_refused(self, client: Client, paper: object) -> None:
+        with Fleet(client, "/models/paper") as fleet:
+            for value in ({1, 2}, nested(10**5), float("nan")):
+                tool = {"type": "function", "function": {"name": "f", "parameters": {"default": value}}}
+                with pytest.raises(OptionError, match="the options cannot be sent to a page as JSON"):
+                    fleet.chat([], tools=[tool])
 
     def test_workers_that_cannot_answer_are_left_and_without_others_the_reasons_are_told(
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
@@ -406,7 +613,8 @@ class TestFleet:
                     fleet.generate(["a"], **options)  # type: ignore[arg-type]
             with pytest.raises(OptionError, match="tools: expected a list of objects"):
                 fleet.chat([[{"role": "user", "content": "a"}]], tools=[5])
-            with pytest.raises(OptionError, match=r"item 0: messages\[0\].role: missing"):
-                list(fleet.chat([[{}]]))
+            [refused] = fleet.chat([[{}]])
+            assert refused.error is not None
+            assert refused.error.message.startswith("item 0: messages[0].role: missing")
             with pytest.raises(OptionError, match="which is no file"):
                 fleet.map("nowhere.py", [1])

@@ -69,6 +69,19 @@ def test_pairs_that_begin_alike_share_a_run_and_bad_ones_fail_alone(ask: Any, mo
     assert [found[place]["result"] for place in (0, 1, 3, 6)] == [line["result"] for line in alone]
 
 
+def test_a_script_may_print_and_return_anything_and_each_item_has_its_line(ask: Any) -> None:
+    source = """
+def run(item):
+    print("no end of line", end="")
+    return eval(item)
+"""
+    job = {"kind": "map", "script": source, "filename": "script.py"}
+    found = ask(job, "1", "float('nan')", "{1}", "10**5000", "'\\ud800'", "print", "nest(10**5)", "2")
+    assert [line["number"] for line in found] == [*range(8)]
+    assert [line["number"] for line in found if "error" in line] == [2, 3, 5, 6]
+    assert [found[place]["result"]["value"] for place in (0, 4, 7)] == [1, "\ud800", 2]
+
+
 def test_stop_strings_end_rows_of_one_pool(ask: Any, kept: Any) -> None:
     prompts = [[5, 6, 7], [8, 9], [5, 6, 7, 8, 9]]
     job = {"kind": "generate", "max_new_tokens": 8}

@@ -135,7 +135,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "headless": ("browser server site", "page"),
     "host": ("disk_file leaving ready_made spans storage", "load_times notes retrying tracing"),
     "loading": ("recovery repository", "folder", "opening planning"),
-    "local": ("data_file grammars tokenizer", "host"),
+    "local": ("data_file file_lock grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),
     "model_files.gguf": ("file", "families header", "shards tokenizer", "config"),

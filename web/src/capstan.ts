@@ -138,6 +138,8 @@ export interface Tracing {
 /** One model in one worker. Runs wait for one another, in the order of their calls. */
 export class Capstan {
   private readonly turns = new Turns();
+  /** The worker of this page's own in which its scripts run, where the model's worker is shared. */
+  private scripts: Promise<Client> | null = null;
   private readonly sums = { runs: 0, tokens: 0, lastRun: null as RunResult | null };
 
   private constructor(
@@ -244,7 +246,10 @@ export class Capstan {
     );
   }
 
-  /** Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. */
+  /**
+   * Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. If pages share the
+   * model's worker, scripts run in another one, of this page's own: one that never ends keeps no other page waiting.
+   */
   async python(code: string, argv: readonly string[] = []): Promise<PythonResult> {
     const printed = { stdout: "", stderr: "" };
     const request: Request = {
@@ -255,9 +260,10 @@ export class Capstan {
       models: { model: this.folder },
       files: {},
     };
-    const result = await this.inTurn(request, (event) => {
+    const heard = (event: CapstanEvent): void => {
       if (event.kind === "stdout" || event.kind === "stderr") printed[event.kind] += event.text;
-    });
+    };
+    const result = await this.inTurn(request, heard, () => this.scriptClient());
     return { ...(result as { status: number }), ...printed };
   }
 
@@ -300,9 +306,26 @@ export class Capstan {
    */
   close(): void {
     this.client.close();
+    this.scripts?.then((client) => client.close()).catch(() => undefined);
+  }
+
+  private async scriptClient(): Promise<Client> {
+    if (!this.scripts && !this.client.sharing.shared) return this.client;
+    this.scripts ??= this.client.beside();
+    try {
+      return await this.scripts;
+    } catch (error) {
+      this.scripts = null;
+      throw error;
+    }
   }
 
   private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+    if (request.logits_processor != null && this.client.sharing.shared)
+      throw refused(
+        `logitsProcessor is ${shown(request.logits_processor)}, but a worker that pages share runs no page's script; ` +
+          "load the model without shared",
+      );
     if (request.kind === "chat" && request.messages.length === 0)
       throw refused("messages is an empty list; give at least one message to answer");
     const run = new Run(this.client, this.turns, request, signal);
@@ -317,11 +340,15 @@ export class Capstan {
     return run;
   }
 
-  private async inTurn(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<unknown> {
+  private async inTurn(
+    request: Request,
+    onEvent?: (event: CapstanEvent, id: number) => void,
+    client: () => Promise<Client> = async () => this.client,
+  ): Promise<unknown> {
     const turn = this.turns.take();
     await turn.begun;
     try {
-      return await ask(this.client, request, onEvent);
+      return await ask(await client(), request, onEvent);
     } catch (error) {
       throw asCapstanError(error);
     } finally {

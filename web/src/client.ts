@@ -74,7 +74,6 @@ interface Pending {
  */
 export class Client {
   private readonly pending = new Map<number, Pending>();
-  private nextId = 1;
   private failure: Error | null = null;
   private ready: Readiness | null = null;
   private link: Link | null = null;
@@ -95,6 +94,8 @@ export class Client {
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
     private shared: { name: string; device: Device } | null,
+    /** The number of the next request, of this client and of those beside it. */
+    private readonly numbers = { next: 1 },
   ) {
     if (!shared || typeof BroadcastChannel === "undefined") return;
     this.others = new BroadcastChannel(shared.name);
@@ -143,10 +144,19 @@ export class Client {
     return client;
   }
 
+  /** Start another client with these options and a worker of this page's own; the numbers of requests are of both. */
+  async beside(): Promise<Client> {
+    if (this.failure) throw this.failure;
+    const { assets, snapshot, cancelDeadline, verifyAfter, onEvent, onInput, numbers } = this;
+    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, false, onEvent, onInput, null, numbers);
+    await client.boot(null);
+    return client;
+  }
+
   /** Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. */
   request(given: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
-    const id = this.nextId++;
+    const id = this.numbers.next++;
     let request: Request;
     try {
       request = crossing(given);

@@ -87,7 +87,8 @@ export interface RunOptions {
   ebnf?: string;
   /**
    * The name of a function that edits logits before each pick, defined in `llm.python` by `@capstan.logits_processor` or
-   * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return.
+   * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return. Refused
+   * where pages share the worker, which runs no page's script.
    */
   logitsProcessor?: string;
   /** Tell each token's log probability in the result; each token then waits for its logits. */

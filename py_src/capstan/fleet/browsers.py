@@ -18,6 +18,7 @@ from ..headless.page import BackgroundLoop, open_harness
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import find_site
 from ..model_files.hub import HubRepository
+from ..model_files.json_text import MOST_DEPTH, is_deeper
 from .items import Entry, Item, ItemError, UnfitError
 
 __all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]
@@ -60,20 +61,25 @@ class Outcome:
 
 
 def item_of(outcome: Outcome, worker: str) -> Item:
-    """The result of an item."""
+    """The result of an item: an error if a script returned a value that is not JSON."""
     entry, told = outcome.entry, outcome.told
     error = told.get("error")
-    failed = entry.failures - (1 if error else 0)
+    about = (entry.id, entry.index, entry.digest, worker)
+    if error:
+        return Item(*about, entry.failures, error=ItemError(error["type"], error["message"]))
+    adapter, timings = told.get("adapter", ""), told.get("timings", {})
+    item = Item(*about, entry.failures + 1, adapter, **told.get("result", {}), timings=timings)
+    try:
+        deep = is_deeper(item.line().encode(), MOST_DEPTH)
+        fault = f"it is nested more than {MOST_DEPTH} deep" if deep else ""
+    except (ValueError, RecursionError) as refused:
+        fault = str(refused)
+    if not fault:
+        return item
     return Item(
-        entry.id,
-        entry.index,
-        entry.digest,
-        worker,
-        failed + 1,
-        told.get("adapter", ""),
-        **told.get("result", {}),
-        timings=told.get("timings", {}),
-        error=ItemError(error["type"], error["message"]) if error else None,
+        *about,
+        entry.failures + 1,
+        error=ItemError("ValueError", f"the result is no JSON value ({fault}): return another one"),
     )
 
 

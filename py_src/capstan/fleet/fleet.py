@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 import uuid
@@ -130,7 +131,8 @@ class Fleet:
 
         The results come in the order of the prompts, or as they are completed. With a file `out` they are written there
         as JSON lines; items that it has, with the same input, options and model, are not computed again, nor yielded.
-        Prompts are read as they are needed. Raises OptionError, PromptError, FleetError, ResultFileError.
+        Prompts are read as they are needed; one that cannot be asked for has an `error` as its result. Raises
+        OptionError, FleetError, ResultFileError.
         """
         job = self._generating(max_new_tokens, search) | {"as_message": as_message}
         return self._run(job, prompts, prompt_input, out, ordered, DEPTH * self._rows if batch is None else batch)
@@ -248,28 +250,45 @@ class Fleet:
         batch: int,
     ) -> Iterator[Item]:
         integer("batch", batch, 1, INTEGER_LIMIT, floats=False)
+        try:
+            json.dumps(job, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"the options cannot be sent to a page as JSON ({error}): give others") from error
         place = self._model if isinstance(self._model, str) else {**self._model, "token": None}
         model = {"place": place, "options": self._serving.options}
         numbered = entries(items, {"job": job, "model": model}, read)
         return self._results({**job, "rows": self._rows}, numbered, out, ordered, batch)
 
     def _results(
-        self, job: dict[str, Any], numbered: Iterator[Entry], out: str | Path | None, ordered: bool, size: int
+        self, job: dict[str, Any], numbered: Iterator[Entry | Item], out: str | Path | None, ordered: bool, size: int
     ) -> Iterator[Item]:
         again: deque[list[Entry]] = deque()
         flying: dict[Future[Any], Flight] = {}
-        order: deque[str] = deque()
-        held: dict[str, Item] = {}
-        heard = time.monotonic()
+        order: deque[int] = deque()
+        held: dict[int, Item] = {}
+        refused: list[Item] = []
+        heard, ended = time.monotonic(), False
         with ExitStack() as stack:
             file = None if out is None else stack.enter_context(ResultFile(out))
-            fresh = (entry for entry in numbered if file is None or not file.has(entry))
+            fresh = (each for each in numbered if isinstance(each, Item) or file is None or not file.has(each))
             stack.callback(lambda: self._client.cancel([*flying]))
 
             def fresh_batch() -> list[Entry]:
-                batch = list(itertools.islice(fresh, size))
-                order.extend(entry.id for entry in batch if ordered)
-                return batch
+                nonlocal ended
+                taken = list(itertools.islice(fresh, size))
+                ended = not taken
+                order.extend(each.index for each in taken if ordered)
+                refused.extend(each for each in taken if isinstance(each, Item))
+                return [each for each in taken if isinstance(each, Entry)]
+
+            def settled(items: list[Item]) -> Iterator[Item]:
+                if file is not None and items:
+                    file.append(items)
+                if not ordered:
+                    yield from items
+                held.update({item.index: item for item in items if ordered})
+                while order and order[0] in held:
+                    yield held.pop(order.popleft())
 
             while True:
                 browsers = self._browsers()
@@ -280,25 +299,22 @@ class Fleet:
                         break
                     future, flight = self._submit(job, batch)
                     flying[future] = flight
-                if not flying and not again:
-                    if not (batch := fresh_batch()):
-                        return
+                if not flying and not again and (batch := fresh_batch()):
                     # There is no browser for it now.
                     again.append(batch)
+                yield from settled(refused)
+                refused.clear()
+                if not flying and not again:
+                    if ended:
+                        return
+                    continue
                 done = self._done(flying)
                 for future in done:
                     items, rest = self._taken(future, flying.pop(future).batch)
                     again += rest
-                    if file is not None and items:
-                        file.append(items)
                     if items:
                         heard = time.monotonic()
-                    if not ordered:
-                        yield from items
-                        continue
-                    held |= {item.id: item for item in items}
-                    while order and order[0] in held:
-                        yield held.pop(order.popleft())
+                    yield from settled(items)
                 heard = max(heard, time.monotonic() if browsers else heard)
                 self._require_workers(time.monotonic() - heard)
 

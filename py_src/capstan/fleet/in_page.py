@@ -37,7 +37,8 @@ kept: Any = modules.setdefault("_capstan_fleet", SimpleNamespace(models={}, pool
 
 
 def tell(**line: Any) -> None:
-    print(MARK + json.dumps(line), flush=True)
+    # A script may have left a line without its end.
+    print(f"\n{MARK}{json.dumps(line)}", flush=True)
 
 
 def told(error: BaseException) -> dict[str, str]:
@@ -79,12 +80,11 @@ async def answer(job: dict[str, Any], items: list[Any], place: Any) -> None:
         start = now()
         try:
             result = await handler(items[number])
+            first = result.pop("first_token_ms", None)
+            timings = {"queue_ms": start - begun, "first_token_ms": first, "total_ms": now() - start}
+            tell(number=number, result=result, adapter=adapter, timings=timings)
         except Exception as error:
             tell(number=number, error=told(error))
-            return
-        first = result.pop("first_token_ms", None)
-        timings = {"queue_ms": start - begun, "first_token_ms": first, "total_ms": now() - start}
-        tell(number=number, result=result, adapter=adapter, timings=timings)
 
     if job["kind"] == "loglikelihood":
         params = params_of(model, job)

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import CapstanError, PromptError
+from ..errors import CapstanError, OptionError, PromptError
+from ..model_files.json_text import MOST_DEPTH, clipped, is_deeper
 from ..text.messages import read_messages
 
 __all__ = [
-    *("Entry", "FleetError", "Item", "ItemError", "UnfitError"),
+    *("Entry", "FleetError", "Item", "ItemError", "NoItem", "UnfitError"),
     *("any_input", "entries", "pair_input", "prompt_input", "text_input"),
 ]
+
+MOST_ID_BITS = 128
+"""The longest number as an id."""
 
 
 class FleetError(CapstanError):
@@ -72,29 +76,75 @@ class Item:
     error: ItemError | None = None
 
     def line(self) -> str:
-        """The JSON line, without what is as it is by default."""
+        """The JSON line, without what is as it is by default. Halves of pairs, which UTF-8 lacks, are escaped. Raises
+        ValueError for NaN and the like, RecursionError."""
         usual = asdict(Item("", 0, "", "", 0))
         required = ("id", "index", "digest", "worker", "attempt")
         told = {name: value for name, value in asdict(self).items() if name in required or value != usual[name]}
-        return json.dumps(told, ensure_ascii=False) + "\n"
+        text = json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n"
+        return text.encode(errors="backslashreplace").decode()
 
 
-def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int, Any], Any]) -> Iterator[Entry]:
+@dataclass(frozen=True)
+class NoItem:
+    """Stands in the place of an item that could not be read, and the reason."""
+
+    reason: str
+
+
+def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int, Any], Any]) -> Iterator[Entry | Item]:
     """Number the items and name them: by their `id` if they have one, else by their number. `read` checks one and makes
-    the page's input of it. `about` is the job and the model, for the digests. Raises PromptError for an id that came
-    before."""
+    the page's input of it. `about` is the job and the model, for the digests. An item that cannot be asked for comes as
+    its result, an error."""
     common = json.dumps(about, sort_keys=True)
     seen: dict[str, int] = {}
     for index, item in enumerate(items):
-        given = item.get("id") if isinstance(item, Mapping) else None
-        if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
-            raise PromptError(f"item {index}: id is {given!r}; give a string or a number, or leave it out")
-        name = str(index if given is None else given)
-        if seen.setdefault(name, index) != index:
-            raise PromptError(f"item {index}: id {name!r} is that of item {seen[name]}, too; give each its own")
-        content = read(index, item)
-        whole = json.dumps([common, content], sort_keys=True)
-        yield Entry(name, index, hashlib.sha256(whole.encode()).hexdigest()[:24], content)
+        name = ""
+        try:
+            name = name_of(index, item)
+            if name in seen:
+                raise PromptError(
+                    f"item {index}: id {clipped(name)} is that of item {seen[name]}, too; give each its own"
+                )
+            content = read(index, item)
+            text = json_of(index, content)
+            digest = hashlib.sha256(f"[{json.dumps(common)}, {text}]".encode()).hexdigest()[:24]
+            entry: Entry | Item = Entry(name, index, digest, content)
+        except (OptionError, PromptError, TypeError, ValueError, RecursionError) as error:
+            name = name or str(index)
+            while name in seen:
+                # The result file has one line an id.
+                name += f" (item {index})"
+            told = str(error) if isinstance(error, CapstanError) else f"item {index} cannot be read ({error})"
+            kind = "OptionError" if isinstance(error, OptionError) else "PromptError"
+            entry = Item(name, index, "", "", 1, error=ItemError(kind, told))
+        seen[name] = index
+        yield entry
+
+
+def name_of(index: int, item: Any) -> str:
+    """The id of an item, whole where it has a pair by halves. Raises PromptError."""
+    if isinstance(item, NoItem):
+        raise PromptError(item.reason)
+    given = item.get("id") if isinstance(item, Mapping) else None
+    if given is None:
+        return str(index)
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise PromptError(f"item {index}: id is {clipped(given)}; give a string or a number, or leave it out")
+    if isinstance(given, int) and given.bit_length() > MOST_ID_BITS:
+        raise PromptError(f"item {index}: id has {given.bit_length()} bits, at most {MOST_ID_BITS}; give a string")
+    return str(given).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def json_of(index: int, content: Any) -> str:
+    """An item's content as JSON text. Raises PromptError for what cannot be sent to a page."""
+    try:
+        text = json.dumps(content, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PromptError(f"item {index} cannot be sent to a page as JSON ({error})") from error
+    if is_deeper(text.encode(), MOST_DEPTH):
+        raise PromptError(f"item {index} is nested more than {MOST_DEPTH} deep, so that no page reads it: flatten it")
+    return text
 
 
 def prompt_input(index: int, item: Any) -> dict[str, Any]:
@@ -110,12 +160,12 @@ def prompt_input(index: int, item: Any) -> dict[str, Any]:
     kinds = {"prompt": str, "prompt_ids": list, "messages": list}
     if len(names) != 1 or names[0] not in kinds:
         raise PromptError(
-            f"item {index} has {', '.join(names) or 'nothing'}; give one of {', '.join(kinds)}, and an id"
+            f"item {index} has {', '.join(map(str, names)) or 'nothing'}; give one of {', '.join(kinds)}, and an id"
         )
     [name] = names
     value = item[name]
     if not isinstance(value, kinds[name]) or not value:
-        raise PromptError(f"item {index}: {name} is {value!r}; give a {kinds[name].__name__} that is not empty")
+        raise PromptError(f"item {index}: {name} is {clipped(value)}; give a {kinds[name].__name__} that is not empty")
     if name == "prompt_ids" and not all(type(each) is int and each >= 0 for each in value):
         raise PromptError(f"item {index}: prompt_ids has another value than numbers from 0")
     if name == "messages":
@@ -127,7 +177,7 @@ def text_input(index: int, item: Any) -> str:
     """A text, or a mapping with `text`. Raises PromptError."""
     text = item.get("text") if isinstance(item, Mapping) else item
     if not isinstance(text, str) or not text:
-        raise PromptError(f"item {index} is {item!r}; give a text that is not empty")
+        raise PromptError(f"item {index} is {clipped(item)}; give a text that is not empty")
     return text
 
 
@@ -139,15 +189,10 @@ def pair_input(index: int, item: Any) -> dict[str, Any]:
     texts = set(given) == {"context", "text"} and all(isinstance(each, str) for each in given.values())
     ids = set(given) == {"context_ids", "token_ids"} and all(isinstance(each, list) for each in given.values())
     if not (texts or ids):
-        raise PromptError(f"item {index} is {item!r}; give context and text, or context_ids and token_ids")
+        raise PromptError(f"item {index} is {clipped(item)}; give context and text, or context_ids and token_ids")
     return given
 
 
 def any_input(index: int, item: Any) -> Any:
-    """A value for a script: its `input`, if it is a mapping with an id. Raises PromptError for what is not JSON."""
-    value = item["input"] if isinstance(item, Mapping) and set(item) == {"id", "input"} else item
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise PromptError(f"item {index} cannot be sent to a page as JSON ({error})") from error
-    return value
+    """A value for a script: its `input`, if it is a mapping with an id."""
+    return item["input"] if isinstance(item, Mapping) and set(item) == {"id", "input"} else item

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import CapstanError
+from ..local.file_lock import FileLock, HeldError
 from .items import Entry, Item
 
 __all__ = ["ResultFile", "ResultFileError"]
@@ -20,20 +22,32 @@ class ResultFileError(CapstanError):
 class ResultFile:
     """JSON lines, one an item. Items that an earlier run finished stay; its errors and a torn last line are dropped. An
     item that is computed anew, since its input or an option is another one, has its last line alone once the file is
-    closed.
+    closed. Until then nobody else opens it: FILE.lock beside it names its holder.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
         self.finished: dict[str, str] = {}
         """Digests by id."""
         self._replaced = False
         try:
-            if self.path.exists():
-                self._take_over()
-            self._file = self.path.open("ab", buffering=0)
-        except OSError as error:
-            raise ResultFileError(f"{self.path}: {error.strerror}: give a file that can be written") from error
+            self.path = Path(path).resolve()
+            if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+                raise ResultFileError(f"{path} keeps no lines, being a folder, a device or a pipe: give another file")
+            self._lock = FileLock(self.path.with_name(f"{self.path.name}.lock"))
+            try:
+                if self.path.exists():
+                    self._take_over()
+                self._file = self.path.open("ab", buffering=0)
+            except BaseException:
+                self._lock.close()
+                raise
+        except HeldError as error:
+            raise ResultFileError(
+                f"{path} is being written by {error}: wait for its end, or give each run a file of its own"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ResultFileError(f"{str(path)!r}: {reason}: give a file that can be written") from error
 
     def has(self, entry: Entry) -> bool:
         """Whether it was finished with this input and these options."""
@@ -59,10 +73,13 @@ class ResultFile:
     def close(self) -> None:
         """Have the file on the disk."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            if self._replaced:
-                self._take_over(errors=True)
+            try:
+                os.fsync(self._file.fileno())
+                self._file.close()
+                if self._replaced:
+                    self._take_over(errors=True)
+            finally:
+                self._lock.close()
 
     def __enter__(self) -> ResultFile:
         return self
@@ -90,11 +107,12 @@ class ResultFile:
             self._keep(kept)
 
     def _read(self, number: int, line: bytes) -> tuple[str, str | None]:
-        """The id and the digest of a line, None for an error."""
+        """The id and the digest of a line, None for an error, and for NaN and the like."""
+        constants: list[str] = []
         try:
-            told = json.loads(line)
-            return str(told["id"]), None if "error" in told else str(told["digest"])
-        except (ValueError, KeyError, TypeError) as error:
+            told = json.loads(line, parse_constant=constants.append)
+            return str(told["id"]), None if constants or "error" in told else str(told["digest"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ResultFileError(
                 f"{self.path}, line {number + 1}: {line[:80]!r} is no result of a fleet: give another file"
             ) from error

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import mimetypes
+import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PureWindowsPath
+from io import BufferedReader, RawIOBase
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -22,12 +25,13 @@ from ..model_files.gguf.shards import shard_names
 
 __all__ = [
     *("ENCODINGS", "FilePart", "LARGE_BYTES", "StaticHandler", "StaticServer"),
-    *("byte_range", "model_path", "running"),
+    *("byte_range", "model_path", "open_below", "running"),
 ]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
-CHUNK = 1 << 20
+CHUNK = 256 << 10
+"""Bytes of a reply that its client has to take within STALL_SECONDS."""
 LARGE_BYTES = 16 << 20
 """Model files of this size are served as `no-store`: Capstan stores weights itself, and without it Chromium takes up to
 50 MB of such a response into the page's memory when it comes in faster than it is read."""
@@ -52,7 +56,11 @@ FRAMES = "frame-ancestors 'none'"
 SANDBOX = "sandbox; default-src 'none'"
 """The policy of what a model's folder holds: a page in it has no origin, runs no script and loads nothing."""
 IDLE_SECONDS = 30.0
-"""A connection whose next request is not there in that time is closed."""
+"""A connection whose next request does not begin in that time is closed."""
+REQUEST_SECONDS = 30.0
+"""The time from a request's first byte to its last; a connection that needs longer is closed."""
+STALL_SECONDS = 60.0
+"""A connection that takes longer for a CHUNK of its reply is closed."""
 MOST_CONNECTIONS = 128
 """Connections at a time, each with a thread of its own; what comes beyond is answered with 503."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -65,9 +73,9 @@ ISOLATION = {
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes of a file that are served as one of their own, whole."""
+    """Bytes of an open file that are served as one of their own, whole."""
 
-    path: Path
+    file: BufferedReader
     start: int
     length: int
 
@@ -114,7 +122,11 @@ class StaticServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread, if there is a place for it."""
         if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:
+                self._places.release()  # The system has no thread for it.
+                raise
             return
         with contextlib.suppress(OSError):
             request.sendall(BUSY)
@@ -144,44 +156,42 @@ class StaticServer(ThreadingHTTPServer):
         """Whether a URL path leads into a model's folder."""
         return [part for part in path.split("/") if part][:1] == ["models"]
 
-    def find(self, path: str) -> Path | bytes | FilePart | None:
-        """The target of a URL path: a file or a part of one, bytes made here, or nothing. No hidden file, and no link
-        that leads out of the served folder.
+    def find(self, path: str) -> BufferedReader | bytes | FilePart | None:
+        """The target of a URL path: an open file or a part of one, bytes made here, or nothing. No hidden file, and no
+        link that leads out of the served folder.
         """
         parts = [part for part in path.split("/") if part]
-        if not path.startswith("/") or any(is_refused(part) for part in parts):
+        if not path.startswith("/") or path.endswith("/") or any(is_refused(part) for part in parts):
             return None
         if path in self.files:
-            return self.files[path]
-        name = parts[1] if len(parts) == 2 and parts[0] == "models" and not path.endswith("/") else ""
-        if file := self.gguf_file(name):
+            return open_below(self.files[path])
+        if len(parts) == 2 and parts[0] == "models" and (file := self.open_gguf(parts[1])):
             return file
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
             base, parts = self.models[parts[1]], parts[2:]
         if any(part.startswith(".") for part in parts):
             return None
-        return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
+        return open_below(base, parts)
 
-    def gguf_file(self, name: str) -> Path | None:
+    def open_gguf(self, name: str) -> BufferedReader | None:
         """The GGUF file of that name: a model's, or another shard of one."""
         if not is_gguf(name):
             return None
         if name in self.models:
-            return self.models[name] if self.models[name].is_file() else None
-        shards = [
-            file.with_name(each) for file in self.models.values() if file.is_file() for each in shard_names(file.name)
-        ]
-        return next((file for file in shards if file.name == name and file.is_file()), None)
+            return open_below(self.models[name])
+        folders = [file.parent for file in self.models.values() if file.is_file() and name in shard_names(file.name)]
+        return next((file for folder in folders if (file := open_below(folder, [name]))), None)
 
 
-def file_below(base: Path, parts: Sequence[str]) -> Path | None:
-    """The file of that path below a folder, if there is one and no link leads elsewhere."""
-    file = base.joinpath(*parts)
+def open_below(base: Path, parts: Sequence[str] = ()) -> BufferedReader | None:
+    """Open the file of that path below a folder; None if there is none, or a link leads out of the folder. Without
+    parts `base` is the file, and may be a link: it was named itself. Every file that is served is opened here."""
     try:
-        return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None
-    except (OSError, ValueError):
-        return None  # No file system has such a name.
+        file = base.joinpath(*parts).resolve(strict=True)
+        return file.open("rb") if file.is_file() and file.is_relative_to(base.resolve()) else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # Links in a circle, a file without permission, or a name that file systems refuse.
 
 
 def is_refused(part: str) -> bool:
@@ -191,12 +201,39 @@ def is_refused(part: str) -> bool:
     return part == ".." or bool(windows.drive or windows.root) or windows.parts != (part,)
 
 
+class RequestReader(RawIOBase):
+    """Reads a connection up to the time `until`, however its bytes come in; then TimeoutError."""
+
+    until = 0.0
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class StaticHandler(BaseHTTPRequestHandler):
     """Answers GET and HEAD."""
 
     protocol_version = "HTTP/1.1"
     page_policy = FRAMES
     server: StaticServer
+
+    def setup(self) -> None:
+        """Read requests by a reader that keeps a deadline."""
+        super().setup()
+        self.rfile.close()
+        self._reader = RequestReader(self.connection)
+        self._requests = BufferedReader(self._reader)
+        self.rfile = self._requests
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -205,11 +242,13 @@ class StaticHandler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def handle_one_request(self) -> None:
-        """Answer the next request of the connection, if its client is still there and sends one in time."""
-        self.connection.settimeout(IDLE_SECONDS)
+        """Answer the next request of the connection, if its client is still there and sends a whole one in time."""
         try:
+            self._reader.until = time.monotonic() + IDLE_SECONDS
+            self._requests.peek(1)
+            self._reader.until = time.monotonic() + REQUEST_SECONDS
             super().handle_one_request()
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
@@ -230,7 +269,7 @@ class StaticHandler(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # The body that follows is not read.
-        self.connection.settimeout(None)  # A page may take its time to read a file.
+        self.connection.settimeout(STALL_SECONDS)  # Each write has so long, in whatever pieces it goes out.
         path = ""
         try:
             refused = self.refusal()
@@ -240,69 +279,69 @@ class StaticHandler(BaseHTTPRequestHandler):
         if refused is not None:
             self._send_bytes(*refused, "text/plain; charset=utf-8", with_body)
             return
+        if path.endswith("/"):
+            path += "index.html"
         found = self.server.find(path)
         if found is None:
             self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
         elif isinstance(found, bytes):
             self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
         elif isinstance(found, FilePart):
-            self._start(HTTPStatus.OK, "application/octet-stream", found.length, {})
-            if with_body:
-                with found.path.open("rb") as file:
-                    self._send_body(file, found.start, found.length)
+            self._send_part(found, with_body)
         else:
-            self._send_file(found, SANDBOX if self.server.is_of_a_model(path) else "", with_body)
+            with found:
+                self._send_file(found, path, with_body)
 
     def _send_bytes(self, status: HTTPStatus, body: bytes, mime: str, with_body: bool) -> None:
         self._start(status, mime, len(body), {})
         if with_body:
             self.wfile.write(body)
 
-    def _send_file(self, path: Path, policy: str, with_body: bool) -> None:
-        mime = MIME.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        found, encoding = self._form_of(path)
-        with found.open("rb") as file:
-            stat = found.stat()
-            etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
-            extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
-            if policy:
-                extra["Content-Security-Policy"] = policy
-            if encoding is not None:
-                extra["Vary"] = "Accept-Encoding"
-                extra |= {"Content-Encoding": encoding} if encoding else {}
-            if policy and stat.st_size >= LARGE_BYTES:
-                extra["Cache-Control"] = "no-store"
-            if self.headers.get("If-None-Match") == etag:
-                self._start(HTTPStatus.NOT_MODIFIED, mime, None, extra)
-                return
-            wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None
-            span = byte_range(wanted, stat.st_size)
-            if span is None:
-                start, length = 0, stat.st_size
-                self._start(HTTPStatus.OK, mime, length, extra)
-            elif span == (0, 0):
-                extra["Content-Range"] = f"bytes */{stat.st_size}"
-                self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, mime, 0, extra)
-                return
-            else:
-                start, length = span
-                extra["Content-Range"] = f"bytes {start}-{start + length - 1}/{stat.st_size}"
-                self._start(HTTPStatus.PARTIAL_CONTENT, mime, length, extra)
+    def _send_part(self, part: FilePart, with_body: bool) -> None:
+        with part.file as file:
+            self._start(HTTPStatus.OK, "application/octet-stream", part.length, {})
             if with_body:
-                self._send_body(file, start, length)
+                self._send_body(file, part.start, part.length)
 
-    def _form_of(self, path: Path) -> tuple[Path, str | None]:
-        """A compressed form of the file that the client takes, and its encoding, empty for the file itself; None where
-        there are no others (build.py dist writes them). A range is one of the file itself."""
-        there = {name: form for name, ending in ENCODINGS.items() if (form := Path(f"{path}{ending}")).is_file()}
-        if not there:
-            return path, None
-        taken = accepted(self.headers.get("Accept-Encoding", ""))
-        if "Range" not in self.headers:
-            for name, form in there.items():
-                if name in taken:
-                    return form, name
-        return path, ""
+    def _send_file(self, plain: BufferedReader, path: str, with_body: bool) -> None:
+        """Send a file, or a compressed form of it that the client takes (build.py dist writes them). A range is one of
+        the file itself."""
+        mime = MIME.get(PurePosixPath(path).suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+        with contextlib.ExitStack() as stack:
+            forms = {name: self.server.find(path + ending) for name, ending in ENCODINGS.items()}
+            there = {
+                name: stack.enter_context(form) for name, form in forms.items() if isinstance(form, BufferedReader)
+            }
+            taken = accepted(self.headers.get("Accept-Encoding", "")) if "Range" not in self.headers else set()
+            encoding = next((name for name in there if name in taken), "")
+            extra = {"Vary": "Accept-Encoding"} if there else {}
+            extra |= {"Content-Encoding": encoding} if encoding else {}
+            self._send_form(there.get(encoding, plain), path, mime, extra, with_body)
+
+    def _send_form(self, file: BufferedReader, path: str, mime: str, extra: Mapping[str, str], with_body: bool) -> None:
+        stat = os.fstat(file.fileno())
+        etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
+        about = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+        about |= extra
+        if self.server.is_of_a_model(path):
+            about["Content-Security-Policy"] = SANDBOX
+            if stat.st_size >= LARGE_BYTES:
+                about["Cache-Control"] = "no-store"
+        if self.headers.get("If-None-Match") == etag:
+            self._start(HTTPStatus.NOT_MODIFIED, mime, None, about)
+            return
+        wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None
+        span = byte_range(wanted, stat.st_size)
+        if span == (0, 0):
+            about["Content-Range"] = f"bytes */{stat.st_size}"
+            self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, mime, 0, about)
+            return
+        start, length = span or (0, stat.st_size)
+        if span:
+            about["Content-Range"] = f"bytes {start}-{start + length - 1}/{stat.st_size}"
+        self._start(HTTPStatus.PARTIAL_CONTENT if span else HTTPStatus.OK, mime, length, about)
+        if with_body:
+            self._send_body(file, start, length)
 
     def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
         file.seek(start)

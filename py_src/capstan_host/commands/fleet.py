@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -83,30 +82,33 @@ def check(args: argparse.Namespace) -> None:
 
 
 def lines(path: str) -> Iterator[Any]:
-    """The values of the file's lines."""
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+    """The values of the file's lines, a NoItem for a line without one."""
+    from capstan.fleet.items import NoItem
+    from capstan.model_files.json_text import NotJsonError, read_json
+
+    with Path(path).open("rb") as file:
+        for line in file:
             try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise CommandError(f"{path}, line {number} is not JSON ({error}): mend it") from None
+                yield read_json(line.rstrip(b"\r\n"))
+            except NotJsonError as error:
+                yield NoItem(str(error).removeprefix("line 1, "))
 
 
 def checked(path: str) -> int:
-    """The number of items of a file. CommandError for a line that is none."""
-    from capstan.errors import OptionError, PromptError
-    from capstan.fleet.items import entries, prompt_input
+    """The number of items of a file, with a message about lines that are none. CommandError without a good line."""
+    from capstan.fleet.items import Item, entries, prompt_input
 
-    count = 0
-    try:
-        for _ in entries(lines(path), {}, prompt_input):
-            count += 1
-    except (OptionError, PromptError) as error:
-        raise CommandError(f"{path}, line {count + 1}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{path} is not UTF-8 text ({error}): write it anew") from error
+    count, bad, first = 0, 0, ""
+    for count, entry in enumerate(entries(lines(path), {}, prompt_input), 1):
+        if isinstance(entry, Item) and entry.error is not None:
+            bad += 1
+            first = first or f"line {count}: {entry.error.message}"
     if not count:
         raise CommandError(f"{path} is empty: give a line for each prompt")
+    if bad == count:
+        raise CommandError(f"{path} has no line that is an item; {first}")
+    if bad:
+        say(f"{path}: {bad} of {count} lines are no items, each with an error in its result; {first}")
     return count
 
 

@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     root = Path(args.site) if args.site else args.machine.site()
     if not (root / INDEX).is_file():
         raise CommandError(f"{root} has no {INDEX}: an npm package has no demo page; give a site's folder with --site")
-    with SiteServer(root, models, args.host, args.port, files, Digests()) as server:
+    with SiteServer(root, models, args.host, args.port, files) as server:
+        server.digests = Digests()
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")
         server.serve_forever()

@@ -134,7 +134,7 @@ DRIVERS = (
     Mutation(
         "fleet.finished_again",
         "py_src/capstan/fleet/fleet.py",
-        "fresh = (entry for entry in numbered if file is None or not file.has(entry))",
+        "fresh = (each for each in numbered if isinstance(each, Item) or file is None or not file.has(each))",
         "fresh = numbered",
         "items that the file has are computed and yielded once more",
         unit("fleet::TestFleet::test_a_second_run_computes_what_the_first_did_not"),
@@ -162,5 +162,29 @@ DRIVERS = (
         "",
         "a full disk leaves a part of a line in the file",
         unit("fleet::TestResultFile::test_a_full_disk_leaves_whole_lines_and_tells_the_bytes"),
+    ),
+    Mutation(
+        "fleet.two_writers",
+        "py_src/capstan/local/file_lock.py",
+        "            if not try_lock(file.fileno()):\n",
+        "            if not try_lock(file.fileno()) and not path.stat().st_size:\n",
+        "a second run writes a result file that another one holds",
+        unit("fleet::TestResultFile::test_two_runs_never_write_one_file"),
+    ),
+    Mutation(
+        "fleet.not_a_number",
+        "py_src/capstan/fleet/items.py",
+        "text = json.dumps(told, ensure_ascii=False, allow_nan=False)",
+        "text = json.dumps(told, ensure_ascii=False)",
+        "a result file has NaN, which is no JSON",
+        unit("fleet::TestFleet::test_every_item_has_a_result_or_an_error_of_its_own"),
+    ),
+    Mutation(
+        "fleet.same_id",
+        "py_src/capstan/fleet/items.py",
+        'name += f" (item {index})"',
+        "break",
+        "the error of an item takes the place of another item's result in the file",
+        unit("fleet::TestFleet::test_every_item_has_a_result_or_an_error_of_its_own"),
     ),
 )

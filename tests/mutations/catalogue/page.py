@@ -102,6 +102,14 @@ PAGE = (
         unit("web_api"),
     ),
     Mutation(
+        "shared.scripts",
+        "web/src/capstan.ts",
+        "if (!this.scripts && !this.client.sharing.shared) return this.client;",
+        "if (!this.scripts) return this.client;",
+        "the script of a page runs in the worker that pages share",
+        unit("web_api::test_suite_in_node[sharing]"),
+    ),
+    Mutation(
         "client.kept_requests",
         "web/src/client.ts",
         """    for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });

@@ -202,9 +202,8 @@ PLACES = (
     Mutation(
         "places.served_beside",
         "py_src/capstan/headless/server.py",
-        "return next((file for file in shards if file.name == name and file.is_file()), None)",
-        "return next((file for model in self.models.values() for file in model.parent.iterdir() if file.name == name), "
-        "None)",
+        "for file in self.models.values() if file.is_file() and name in shard_names(file.name)]",
+        "for file in self.models.values()]",
         "the local server serves every GGUF file beside the one that was named",
         unit("build_server::test_a_gguf_file_is_mounted_and_listed_and_nothing_beside_it_is_served"),
     ),

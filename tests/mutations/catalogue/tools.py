@@ -26,10 +26,30 @@ TOOLS = (
     Mutation(
         "server.linked_out",
         "py_src/capstan/headless/server.py",
-        "return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None",
-        "return file if file.is_file() else None",
+        'return file.open("rb") if file.is_file() and file.is_relative_to(base.resolve()) else None',
+        'return file.open("rb") if file.is_file() else None',
         "a link leads out of the served folder",
         unit("build_server::test_nothing_outside_the_served_folders_is_reachable"),
+    ),
+    Mutation(
+        "server.dribbled",
+        "py_src/capstan/headless/server.py",
+        """        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+""",
+        """        left = REQUEST_SECONDS
+""",
+        "a request has its time again with each byte",
+        unit("build_server::test_a_request_that_comes_in_byte_by_byte_is_given_up"),
+    ),
+    Mutation(
+        "server.unread",
+        "py_src/capstan/headless/server.py",
+        "self.connection.settimeout(STALL_SECONDS)",
+        "self.connection.settimeout(None)",
+        "a client that does not read keeps its connection",
+        unit("build_server::test_clients_that_do_not_take_their_replies_keep_nobody_out"),
     ),
     Mutation(
         "server.range_end",

@@ -1,0 +1,82 @@
+"""Locks that are files: one process holds such a file, others hear of it. A dead process holds none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["FileLock", "HeldError", "try_lock"]
+
+MOST_NAME = 200
+"""Bytes of a holder's name that are read."""
+FAR = 1 << 30
+"""The byte that is locked on Windows, which lets nobody else read a locked one."""
+
+
+class HeldError(Exception):
+    """Another one holds the lock; the message names it."""
+
+
+class FileLock:
+    """Holds `path`, a file beside what is locked; the file goes with the lock. Raises HeldError, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = held(path)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}".encode(errors="replace"))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Let go; a second call does nothing."""
+        if not self._file.closed:
+            # Windows removes no open file: it stays, without a holder.
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
+
+
+def held(path: Path) -> BinaryIO:
+    """The file, open and locked. Raises HeldError, OSError."""
+    while True:
+        file = path.open("a+b")
+        try:
+            if not try_lock(file.fileno()):
+                file.seek(0)
+                raise HeldError(file.read(MOST_NAME).decode(errors="replace") or "another process")
+            # Its last holder may have removed it since it was opened.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(descriptor: int) -> bool:
+        """Lock an open file; False if another one has it."""
+        os.lseek(descriptor, FAR, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def try_lock(descriptor: int) -> bool:
+        """Lock an open file; False if another one has it. OSError where the file system has no locks."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
