@@ -19,6 +19,8 @@ from weakref import finalize
 from .errors import CapstanError, ConfigError, OptionError
 from .model_files.config import parse_object
 from .model_files.json_text import clipped
+from .text.answer_formats import AnswerFormat, answer_format
+from .text.call_history import history_for
 from .text.expressions import danger
 from .text.messages import Message, read_messages, read_tools
 from .text.stream import TextStream
@@ -126,6 +128,8 @@ class Tokenizer:
         self._add_special_tokens = False
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None
+        self._formats: list[AnswerFormat] = []
+        """The model's, once it was asked for; copies share it."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -136,6 +140,19 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The model's own chat template, None if it has none."""
         return self._template
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes reasoning and calls of tools, by its chat template and its added tokens."""
+        if not self._formats:
+            added = frozenset(item["content"] for item in self._content.get("added_tokens") or ())
+            self._formats.append(answer_format(self._template or "", added))
+        return self._formats[0]
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of special tokens by their texts."""
+        return {item["content"]: item["id"] for item in self._content.get("added_tokens") or () if item.get("special")}
 
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
@@ -241,6 +258,13 @@ class Tokenizer:
                 f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
             ) from error
         try:
+            given = {**variables, "add_generation_prompt": False}
+            variables["messages"] = history_for(
+                variables["messages"],
+                template,
+                self.answer_format,
+                lambda messages: render(template, {**given, "messages": messages}),
+            )
             return render(template, variables)
         except Exception as error:
             raise ConfigError(

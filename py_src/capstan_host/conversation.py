@@ -142,7 +142,7 @@ class Conversation:
             self._messages.pop()
             say("stopped before an answer; the message is taken back")
             return
-        self._messages.append({"role": "assistant", "content": result["text"]})
+        self._messages.append({"role": "assistant", "content": result["answer"]})
         if reason == "cancel":
             say("stopped; the answer so far is part of the conversation")
         elif reason == "length":

@@ -115,6 +115,7 @@ def test_conversations_are_answered_by_the_models_template_with_tools_and_withou
         ids = words.encode(text + "<|im_start|>assistant\n<think></think>", add_special_tokens=False).ids
         assert (item.error, item.prompt_tokens) == (None, len(ids))
         assert item.token_ids == oracle.greedy(qwen, ids, 6)
+        assert item.value == {"reasoning": "", "answer": item.text, "tool_calls": []}
 
 
 @pytest.mark.extended

@@ -23,7 +23,10 @@ function over(parts, { finishReason = "eos", error = null, between = () => {}, s
 
 const PROMPT = [{ role: "user", content: [{ type: "text", text: "hello" }] }];
 const TOOL = { type: "function", name: "weather", description: "tells it", inputSchema: { type: "object" } };
-const CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>';
+const CALL = {
+  ...{ kind: "call", text: "<tool_call>...</tool_call>" },
+  call: { id: "a1b2c3d4e", type: "function", function: { name: "weather", arguments: '{"city":"Rome"}' } },
+};
 
 async function collected({ stream }) {
   const parts = [];
@@ -73,7 +76,7 @@ test("models of earlier specifications say the same in their words", async () =>
 });
 
 test("reasoning is a part of its own, and providerOptions.capstan.thinking asks for it", async () => {
-  const { model, asked } = over(["<think>Hm.", "</think>", "Yes"]);
+  const { model, asked } = over([{ kind: "reasoning", text: "Hm." }, "Yes"]);
   const providerOptions = { capstan: { thinking: true } };
   const { content, warnings } = await model.doGenerate({ prompt: PROMPT, providerOptions });
   const said = [

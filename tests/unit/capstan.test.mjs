@@ -143,7 +143,15 @@ test("the text comes in parts, and the result says how it ended and what was kep
   for await (const part of run) parts.push(part);
   assert.deepEqual(parts, ["a", "b"]);
   const { requestId, ...result } = await run.result;
-  const answer = { text: "ab", reasoning: "", answer: "ab", logprobs: null, tokenIds: [1, 2], finishReason: "eos" };
+  const answer = {
+    text: "ab",
+    reasoning: "",
+    answer: "ab",
+    toolCalls: [],
+    logprobs: null,
+    tokenIds: [1, 2],
+    finishReason: "eos",
+  };
   assert.deepEqual(result, {
     ...answer,
     choices: [answer],
@@ -633,7 +641,10 @@ test("a model is removed and verified by that name", async () => {
   assert.deepEqual(await asking(Capstan.models.delete()), [7, ["evict", null]]);
   assert.deepEqual(await asking(Capstan.models.delete("*", {})), [7, ["evict", null]]);
   for (const slip of [undefined, null, ""])
-    assert.match((await asking(failure(Capstan.models.delete(slip))))[0].message, /^the model is .*; it must be an address/);
+    assert.match(
+      (await asking(failure(Capstan.models.delete(slip))))[0].message,
+      /^the model is .*; it must be an address/,
+    );
   for (const around of ["../..", "../../", "./", "/", "../models/", "../models/nano/model", "../mod"])
     assert.equal(await Capstan.models.size(around), 0, around);
   assert.deepEqual(await asking(Capstan.models.delete("owner/files:c.gguf")), [0]);
@@ -755,9 +766,10 @@ test("log probabilities come with the tokens, and reasoning apart from the answe
   const other = { token_id: 9, text: "\ufffd", log_probability: -1 };
   behaviour = ({ request, good, say }) => {
     if (request.kind !== "chat") return;
-    say({ ...text(likely.text, 1), log_probability: { ...likely, top: [likely, other] } });
+    const parts = [{ kind: "reasoning", text: "Hm." }];
+    say({ ...text(likely.text, 1), parts, log_probability: { ...likely, top: [likely, other] } });
     say(text("Yes", 2));
-    good({ ...ANSWER, text: `${likely.text}Yes` });
+    good({ ...ANSWER, text: `${likely.text}Yes`, reasoning: "Hm.", answer: "Yes", tool_calls: [] });
   };
   const llm = await load();
   const run = llm.chat(MESSAGES, { logprobs: true, topLogprobs: 2, thinking: true });
@@ -774,9 +786,12 @@ test("log probabilities come with the tokens, and reasoning apart from the answe
     assert.throws(() => llm.chat(MESSAGES, options), { message });
   behaviour = ({ request, good, say }) => {
     if (request.kind !== "chat") return;
-    say({ kind: "reasoning" });
-    say(text("Hm.</think>Yes", 1));
-    good({ ...ANSWER, text: "Hm.</think>Yes" });
+    const told = [
+      { kind: "reasoning", text: "Hm." },
+      { kind: "answer", text: "Yes" },
+    ];
+    say({ ...text("<think>Hm.</think>Yes", 1), parts: told });
+    good({ ...ANSWER, text: "<think>Hm.</think>Yes" });
   };
   const parts = [];
   for await (const part of llm.chat(MESSAGES).split()) parts.push(part);
@@ -784,6 +799,42 @@ test("log probabilities come with the tokens, and reasoning apart from the answe
     { kind: "reasoning", text: "Hm.", choice: 0 },
     { kind: "answer", text: "Yes", choice: 0 },
   ]);
+});
+
+test("calls of tools are parts of an answer, also of one that is aborted, and messages of a session", async () => {
+  const call = { id: "a1b2c3d4e", type: "function", function: { name: "time", arguments: "{}" } };
+  const parts = [
+    { kind: "reasoning", text: "Hm." },
+    { kind: "call", text: "[time()]", call },
+  ];
+  behaviour = ({ request, good, say }) => {
+    if (request.kind !== "chat") return;
+    say({ ...text("<think>Hm.</think>[time()]", 1), parts });
+    const told = { reasoning: "Hm.", answer: "", tool_calls: [call] };
+    if (request.messages.length < 3) good({ ...ANSWER, text: "<think>Hm.</think>[time()]", ...told });
+  };
+  const llm = await load();
+  const tools = [{ type: "function", function: { name: "time" } }];
+  const session = llm.session();
+  const { toolCalls, answer } = await session.send("Hi", {
+    tools,
+    toolChoice: { name: "time" },
+    parallelToolCalls: false,
+  }).result;
+  assert.deepEqual([toolCalls, answer], [[call], ""]);
+  const message = { role: "assistant", content: "", tool_calls: [call], reasoning_content: "Hm." };
+  assert.deepEqual(session.messages.at(-1), message);
+  assert.deepEqual([asked.at(-1).called, asked.at(-1).most_calls], [["time"], 1]);
+  const aborted = session.send(
+    { role: "tool", tool_call_id: call.id, content: "9" },
+    { tools, toolChoice: "required" },
+  );
+  for await (const _ of aborted) break;
+  assert.deepEqual((await aborted.result).toolCalls, [call]);
+  assert.deepEqual(asked.findLast(({ kind }) => kind === "chat").called, ["time"]);
+  assert.throws(() => llm.chat(MESSAGES, { tools, toolChoice: "time" }), {
+    message: /^toolChoice is "time"; it must be/,
+  });
 });
 
 test("a file that was picked is a model", async () => {
@@ -922,7 +973,8 @@ test("Python's output and exit status are the result of a script", async () => {
 
 test("a session sends its answers back without their reasoning", async () => {
   const llm = await Capstan.load("model/");
-  behaviour = ({ request, good }) => request.kind === "chat" && good({ ...ANSWER, text: "<think>hm</think>\n\nab" });
+  const told = { ...ANSWER, text: "<think>hm</think>\n\nab", reasoning: "hm", answer: "ab", tool_calls: [] };
+  behaviour = ({ request, good }) => request.kind === "chat" && good(told);
   const session = llm.session();
   assert.equal((await session.send("one").result).text, "<think>hm</think>\n\nab");
   await session.send("two").result;

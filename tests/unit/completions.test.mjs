@@ -3,15 +3,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Completions } from "../../web/src/completions.ts";
-import { ToolCalls } from "../../web/src/tool_calls.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** Completions over runs that say `parts`; what was asked for is kept in `asked`. */
-function over(parts, { finishReason = "eos", error = null, logprobs = [], begun = false } = {}) {
+function over(parts, { finishReason = "eos", error = null, logprobs = [] } = {}) {
   const asked = [];
   const completions = new Completions((messages, options) => {
     asked.push({ messages, options });
-    const told = { finishReason, error, begun, keptTokens: 2 };
+    const told = { finishReason, error, keptTokens: 2 };
     return madeUpRun(parts, { ...told, logprobs: options.logprobs ? logprobs : null });
   });
   return { completions, asked };
@@ -23,7 +22,10 @@ const TOOL = {
   type: "function",
   function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
 };
-const CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>';
+const CALL = {
+  ...{ kind: "call", text: "<tool_call>...</tool_call>" },
+  call: { id: "a1b2c3d4e", type: "function", function: { name: "weather", arguments: '{"city":"Rome"}' } },
+};
 
 async function collected(stream) {
   const chunks = [];
@@ -67,22 +69,21 @@ test("log probabilities are OpenAI's, in a completion and in the chunks of their
 });
 
 test("reasoning is apart from the content", async () => {
-  const parts = ["<thi", "nk>Hm", "m.</think>\n", "Yes", "."];
-  for (const [said, begun] of [
-    [parts, false],
-    [["Hm", "m.</think>\n", "Yes", "."], true],
-  ]) {
-    const { completions, asked } = over(said, { begun });
-    const params = { messages: MESSAGES, chat_template_kwargs: { enable_thinking: true } };
-    const { message } = (await completions.create(params)).choices[0];
-    assert.equal(asked[0].options.thinking, true);
-    assert.deepEqual(message, { role: "assistant", content: "Yes.", refusal: null, reasoning_content: "Hmm." });
-    const deltas = (await collected(await completions.create({ ...params, stream: true }))).map(
-      ({ choices }) => choices[0].delta,
-    );
-    const joined = (name) => deltas.map((delta) => delta[name] ?? "").join("");
-    assert.deepEqual([joined("reasoning_content"), joined("content")], ["Hmm.", "Yes."]);
-  }
+  const { completions: thinks, asked } = over([
+    { kind: "reasoning", text: "Hm" },
+    { kind: "reasoning", text: "m." },
+    "Yes",
+    ".",
+  ]);
+  const asks = { messages: MESSAGES, chat_template_kwargs: { enable_thinking: true } };
+  const { message } = (await thinks.create(asks)).choices[0];
+  assert.equal(asked[0].options.thinking, true);
+  assert.deepEqual(message, { role: "assistant", content: "Yes.", refusal: null, reasoning_content: "Hmm." });
+  const deltas = (await collected(await thinks.create({ ...asks, stream: true }))).map(
+    ({ choices }) => choices[0].delta,
+  );
+  const joined = (name) => deltas.map((delta) => delta[name] ?? "").join("");
+  assert.deepEqual([joined("reasoning_content"), joined("content")], ["Hmm.", "Yes."]);
   const { completions } = over(["Hi"]);
   const params = { messages: MESSAGES, chat_template_kwargs: { documents: [] } };
   await assert.rejects(completions.create(params), /chat_template_kwargs: documents; enable_thinking alone/);
@@ -102,17 +103,14 @@ test("what OpenAI's servers alone use is taken, and told once", async (context) 
   assert.deepEqual(told, [`chat.completions: ${names} tell OpenAI's servers something and change nothing here`]);
 });
 
-test("without parallel calls the first one counts, each time the stream is read", async () => {
-  const params = { messages: MESSAGES, tools: [TOOL], parallel_tool_calls: false };
-  const { message } = (await over([CALL, " and ", CALL]).completions.create(params)).choices[0];
-  assert.equal(message.tool_calls.length, 1);
-  assert.equal(message.content, " and " + CALL);
-  const stream = await over([CALL + CALL]).completions.create({ ...params, stream: true });
-  for (let i = 0; i < 2; i++) {
-    const deltas = (await collected(stream)).map(({ choices }) => choices[0].delta);
-    assert.equal(deltas.flatMap((delta) => delta.tool_calls ?? []).length, 1);
-    assert.equal(deltas.map(({ content = "" }) => content).join(""), CALL);
-  }
+test("without parallel calls the run is asked for one", async () => {
+  const { completions, asked } = over([CALL]);
+  for (const parallel_tool_calls of [false, true])
+    await completions.create({ messages: MESSAGES, tools: [TOOL], parallel_tool_calls });
+  assert.deepEqual(
+    asked.map(({ options }) => options.parallelToolCalls),
+    [false, undefined],
+  );
 });
 
 test("a completion has OpenAI's form", async () => {
@@ -201,61 +199,40 @@ test("messages are as templates take them", async () => {
   ]);
 });
 
-test("a call in the text is a tool call, whether it comes whole or in parts", async () => {
+test("a call of the run is a tool call, in a completion and in chunks", async () => {
   const { completions, asked } = over(["Let me look. ", CALL]);
   const found = await completions.create({ messages: MESSAGES, tools: [TOOL] });
   const [{ message, finish_reason: reason }] = found.choices;
-  assert.deepEqual([message.content, reason, message.tool_calls.length], ["Let me look. ", "tool_calls", 1]);
-  const [{ id, type, function: called }] = message.tool_calls;
-  assert.match(id, /^call_/);
-  assert.deepEqual([type, called], ["function", { name: "weather", arguments: '{"city":"Rome"}' }]);
-  assert.deepEqual([asked[0].options.tools, asked[0].options.jsonSchema], [[TOOL], undefined]);
-
-  const letters = over([..."a <b> ", ...CALL]);
-  const chunks = await collected(await letters.completions.create({ messages: MESSAGES, tools: [TOOL], stream: true }));
-  const deltas = chunks.map(({ choices: [choice] }) => choice.delta);
-  assert.equal(deltas.map(({ content = "" }) => content).join(""), "a <b> ");
-  const calls = deltas.flatMap(({ tool_calls: calls = [] }) => calls);
-  assert.deepEqual(
-    calls.map(({ index, function: called }) => [index, called.arguments]),
-    [[0, '{"city":"Rome"}']],
-  );
+  assert.deepEqual([message.content, reason, message.tool_calls], ["Let me look. ", "tool_calls", [CALL.call]]);
+  assert.deepEqual([asked[0].options.tools, asked[0].options.toolChoice], [[TOOL], undefined]);
+  const alone = await over([CALL, CALL]).completions.create({ messages: MESSAGES, tools: [TOOL], stream: true });
+  const chunks = await collected(alone);
+  const calls = chunks.flatMap(({ choices: [choice] }) => choice.delta.tool_calls ?? []);
+  assert.deepEqual(calls, [
+    { index: 0, ...CALL.call },
+    { index: 1, ...CALL.call },
+  ]);
   assert.equal(chunks.at(-1).choices[0].finish_reason, "tool_calls");
 });
 
-test("what is no call stays in the text", () => {
-  const read = (text, source = "text") => {
-    const found = new ToolCalls(source);
-    return [[...text].map((letter) => found.push(letter)).join("") + found.end(), found.calls.length];
-  };
-  for (const text of ["<tool_call>no</tool_call> a", "<tool_call>{}", "a <tool", "</tool_call>", "<tool_call>"])
-    assert.deepEqual(read(text), [text, 0]);
-  assert.deepEqual(read(`${CALL}\n${CALL}`), ["\n", 2]);
-  assert.deepEqual(read(CALL.replace("</tool_call>", "")), ["", 1], "the model ended without closing it");
-  assert.deepEqual(read(CALL, "none"), [CALL, 0]);
-  assert.deepEqual(read('{"name": "a", "parameters": {"b": 1}}', "whole"), ["", 1]);
-  assert.deepEqual(read('{"name": "a", "argum', "whole"), ['{"name": "a", "argum', 0]);
-});
-
-test("a call that has to be made is held to the schemas of the tools", async () => {
-  const text = '{"name": "weather", "arguments": {"city": "Rome"}}';
-  const { completions, asked } = over([...text]);
+test("a call that has to be made is asked of the run", async () => {
+  const { completions, asked } = over([CALL]);
   const other = { type: "function", function: { name: "time" } };
   const ask = (tool_choice) => completions.create({ messages: MESSAGES, tools: [TOOL, other], tool_choice });
   const found = await ask("required");
   assert.equal(found.choices[0].message.content, null);
   assert.equal(found.choices[0].message.tool_calls[0].function.name, "weather");
   assert.equal(found.choices[0].finish_reason, "tool_calls");
-  const schema = (name, parameters) => ({
-    ...{ type: "object", properties: { name: { const: name }, arguments: parameters } },
-    ...{ required: ["name", "arguments"], additionalProperties: false },
-  });
-  const weather = schema("weather", TOOL.function.parameters);
-  assert.deepEqual(asked[0].options.jsonSchema, { anyOf: [weather, schema("time", { type: "object" })] });
   await ask({ type: "function", function: { name: "weather" } });
-  assert.deepEqual(asked[1].options.jsonSchema, weather);
   await ask("none");
-  assert.deepEqual([asked[2].options.jsonSchema, asked[2].options.tools], [undefined, undefined]);
+  assert.deepEqual(
+    asked.map(({ options: { toolChoice, tools } }) => [toolChoice, tools?.length]),
+    [
+      ["required", 2],
+      [{ name: "weather" }, 2],
+      [undefined, undefined],
+    ],
+  );
 });
 
 test("a response format is a grammar", async () => {

@@ -1,12 +1,14 @@
 // A run whose answer is made up: for tests of what is built on runs.
 
-import { splitReasoning, Splitter } from "../../web/src/reasoning.ts";
-
-/** A run that says `parts`, or begins and then fails by `error`; `left` is called when its loop ends. */
-export function madeUpRun(parts, { error = null, logprobs = null, begun = false, between, left, ...ended } = {}) {
+/** A run that says `parts`, texts of the answer or AnswerParts, or begins and then fails by `error`; `left` is called when its loop ends. */
+export function madeUpRun(parts, { error = null, logprobs = null, between, left, ...ended } = {}) {
+  const said = parts.map((part) => (typeof part === "string" ? { kind: "answer", text: part } : part));
+  const joined = (kind) => said.map((part) => (part.kind === kind ? part.text : "")).join("");
   const choice = {
-    ...splitReasoning(parts.join(""), { begun }),
-    text: parts.join(""),
+    text: said.map(({ text }) => text).join(""),
+    reasoning: joined("reasoning"),
+    answer: joined("answer"),
+    toolCalls: said.flatMap(({ call }) => (call ? [call] : [])),
     tokenIds: parts.map((_, place) => place),
     logprobs,
     finishReason: "eos",
@@ -17,20 +19,15 @@ export function madeUpRun(parts, { error = null, logprobs = null, begun = false,
     : Promise.resolve({ ...choice, choices: [choice], promptTokens: 5, ...ended });
   result.catch(() => undefined);
   let came = 0;
-  return {
+  const run = {
     result,
     count: 1,
     logprobs: () => logprobs?.slice(0, came) ?? [],
     async *split() {
-      const splitter = new Splitter(() => begun);
-      for await (const part of this) for (const each of splitter.push(part)) yield { ...each, choice: 0 };
-      for (const each of splitter.end()) yield { ...each, choice: 0 };
-    },
-    async *[Symbol.asyncIterator]() {
       try {
-        for (const part of parts) {
+        for (const part of said) {
           came++;
-          yield part;
+          yield { ...part, choice: 0 };
           between?.();
         }
         await result;
@@ -38,5 +35,9 @@ export function madeUpRun(parts, { error = null, logprobs = null, begun = false,
         left?.();
       }
     },
+    async *[Symbol.asyncIterator]() {
+      for await (const { text } of run.split()) yield text;
+    },
   };
+  return run;
 }

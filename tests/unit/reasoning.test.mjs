@@ -13,8 +13,8 @@ const CASES = [
   ["<think>\n\n</think>\n\nHello", {}, "", "Hello"],
   ["hm\n</think>\n\nHello", { begun: true }, "hm", "Hello"],
   ["<think>\nhm</think>Hello", { begun: true }, "hm", "Hello"],
-  // Without knowledge of the prompt's end.
-  ["hm\n</think>\n\nHello", {}, "hm", "Hello"],
+  ["Use a and </think> to end.", {}, "", "Use a and </think> to end."],
+  ["hm\n</think>\n\nHello", {}, "", "hm\n</think>\n\nHello"],
   ["Such models write <think>hm</think> first.", {}, "", "Such models write <think>hm</think> first."],
   ["hm</think>Hello", { begun: false }, "", "hm</think>Hello"],
   // Code about the tags.

@@ -44,7 +44,9 @@ class Page:
         reply = self.replies.get(text, {"text": f"to {text}", "finish_reason": "eos"})
         if "type" in reply:
             return {"ok": False, "error": {"message": "no room", "traceback": "", **reply}}
-        return {"ok": True, "result": {"max_length": LENGTH, **reply}}
+        # What the model thought is no part of the conversation.
+        told = {**reply, "text": f"<think>hm</think>{reply['text']}" if reply["text"] else "", "answer": reply["text"]}
+        return {"ok": True, "result": {"max_length": LENGTH, **told}}
 
 
 def talked(

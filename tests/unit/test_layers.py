@@ -93,7 +93,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "evaluation": ("place runners task_data", "model", "__main__"),
     "fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "generation": (
-        "beam_search processors prompt replay run_ahead speculation step_counts timing",
+        "answer beam_search processors prompt replay run_ahead speculation step_counts timing",
         "generator_params named_processors row",
         "flight",
         "loop",
@@ -151,7 +151,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "page": (
         "requests",
-        "adapters embedding inspection memory_requests read_request",
+        "adapters chat_answers embedding inspection memory_requests read_request",
         "scoring text_events",
         "completion",
         "page",
@@ -190,7 +190,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "pages",
         "plugin",
     ),
-    "text": ("chat_template expressions messages stream",),
+    "text": (
+        "call_values chat_template expressions messages schema_references stream",
+        "call_forms",
+        "answer_formats",
+        "answer_reader call_grammar call_history",
+    ),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
 """The modules and packages inside each package, lowest floor first."""

@@ -56,7 +56,7 @@ LEAST: dict[str, dict[str, Any]] = {
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
     "generate": {**RUN_OPTIONS, "as_message": True, "system": "s", "begun": [1]},
-    "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "begun": [1]},
+    "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "called": ["add"], "most_calls": 1, "begun": [1]},
     "operations": MODEL_OPTIONS,
     "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
     "score": {**MODEL_OPTIONS, "max_length": 9, "token_texts": True},
@@ -101,7 +101,7 @@ WORDS = {
     **dict.fromkeys(("source", "filename"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     **dict.fromkeys(
-        ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache", "log_probabilities"),
+        ("run_ahead", "max_new_tokens", "max_length", "most_calls", "recoveries", "prefix_cache", "log_probabilities"),
         "a whole number or null",
     ),
     **dict.fromkeys(
@@ -123,7 +123,7 @@ WORDS = {
 ITEMS = {
     **dict.fromkeys(("messages", "tools", "sequences"), "an object"),
     **dict.fromkeys(("prompt_ids", "begun", "answer", "ids"), "a whole number"),
-    **dict.fromkeys(("argv", "texts"), "a string"),
+    **dict.fromkeys(("argv", "texts", "called"), "a string"),
 }
 """Words for the items of an array."""
 OF_A_KIND = {

@@ -107,7 +107,6 @@ export class Running {
       this.meter = new LoadMeter();
       run.phase = "running";
       turn.continues = !about.can_chat;
-      turn.reasons = false;
       const request: ChatRequest | GenerateRequest = about.can_chat
         ? { ...load, kind: "chat", messages: [...systemMessages(), ...chat.messages] }
         : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
@@ -226,7 +225,6 @@ export class Running {
   /** Show what the worker tells of an answer. */
   private show(event: CapstanEvent, run: Run): void {
     if (event.kind === "status" && event.text === "generating") run.generating = performance.now();
-    if (event.kind === "reasoning") run.turn.reasons = true;
     if (event.kind !== "text") return this.tell(event);
     clearInterval(this.clock);
     const { turn, answered } = run;

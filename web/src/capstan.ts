@@ -52,8 +52,7 @@ export type {
   FinishReason,
 } from "./completions";
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
-export type { ToolCall } from "./tool_calls";
-export type { ReasoningPart } from "./reasoning";
+export type { AnswerPart, ToolCall } from "./protocol";
 export {
   type LikelyToken,
   Run,

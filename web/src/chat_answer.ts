@@ -13,7 +13,7 @@ export type AnswerForm = "markdown" | "plain" | "source";
 export class AnswerText {
   private source = "";
   private shownAs: AnswerForm = "markdown";
-  private begun: boolean | undefined;
+  private begun = false;
   private readonly folded = new FoldedReasoning(() => this.draw(this.growing));
   /** Whether the text on the page is that of an answer which grows. */
   private growing = false;
@@ -47,12 +47,12 @@ export class AnswerText {
     this.draw(this.growing);
   }
 
-  /** Whether the text begins inside the reasoning; undefined if that is not known. */
-  get reasons(): boolean | undefined {
+  /** Whether the text begins inside the reasoning, without a tag. */
+  get reasons(): boolean {
     return this.begun;
   }
 
-  set reasons(on: boolean | undefined) {
+  set reasons(on: boolean) {
     if (on === this.begun) return;
     this.begun = on;
     this.draw(this.growing);
@@ -75,7 +75,7 @@ export class AnswerText {
 
   private parts(growing: boolean): SplitText {
     if (this.shownAs === "source") return { reasoning: "", answer: this.source, open: false };
-    return splitReasoning(this.source, { growing, ...(this.begun === undefined ? {} : { begun: this.begun }) });
+    return splitReasoning(this.source, { growing, begun: this.begun });
   }
 
   private drawInTime(): void {

@@ -26,10 +26,7 @@ export class ModelAnswers {
     turn.continues = !llm.stats().canChat;
     const options = { ...objectIn<ChatOptions>(chat, "run-options"), signal };
     const run = turn.continues ? llm.complete(turn.asked, options) : this.converse(turn, options);
-    for await (const part of run) {
-      turn.reasons = run.reasons;
-      turn.append(part);
-    }
+    for await (const part of run) turn.append(part);
     const { finishReason, text } = await run.result;
     // Parts are what came; a stop text, for one, is cut off later.
     turn.answer = text;

@@ -81,12 +81,12 @@ export class ChatTurn {
     return this.words.split.answer;
   }
 
-  /** Whether the prompt ended with `<think>`, so that the answer begins inside; undefined if that is not known. */
-  get reasons(): boolean | undefined {
+  /** Whether the answer begins within its reasoning, without `<think>`; false unless the page sets it. */
+  get reasons(): boolean {
     return this.words.reasons;
   }
 
-  set reasons(on: boolean | undefined) {
+  set reasons(on: boolean) {
     this.words.reasons = on;
   }
 

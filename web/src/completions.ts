@@ -4,10 +4,8 @@ import { refused } from "./errors";
 import { either, fields, flag, type Kinds, listOf, number, object, oneOf, plain, signal, text, typed } from "./kinds";
 import { answers, type ChatOptions, stops, topLogprobs } from "./options";
 import { reading, readOptions } from "./page_request";
-import type { Message } from "./protocol";
+import type { AnswerPart, Message, ToolCall } from "./protocol";
 import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
-import type { ReasoningPart } from "./reasoning";
-import { schemaOfCalls, type ToolCall, ToolCalls, type ToolSource } from "./tool_calls";
 
 /** A message as OpenAI's clients write it. Content parts are texts; `arguments` of a tool call are JSON. */
 export interface CompletionMessage {
@@ -204,30 +202,27 @@ export class Completions {
     const controller = new AbortController();
     if (ending?.aborted) controller.abort();
     ending?.addEventListener("abort", () => controller.abort(), { once: true });
-    const { source, messages, options, usage } = reading("the parameters", () => {
+    const { messages, options, usage } = reading("the parameters", () => {
       if (params.messages === undefined) throw refused("messages: missing; give a list of messages");
       if (params.stream_options && !params.stream)
         throw refused("stream_options is of a stream, but stream is not true: leave it out, or set stream to true");
       const given = toolsOf(params);
-      const found = toolSource(given);
       return {
-        source: found,
         messages: params.messages.map((each, place) => message(each, `messages[${place}]`)),
-        options: chatOptions(params, given, found, controller.signal),
+        options: chatOptions(params, given, controller.signal),
         usage: params.stream_options?.include_usage === true,
       };
     });
     this.warn(params);
     const run = this.chat(messages, options);
-    const calls = (): ToolCalls => new ToolCalls(source, params.parallel_tool_calls === false ? 1 : Infinity);
     const head = {
       id: `chatcmpl-${crypto.randomUUID()}`,
       created: Math.floor(Date.now() / 1000),
       model: params.model ?? "",
     };
-    if (!params.stream) return completion(head, await run.result, calls);
+    if (!params.stream) return completion(head, await run.result);
     const told = { usage, logprobs: params.logprobs === true };
-    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, calls, told) };
+    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, told) };
   }
 
   private warn(params: CompletionParams): void {
@@ -279,21 +274,17 @@ function toolsOf({ tools = [], tool_choice: choice = "auto" }: CompletionParams)
   return { tools: tools as readonly CompletionTool[], choice: choice as ToolChoice };
 }
 
-/** The place of tool calls: none, in the text, or the whole text is one. */
-function toolSource({ tools, choice }: Tools): ToolSource {
+/** Whether the model may make calls, and whether it must. */
+function callsOf({ tools, choice }: Tools): "none" | "auto" | "required" {
   if (typeof choice === "object" && !tools.some((tool) => tool.function.name === choice.function.name))
     throw refused(`tool_choice: ${JSON.stringify(choice.function.name)} is none of the tools`);
   if (!tools.length && choice === "required") throw refused('tool_choice is "required", but there are no tools');
   if (!tools.length || choice === "none") return "none";
-  return choice === "auto" ? "text" : "whole";
+  return choice === "auto" ? "auto" : "required";
 }
 
-function chatOptions(
-  params: CompletionParams,
-  { tools, choice }: Tools,
-  source: ToolSource,
-  signal: AbortSignal,
-): ChatOptions {
+function chatOptions(params: CompletionParams, { tools, choice }: Tools, signal: AbortSignal): ChatOptions {
+  const calls = callsOf({ tools, choice });
   const { response_format: format } = params;
   const options: ChatOptions = { signal };
   if (params.n != null) options.n = params.n;
@@ -315,19 +306,18 @@ function chatOptions(
   if (params.frequency_penalty != null) options.frequencyPenalty = params.frequency_penalty;
   if (params.presence_penalty != null) options.presencePenalty = params.presence_penalty;
   if (params.logit_bias != null) options.search = { logit_bias: params.logit_bias };
-  if (source !== "none") options.tools = [...tools];
-  if (source === "whole") {
+  if (calls !== "none") options.tools = [...tools];
+  if (calls !== "none" && params.parallel_tool_calls === false) options.parallelToolCalls = false;
+  if (calls === "required") {
     if (format && format.type !== "text")
       throw refused("response_format: a tool call is asked for; give one of the two");
-    const called =
-      typeof choice === "object" ? tools.filter((tool) => tool.function.name === choice.function.name) : tools;
-    options.jsonSchema = schemaOfCalls(called.map((tool) => tool.function));
+    options.toolChoice = typeof choice === "object" ? { name: choice.function.name } : "required";
   } else if (format?.type === "json_object") options.jsonSchema = { type: "object" };
   else if (format?.type === "json_schema") options.jsonSchema = format.json_schema.schema ?? {};
   return options;
 }
 
-function finishReason({ finishReason: reason }: RunChoice, calls: readonly ToolCall[]): FinishReason {
+function finishReason({ finishReason: reason, toolCalls: calls }: RunChoice): FinishReason {
   if (calls.length) return "tool_calls";
   return reason === "length" || reason === "max_new_tokens" ? "length" : "stop";
 }
@@ -348,14 +338,13 @@ function logprobsOf(tokens: readonly TokenLogprob[] | null): CompletionLogprobs 
   return { content, refusal: null };
 }
 
-function completion(head: Head, result: RunResult, calls: () => ToolCalls): Completion {
-  const choices = result.choices.map((choice, index) => ({ index, ...completed(choice, calls()) }));
+function completion(head: Head, result: RunResult): Completion {
+  const choices = result.choices.map((choice, index) => ({ index, ...completed(choice) }));
   return { ...head, object: "chat.completion", choices, usage: usageOf(result) };
 }
 
-function completed(choice: RunChoice, found: ToolCalls): Omit<Completion["choices"][number], "index"> {
-  const content = found.push(choice.answer) + found.end();
-  const { calls } = found;
+function completed(choice: RunChoice): Omit<Completion["choices"][number], "index"> {
+  const { answer: content, toolCalls: calls } = choice;
   const message = {
     role: "assistant" as const,
     content: calls.length && !content.trim() ? null : content,
@@ -363,7 +352,7 @@ function completed(choice: RunChoice, found: ToolCalls): Omit<Completion["choice
     ...(choice.reasoning ? { reasoning_content: choice.reasoning } : {}),
     ...(calls.length ? { tool_calls: calls } : {}),
   };
-  return { message, logprobs: logprobsOf(choice.logprobs), finish_reason: finishReason(choice, calls) };
+  return { message, logprobs: logprobsOf(choice.logprobs), finish_reason: finishReason(choice) };
 }
 
 type Delta = CompletionChunk["choices"][number]["delta"];
@@ -371,13 +360,12 @@ type Delta = CompletionChunk["choices"][number]["delta"];
 /** Makes the chunks of one answer. */
 class Chunks {
   private likely = 0;
-  private told = 0;
+  private calls = 0;
 
   constructor(
     private readonly head: Head,
     private readonly run: Run,
     private readonly index: number,
-    private readonly found: ToolCalls,
     private readonly asked: { usage: boolean; logprobs: boolean },
   ) {}
 
@@ -393,31 +381,25 @@ class Chunks {
     };
   }
 
-  of({ kind, text }: ReasoningPart): CompletionChunk[] {
-    return kind === "reasoning" ? [this.chunk({ reasoning_content: text })] : this.content(this.found.push(text));
+  of({ kind, text, call }: AnswerPart): CompletionChunk {
+    if (call) return this.chunk({ tool_calls: [{ index: this.calls++, ...call }] });
+    return kind === "reasoning" ? this.chunk({ reasoning_content: text }) : this.chunk({ content: text });
   }
 
-  end(choice: RunChoice): CompletionChunk[] {
-    return [...this.content(this.found.end()), this.chunk({}, finishReason(choice, this.found.calls))];
-  }
-
-  private content(content: string): CompletionChunk[] {
-    const calls = this.found.calls.slice(this.told).map((call, place) => ({ index: this.told + place, ...call }));
-    this.told += calls.length;
-    return [...(content ? [this.chunk({ content })] : []), ...calls.map((call) => this.chunk({ tool_calls: [call] }))];
+  end(choice: RunChoice): CompletionChunk {
+    return this.chunk({}, finishReason(choice));
   }
 }
 
 async function* chunks(
   head: Head,
   run: Run,
-  calls: () => ToolCalls,
   asked: { usage: boolean; logprobs: boolean },
 ): AsyncGenerator<CompletionChunk> {
-  const makers = Array.from({ length: run.count }, (_, index) => new Chunks(head, run, index, calls(), asked));
+  const makers = Array.from({ length: run.count }, (_, index) => new Chunks(head, run, index, asked));
   for (const maker of makers) yield maker.chunk({ role: "assistant", content: "" });
-  for await (const { choice, ...part } of run.split()) yield* makers[choice]!.of(part);
+  for await (const { choice, ...part } of run.split()) yield makers[choice]!.of(part);
   const result = await run.result;
-  for (const [index, maker] of makers.entries()) yield* maker.end(result.choices[index]!);
+  for (const [index, maker] of makers.entries()) yield maker.end(result.choices[index]!);
   if (asked.usage) yield { ...head, object: "chat.completion.chunk", choices: [], usage: usageOf(result) };
 }

@@ -105,6 +105,10 @@ export interface ChatOptions extends RunOptions {
    * }`.
    */
   tools?: readonly object[];
+  /** Whether the answer has to be a call: of one of the tools ("required"), or of the function of that name. */
+  toolChoice?: "auto" | "required" | { name: string };
+  /** With false only the first call of an answer is told as such; others stay in its text. */
+  parallelToolCalls?: boolean;
   /** Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite). */
   thinking?: boolean;
 }
@@ -139,6 +143,8 @@ const RUN_KINDS: Kinds = {
 const tools = listOf("objects", object);
 /** The kinds of the values that chat templates take besides messages. */
 export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag };
+/** Those of the calls that an answer may make. */
+const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
 export const device = oneOf("webgpu", "wasm", "auto");
@@ -275,7 +281,7 @@ export function chatRequest(
   messages: readonly Message[],
   given: ChatOptions,
 ): ChatRequest {
-  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS });
+  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS, ...CALL_KINDS });
   return reading("messages and options", () => ({
     kind: "chat",
     ...shared(model, options, run),
@@ -283,7 +289,22 @@ export function chatRequest(
     max_length: run.maxLength ?? options.maxLength ?? null,
     tools: run.tools?.length ? [...run.tools] : null,
     ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
+    ...called(run),
+    ...(run.parallelToolCalls === false ? { most_calls: 1 } : {}),
   }));
+}
+
+/** The functions one of which has to be called. */
+function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { called?: string[] } {
+  if (choice === "auto") return {};
+  if (choice === "required") {
+    const functions = tools.map((tool) => ("function" in tool ? tool.function : tool) as { name?: unknown });
+    return { called: functions.map(({ name }) => String(name)) };
+  }
+  const name = typeof choice === "object" ? choice?.name : null;
+  if (typeof name !== "string")
+    throw refused(`toolChoice is ${shown(choice)}; it must be "auto", "required" or { name: a function's name }`);
+  return { called: [name] };
 }
 
 /** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */

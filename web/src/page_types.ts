@@ -13,3 +13,23 @@ export interface Message {
 
 /** A tool that a model may call, as its chat template takes it. */
 export type Tool = object;
+
+/** A call of a tool in an answer. */
+export interface ToolCall {
+  id: string;
+  type: "function";
+  function: {
+    name: string;
+    /** JSON. */
+    arguments: string;
+  };
+}
+
+/** A piece of a chat's answer. */
+export interface AnswerPart {
+  kind: "reasoning" | "answer" | "call";
+  /** As it stands in the answer's whole text; of several calls that the model wrote as one, the first has all of it. */
+  text: string;
+  /** The call, if it is one. */
+  call?: ToolCall;
+}

@@ -2,6 +2,7 @@
 // requests.ts, which build.py writes from py_src/capstan/page/requests.py.
 
 import type { Assets } from "./assets";
+import type { AnswerPart } from "./page_types";
 import type { AnsweredRequest, Device, HubRepository } from "./requests";
 
 export type * from "./page_types";
@@ -234,10 +235,15 @@ export type CapstanEvent =
    * the next request that names a model loads it anew.
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
-  /** With `row` it is of one of several answers. */
-  | { kind: "text"; text: string; token_id: number; log_probability?: LogProbability; row?: number }
-  /** The prompt ended within the model's reasoning: the answer's text begins there. */
-  | { kind: "reasoning" }
+  /** With `row` it is of one of several answers. A chat's has the parts of the answer that it makes certain. */
+  | {
+      kind: "text";
+      text: string;
+      token_id: number;
+      log_probability?: LogProbability;
+      row?: number;
+      parts?: AnswerPart[];
+    }
   /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }

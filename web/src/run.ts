@@ -3,14 +3,15 @@
 import type { Client } from "./client";
 import { asCapstanError, CapstanError } from "./errors";
 import type {
+  AnswerPart,
   CapstanEvent,
   ChatRequest,
   GenerateRequest,
   LogProbability,
   Reply,
   TokenLogProbability,
+  ToolCall,
 } from "./protocol";
-import { type ReasoningPart, splitReasoning, Splitter } from "./reasoning";
 
 /**
  * Why a run ended: "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached),
@@ -34,11 +35,12 @@ export interface TokenLogprob extends LikelyToken {
 
 /** One answer of a run. */
 export interface RunChoice {
-  /** All that was generated. */
+  /** All that was generated; a chat's reasoning stands between `<think>` and `</think>`, whatever the model's marks are. */
   text: string;
-  /** Its two parts: what stood in `<think>` of a chat's answer, and the rest. */
+  /** Parts of a chat's answer: what the model thought, what it said, and the calls of tools that it made. */
   reasoning: string;
   answer: string;
+  toolCalls: ToolCall[];
   tokenIds: number[];
   /** For each token of the text, if the run was asked for `logprobs`, else null. A token that a grammar forced has none. */
   logprobs: TokenLogprob[] | null;
@@ -69,6 +71,10 @@ export interface RunResult extends RunChoice {
 /** The fields of an answer in the worker's replies to chat and generate requests. */
 interface AnswerChoice {
   text: string;
+  /** A chat's. */
+  reasoning?: string;
+  answer?: string;
+  tool_calls?: ToolCall[];
   token_ids: number[];
   finish_reason: Exclude<RunEnd, "abort"> | "cancel";
 }
@@ -104,7 +110,7 @@ export class Turns {
 }
 
 /** A part of a run's answer. */
-export interface RunPart extends ReasoningPart {
+export interface RunPart extends AnswerPart {
   /** The answer's place among several, from 0. */
   choice: number;
 }
@@ -112,6 +118,9 @@ export interface RunPart extends ReasoningPart {
 /** The part of an answer that came so far. */
 class Growing {
   text = "";
+  reasoning = "";
+  answer = "";
+  readonly toolCalls: ToolCall[] = [];
   readonly tokenIds: number[] = [];
   readonly logprobs: TokenLogprob[] = [];
 }
@@ -125,8 +134,7 @@ export class Run implements AsyncIterable<string> {
   /** How it ended; rejects with a CapstanError. */
   readonly result: Promise<RunResult>;
   private readonly growing: Growing[];
-  private readonly parts: { choice: number; text: string }[] = [];
-  private begun = false;
+  private readonly parts: { choice: number; text: string; parts: AnswerPart[] }[] = [];
   private ended = false;
   private waiting: (() => void)[] = [];
   private readonly own = new AbortController();
@@ -167,25 +175,17 @@ export class Run implements AsyncIterable<string> {
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<string, RunResult, undefined> {
-    for await (const { choice, text } of this.pieces()) if (choice === 0) yield text;
+    for await (const { choice, text } of this.pieces()) if (choice === 0 && text) yield text;
     return await this.result;
   }
 
-  /** Whether the prompt ended within the model's reasoning, so that the text begins there; known with its first part. */
-  get reasons(): boolean {
-    return this.begun;
-  }
-
-  /** As the iteration over the run, with a chat's reasoning apart from its answer, and of all answers. */
+  /** As the iteration over the run, with a chat's reasoning and calls apart from its answer, and of all answers. */
   async *split(): AsyncGenerator<RunPart, void, undefined> {
-    const splitters = this.growing.map(() => new Splitter(() => this.begun));
-    for await (const { choice, text } of this.pieces())
-      for (const part of splitters[choice]!.push(text)) yield { ...part, choice };
-    for (const [choice, splitter] of splitters.entries()) for (const part of splitter.end()) yield { ...part, choice };
+    for await (const { choice, parts } of this.pieces()) for (const part of parts) yield { ...part, choice };
     await this.result;
   }
 
-  private async *pieces(): AsyncGenerator<{ choice: number; text: string }, void, undefined> {
+  private async *pieces(): AsyncGenerator<{ choice: number; text: string; parts: AnswerPart[] }, void, undefined> {
     try {
       for (let next = 0; ;) {
         if (next < this.parts.length) yield this.parts[next++]!;
@@ -231,15 +231,20 @@ export class Run implements AsyncIterable<string> {
 
   private show(event: CapstanEvent, id: number): void {
     this.id = id;
-    if (event.kind === "reasoning") this.begun = true;
     if (event.kind !== "text" || this.ended) return;
     const choice = event.row ?? 0;
     const growing = this.growing[choice]!;
     if (event.token_id >= 0) growing.tokenIds.push(event.token_id);
     if (event.log_probability) growing.logprobs.push(logprobOf(event.log_probability));
-    if (!event.text) return;
-    growing.text += event.text;
-    this.parts.push({ choice, text: event.text });
+    const { text } = event;
+    const parts = event.parts ?? (text ? [{ kind: "answer" as const, text }] : []);
+    for (const part of parts) {
+      if (part.call) growing.toolCalls.push(part.call);
+      else if (part.kind !== "call") growing[part.kind] += part.text;
+    }
+    if (!text && !parts.length) return;
+    growing.text += text;
+    this.parts.push({ choice, text, parts });
     this.wake();
   }
 
@@ -249,9 +254,11 @@ export class Run implements AsyncIterable<string> {
       throw new CapstanError(reply.error, this.id);
     }
     const answer = reply.result as Answer;
-    const choices = (answer.choices ?? [answer]).map(({ text, token_ids: tokenIds, finish_reason: reason }, place) =>
-      this.told(place, text, tokenIds, reason === "cancel" ? "abort" : reason),
-    );
+    const choices = (answer.choices ?? [answer]).map((told, place) => {
+      const { text, token_ids: tokenIds, finish_reason: reason } = told;
+      const parts = { reasoning: told.reasoning ?? "", answer: told.answer ?? text, toolCalls: told.tool_calls ?? [] };
+      return this.told(place, { text, ...parts, tokenIds }, reason === "cancel" ? "abort" : reason);
+    });
     return {
       ...choices[0]!,
       choices,
@@ -266,22 +273,15 @@ export class Run implements AsyncIterable<string> {
     };
   }
 
-  private told(place: number, text: string, tokenIds: number[], finishReason: RunEnd): RunChoice {
-    const { kind, log_probabilities: asked } = this.request;
-    const { reasoning, answer } =
-      kind === "chat" ? splitReasoning(text, { begun: this.begun }) : { reasoning: "", answer: text };
-    return {
-      text,
-      reasoning,
-      answer,
-      tokenIds,
-      logprobs: asked == null ? null : [...this.logprobs(place)],
-      finishReason,
-    };
+  private told(place: number, choice: Omit<RunChoice, "logprobs" | "finishReason">, finishReason: RunEnd): RunChoice {
+    const logprobs = this.request.log_probabilities == null ? null : [...this.logprobs(place)];
+    return { ...choice, logprobs, finishReason };
   }
 
   private partial(): RunResult {
-    const choices = this.growing.map(({ text, tokenIds }, place) => this.told(place, text, [...tokenIds], "abort"));
+    const choices = this.growing.map(({ text, reasoning, answer, toolCalls, tokenIds }, place) =>
+      this.told(place, { text, reasoning, answer, toolCalls: [...toolCalls], tokenIds: [...tokenIds] }, "abort"),
+    );
     return {
       ...choices[0]!,
       choices,

@@ -39,6 +39,7 @@ export class Session {
   /**
    * Say something, a text as the user, and have it answered. The answer, without its reasoning, is a message once the
    * run's result is there, as far as it came if the run was aborted; if the run fails, the session is what it was before.
+   * Calls of tools are `tool_calls` of that message: send what they returned as messages of the role "tool".
    */
   send(message: string | Message, options: ChatOptions = {}): Run {
     this.requireIdle();
@@ -92,9 +93,12 @@ export class Session {
     this.running = true;
     this.kept = asked;
     void run.result.then(
-      ({ answer }) => {
+      ({ answer, reasoning, toolCalls }) => {
         this.running = false;
-        this.kept = [...asked, { role: "assistant", content: answer }];
+        // A model that goes on behind its calls goes on from what it thought before them.
+        const thought = reasoning ? { reasoning_content: reasoning } : {};
+        const calls = toolCalls.length ? { tool_calls: toolCalls, ...thought } : {};
+        this.kept = [...asked, { role: "assistant", content: answer, ...calls }];
       },
       () => {
         this.running = false;

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from capstan.embeddings import Embedder
 from capstan.errors import CapstanError, OptionError, PromptError
+from capstan.generation.answer import AnswerStream
 from capstan.generation.generator import Generator
 from capstan.generation.generator_params import GeneratorParams
 from capstan.generation.prompt import require_fitting
@@ -218,8 +219,8 @@ async def loglikelihood(model: Any, generator: Generator, given: dict[str, Any],
     return {"token_ids": scored["token_ids"], "value": {**about, "log_probabilities": scored["log_probabilities"]}}
 
 
-def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> list[int]:
-    """The token ids of an item's prompt or conversation."""
+def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> tuple[list[int], AnswerStream | None]:
+    """The token ids of an item's prompt or conversation, and what reads the answer to a conversation."""
     tokenizer = Tokenizer(model)
     messages = item.get("messages")
     texts = (message.get("content") for message in messages or ())
@@ -227,14 +228,16 @@ def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> list[int
     if item.get("prompt") is not None and job.get("as_message") and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": item["prompt"]}]
     if messages is not None:
-        text = tokenizer.apply_chat_template(messages, job.get("tools"), thinking=job.get("thinking"))
-        return list(tokenizer.encode(text))
-    return list(item.get("prompt_ids") or tokenizer.encode_prompt(item.get("prompt") or ""))
+        tools = job.get("tools")
+        text = tokenizer.apply_chat_template(messages, tools, thinking=job.get("thinking"))
+        answer = AnswerStream(tokenizer, text, tools, stops=job["search"].get("stop_strings") or ())
+        return list(tokenizer.encode(text)), answer
+    return list(item.get("prompt_ids") or tokenizer.encode_prompt(item.get("prompt") or "")), None
 
 
 async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: RowPool | None) -> dict[str, Any]:
     """Continue an item's prompt as a row of the pool, or by a generator of its own."""
-    prompt, start = prompt_of(model, job, item), now()
+    (prompt, answer), start = prompt_of(model, job, item), now()
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")
     whole = len(prompt) + job["max_new_tokens"]
@@ -259,10 +262,17 @@ async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: 
             first = first or now()
             ids.append(token)
             if token not in search.end_token_ids:
-                stream.push(token)
+                delta = stream.push(token)
+                if answer is not None:
+                    answer.push(token, delta)
         reason = sequence.finish_reason if stream.stopped is None else "stop"
     finally:
         await sequence.aclose()
-    stream.flush()
+    rest = stream.flush()
+    told: dict[str, Any] = {"text": stream.text}
+    if answer is not None:
+        answer.end(rest)
+        summary = answer.summary()
+        told = {"text": summary.pop("text"), "value": summary}
     about = {"prompt_tokens": len(prompt), "first_token_ms": None if first is None else first - start}
-    return {"text": stream.text, "token_ids": ids, "finish_reason": reason, **about}
+    return {**told, "token_ids": ids, "finish_reason": reason, **about}

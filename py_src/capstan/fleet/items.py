@@ -70,7 +70,8 @@ class Item:
     """'eos', 'stop', 'length', 'time'."""
     prompt_tokens: int | None = None
     value: Any = None
-    """A vector of `embed`, log probabilities of `loglikelihood`, what a script of `map` returned."""
+    """The `reasoning`, `answer` and `tool_calls` of `chat`, a vector of `embed`, log probabilities of `loglikelihood`,
+    what a script of `map` returned."""
     timings: dict[str, float | None] = field(default_factory=dict)
     """`queue_ms` in the page, `first_token_ms` and `total_ms` from there on."""
     error: ItemError | None = None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..text.stream import StoppingStream
 from .generator import Generator
 
-__all__ = ["ChatTokenizer", "Conversation", "History", "begins_reasoning"]
+__all__ = ["ChatTokenizer", "Conversation", "History"]
 
 
 class ChatTokenizer(Protocol):
@@ -57,7 +57,7 @@ class Conversation:
         """
         self.generator = generator
         self._tokenizer = tokenizer
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         """The generator's stop strings."""
         self._text = earlier.text if earlier else ""
         """The text of the generator's sequence."""
@@ -107,9 +107,9 @@ class Conversation:
         return kept
 
     @property
-    def begins_reasoning(self) -> bool:
-        """See the function of that name."""
-        return begins_reasoning(self._text)
+    def text(self) -> str:
+        """The text of the sequence."""
+        return self._text
 
     def _mark(self) -> None:
         self._marks.append((len(self._text), self.generator.token_count()))
@@ -120,7 +120,7 @@ class Conversation:
         `begun` are the first tokens of the answer, which are given and count. `show(token, text)` is called for each
         further token with the text that it completes, and with -1 for what was held back at the end.
         """
-        stream = StoppingStream(self._tokenizer.decode, self._stops)
+        stream = StoppingStream(self._tokenizer.decode, self.stops)
         if begun:
             self.generator.append_tokens(begun)
         for token in begun:
@@ -146,11 +146,6 @@ class Conversation:
                 self._mark()
             if rest:
                 show(-1, rest)
-
-
-def begins_reasoning(prompt: str) -> bool:
-    """Whether a prompt ends within the model's reasoning."""
-    return prompt.rstrip().endswith("<think>")
 
 
 def shared(present: Sequence[int], wanted: Sequence[int]) -> int:

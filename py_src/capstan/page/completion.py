@@ -8,6 +8,7 @@ from typing import Any
 
 from .._js import host
 from ..errors import OptionError, PromptError
+from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
@@ -23,14 +24,20 @@ __all__ = ["complete", "generator_params", "limit_length", "require_one_sequence
 
 
 async def complete(
-    model: Model, tokenizer: Tokenizer, request: RunRequest, params: GeneratorParams, prompt: Sequence[int]
+    model: Model,
+    tokenizer: Tokenizer,
+    request: RunRequest,
+    params: GeneratorParams,
+    prompt: Sequence[int],
+    answer: Callable[[], AnswerStream | None] = lambda: None,
 ) -> dict[str, Any]:
     """Continue a prompt with a generator of its own, and tell the page of each token. The keys of the result are those
-    of `build.py run --json`; where the prompt has several sequences, `choices` has all and the rest is of the first."""
+    of `build.py run --json`; where the prompt has several sequences, `choices` has all and the rest is of the first.
+    `answer` makes what reads each answer of a chat."""
     begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
     search = params.search
     rows: list[int | None] = [None] if params.rows == 1 else [*range(params.rows)]
-    choices = [Choice(tokenizer, search.stop_strings, begun, row) for row in rows]
+    choices = [Choice(tokenizer, search.stop_strings, begun, row, answer()) for row in rows]
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens([*prompt, *begun])
@@ -49,7 +56,7 @@ async def complete(
                     choice.take(token, token not in search.end_token_ids, generator, request)
             tell()
         told = [
-            {"text": choice.end(), "token_ids": choice.ids, "finish_reason": reason}
+            {**choice.end(), "token_ids": choice.ids, "finish_reason": reason}
             for choice, reason in zip(choices, generator.finish_reasons, strict=True)
         ]
         return {

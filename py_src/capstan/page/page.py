@@ -24,7 +24,7 @@ from .._js import host
 from .._js.errors import require_memory, spent
 from .._js.files import mount
 from ..errors import CapstanError, ConfigError, OptionError, OutOfMemoryError, PromptError
-from ..generation.conversation import Conversation, History, begins_reasoning
+from ..generation.conversation import Conversation, History
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
@@ -39,6 +39,7 @@ from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts
 from ..tokenizer import Tokenizer
 from .adapters import adapt, forget_adapters
+from .chat_answers import answer_stream, rendered, with_call
 from .completion import complete, generator_params, limit_length, require_one_sequence, told_ready, told_steps
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import idle_verification, live_memory, stored_weights
@@ -249,14 +250,19 @@ async def chat_rows(request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation several times, as rows of one batch, of which nothing is kept."""
     model = await load_once(request)
     tokenizer = Tokenizer(model)
-    params = generator_params(model, request)
     require_fitting((message.get("content") for message in request["messages"]), model.config)
-    text = tokenizer.apply_chat_template(request["messages"], request.get("tools"), thinking=request.get("thinking"))
-    if begins_reasoning(text):
-        host.emit({"kind": "reasoning"})
+    request, text = with_call(tokenizer, request), rendered(tokenizer, request)
+    params = generator_params(model, request)
     prompt, limit, most = tokenizer.encode(text), request["max_new_tokens"], chat_length(model, request["max_length"])
     limit_length(params, model, len(prompt), limit, most)
-    told = await complete(model, tokenizer, request, params, prompt)
+    told = await complete(
+        model,
+        tokenizer,
+        request,
+        params,
+        prompt,
+        lambda: answer_stream(tokenizer, request, text, params.search.stop_strings),
+    )
     if limit is not None and len(prompt) + limit <= most:
         for choice in (told, *told["choices"]):
             if choice["finish_reason"] == "length":
@@ -275,6 +281,8 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         return await chat_rows(request)
     begun = request.get("begun") or []
     model = await load_once(request)
+    tokenizer = Tokenizer(model)
+    request = with_call(tokenizer, request)
     talk = await conversation_with(model, request)
     generator = talk.generator
     tell = told_steps(model, generator)
@@ -283,30 +291,30 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         return {**tell(), "max_length": generator.max_length}
     require_fitting((message.get("content") for message in request["messages"]), model.config)
     kept = talk.ask(request["messages"], request.get("tools"), request.get("thinking"))
-    if talk.begins_reasoning:
-        host.emit({"kind": "reasoning"})
+    answer = answer_stream(tokenizer, request, talk.text, talk.stops)
+    answer.begin(begun)
     watch(generator, request)
-    tokenizer = Tokenizer(model)
     prompt, reused = generator.token_count(), generator.reused_tokens
     generator.timing = Timing(bursts=burst_list(request))
     ids: list[int] = []
-    text: list[str] = []
 
     def show(token: int, delta: str) -> None:
-        text.append(delta)
         added = False
         if token >= 0:
             ids.append(token)
             added = generator.token_count() == prompt + len(begun) + len(ids)
-        host.emit(text_event(delta, token, likelihood(generator, tokenizer, request) if added else None))
+        parts = answer.push(token if added else None, delta)
+        host.emit(text_event(delta, token, likelihood(generator, tokenizer, request) if added else None, parts))
         tell()
 
     try:
         reason = await talk.answer(request["max_new_tokens"], show, begun)
     except asyncio.CancelledError:
         reason = "cancel"
+    if rest := answer.end():
+        host.emit(text_event("", -1, None, rest))
     return {
-        "text": "".join(text),
+        **answer.summary(),
         "token_ids": ids,
         "prompt_tokens": prompt,
         "kept_tokens": kept + generator.reused_tokens - reused,

@@ -158,6 +158,10 @@ class ChatRequest(ConversationRequest):
     """The tools that the model may call, in the template's form; null for none."""
     thinking: NotRequired[bool | None]
     """Whether the model reasons before it answers, if its template knows that; null leaves it to the template."""
+    called: NotRequired[list[str] | None]
+    """The names of tools one of which the answer has to call, in place of a grammar; null leaves it to the model."""
+    most_calls: NotRequired[int | None]
+    """Calls behind so many stay in the answer's text; null for no limit."""
     begun: NotRequired[list[int] | None]
     """As in GenerateRequest, but the first tokens of the answer."""
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._js import host
+from ..generation.answer import AnswerStream, told_parts
 from ..generation.generator import Generator
+from ..text.answer_reader import AnswerPart
 from ..text.stream import StoppingStream
 from ..tokenizer import Tokenizer
 from .inspection import CONTEXT_TOKENS, texts_behind
@@ -18,10 +20,19 @@ __all__ = ["Choice", "likelihood", "text_event", "watch"]
 class Choice:
     """A sequence that continues a prompt: its ids and its text, of which the page is told."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], begun: Sequence[int], row: int | None) -> None:
-        """`begun` are its first tokens, which are given; `row` its place among several, None of one."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        begun: Sequence[int],
+        row: int | None,
+        answer: AnswerStream | None = None,
+    ) -> None:
+        """`begun` are its first tokens, which are given; `row` its place among several, None of one; `answer` reads the
+        answer of a chat."""
         self.ids: list[int] = []
         self.text = ""
+        self._answer = answer
         self._tokenizer, self._row = tokenizer, row
         self._stream = StoppingStream(tokenizer.decode, stops)
         for token in begun:
@@ -31,22 +42,34 @@ class Choice:
         """Take the next token; one that ends the sequence is no part of it."""
         self.ids.append(token)
         told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
-        self._tell(self._stream.push(token) if in_sequence else "", token, told)
+        text = self._stream.push(token) if in_sequence else ""
+        parts = None if self._answer is None else self._answer.push(token if in_sequence else None, text)
+        self._tell(text, token, told, parts)
 
-    def end(self) -> str:
-        """All of its text."""
-        if rest := self._stream.flush():
-            self._tell(rest, -1, None)
-        return self.text
+    def end(self) -> dict[str, Any]:
+        """All of its text, and of a chat its parts, as replies have them."""
+        rest = self._stream.flush()
+        parts = None if self._answer is None else self._answer.end(rest)
+        if rest or parts:
+            self._tell(rest, -1, None, parts)
+        return {"text": self.text} if self._answer is None else self._answer.summary()
 
-    def _tell(self, text: str, token: int, log_probability: dict[str, Any] | None) -> None:
+    def _tell(
+        self, text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None
+    ) -> None:
         self.text += text
         row = {} if self._row is None else {"row": self._row}
-        host.emit(text_event(text, token, log_probability) | row)
+        host.emit(text_event(text, token, log_probability, parts) | row)
 
 
-def text_event(text: str, token: int, log_probability: dict[str, Any] | None) -> dict[str, Any]:
-    told = {} if log_probability is None else {"log_probability": log_probability}
+def text_event(
+    text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None = None
+) -> dict[str, Any]:
+    """The event for a token: its text, or of a chat's answer the parts that it makes certain, and their text."""
+    told: dict[str, Any] = {} if log_probability is None else {"log_probability": log_probability}
+    if parts is not None:
+        text = "".join(part.text for part in parts)
+        told["parts"] = told_parts(parts)
     return {"kind": "text", "text": text, "token_id": token, **told}
 
 

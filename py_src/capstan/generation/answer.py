@@ -1,0 +1,155 @@
+"""An answer as its tokens come: its text, its reasoning, and its calls of tools."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ..errors import GuidanceError, OptionError
+from ..guidance import Guidance
+from ..text.answer_formats import AnswerFormat
+from ..text.answer_reader import AnswerPart, AnswerReader, functions_of
+from ..text.call_forms import Call, json_text
+from ..text.call_grammar import call_grammar
+from ..text.stream import StoppingStream
+
+__all__ = ["AnswerStream", "AnswerTokenizer", "begins_reasoning", "forced_call", "told_parts"]
+
+
+class AnswerTokenizer(Protocol):
+    """The part of a Tokenizer that answers use."""
+
+    @property
+    def answer_format(self) -> AnswerFormat: ...
+
+    @property
+    def special_ids(self) -> Mapping[str, int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class AnswerStream:
+    """Turns the tokens of an answer into its parts. Marks that are special tokens are read, too."""
+
+    def __init__(
+        self,
+        tokenizer: AnswerTokenizer,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        stops: Sequence[str] = (),
+        forced: bool = False,
+        in_json: bool = False,
+        most_calls: int | None = None,
+    ) -> None:
+        """`prompt` is the rendered one; `forced` as in AnswerReader. `in_json`: a schema holds the whole answer, which
+        then has no reasoning, whatever the prompt ended with."""
+        form = tokenizer.answer_format
+        begun = begins_reasoning(prompt, form) and not in_json
+        self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
+        self._tokenizer = tokenizer
+        marks = form.marks if tools else form.thinking_marks
+        self._kept = {id_: text for text, id_ in tokenizer.special_ids.items() if text in marks}
+        self._stops = stops
+        self._own = StoppingStream(self._decode, stops) if self._kept else None
+        """None where the text of the tokens without special ones has all marks."""
+        self.parts: list[AnswerPart] = []
+        """Those that were told."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """The first tokens, which are given and not told."""
+        stream = self._own or StoppingStream(self._tokenizer.decode, self._stops)
+        for token in tokens:
+            self._reader.push(stream.push(token))
+
+    def push(self, token: int | None, text: str) -> list[AnswerPart]:
+        """The parts that a token makes certain, None for one that is no part of the sequence. `text` is what it adds to
+        the text without special tokens."""
+        if self._own is not None:
+            text = "" if token is None else self._own.push(token)
+        return self._told(self._reader.push(text))
+
+    def end(self, text: str = "") -> list[AnswerPart]:
+        """Those that were held back; `text` as in push."""
+        text = text if self._own is None else self._own.flush()
+        return self._told([*self._reader.push(text), *self._reader.end()])
+
+    def summary(self) -> dict[str, Any]:
+        """The whole answer, as replies have it."""
+        calls = [told_call(part.call) for part in self.parts if part.call is not None]
+        return {
+            "text": "".join(part.text for part in self.parts),
+            **{
+                kind: "".join(part.text for part in self.parts if part.kind == kind) for kind in ("reasoning", "answer")
+            },
+            "tool_calls": calls,
+        }
+
+    def _told(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+        parts = [part if part.call is None or part.call.id else with_id(part) for part in parts]
+        self.parts += parts
+        return parts
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """The text of ids with the marks among them."""
+        text = ""
+        run: list[int] = []
+        for each in ids:
+            if each in self._kept:
+                text += self._tokenizer.decode(run) + self._kept[each]
+                run = []
+            else:
+                run.append(each)
+        return text + (self._tokenizer.decode(run) if run else "")
+
+
+def told_parts(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
+    """The parts as events have them; marks are in the text alone."""
+    return [
+        {"kind": part.kind, "text": part.text} | ({} if part.call is None else {"call": told_call(part.call)})
+        for part in parts
+        if part.kind != "mark"
+    ]
+
+
+def told_call(call: Call) -> dict[str, Any]:
+    """A call in OpenAI's form."""
+    function = {"name": call.name, "arguments": json_text(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def with_id(part: AnswerPart) -> AnswerPart:
+    """A call with an id, of nine letters and digits as Mistral's templates ask for."""
+    assert part.call is not None
+    identifier = "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
+    return replace(part, call=replace(part.call, id=identifier))
+
+
+def begins_reasoning(prompt: str, form: AnswerFormat) -> bool:
+    """Whether a rendered prompt ends within the model's reasoning."""
+    return prompt.rstrip().endswith(form.thinking[0])
+
+
+def forced_call(
+    tokenizer: AnswerTokenizer, prompt: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> str:
+    """The Lark grammar of a call of one of the named tools behind a rendered prompt. Raises OptionError for a name that
+    is none of the tools', GuidanceError for parameters that no grammar holds."""
+    functions = functions_of(tools)
+    for name in names:
+        if name not in functions:
+            raise OptionError(f"{name!r} is to be called, which is none of the tools: {', '.join(functions) or 'none'}")
+    if not names:
+        raise OptionError("a function is to be called, but there are no tools: give some")
+    for name in names:
+        if (schema := functions[name]) is not None:
+            try:
+                Guidance("json_schema", json_text(schema))
+            except GuidanceError as error:
+                raise GuidanceError(f"tools: the parameters of {name}: {error}") from error
+    form = tokenizer.answer_format
+    chosen = {name: functions[name] for name in names}
+    return call_grammar(form, chosen, tokenizer.special_ids, begun=begins_reasoning(prompt, form))

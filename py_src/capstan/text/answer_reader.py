@@ -1,0 +1,335 @@
+"""Splits a model's answer, as it comes, into reasoning, text and calls of tools. The parts do not depend on where the
+text is cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..fallback import fall_back
+from .answer_formats import ANY_MODEL, AnswerFormat
+from .call_forms import Call, Functions, Read
+from .call_values import Cursor, MoreError, NoCallError
+from .stream import overlap
+
+__all__ = ["AnswerPart", "AnswerReader", "functions_of"]
+
+OPEN, CLOSE = "<think>", "</think>"
+"""The marks around reasoning in the text of an answer, whatever the model's own are."""
+MOST_HEADER = 600
+"""Characters of the head of a message in a channel."""
+SLACK = 16
+"""A call that is not whole is read again when the text has grown by one part in so many: long ones cost no squares."""
+HEADER = re.compile(r"(?:<\|start\|>assistant)?((?:(?!<\|(?:message|end|start)\|>)[\s\S])*)<\|message\|>")
+"""The head of a message in a channel."""
+BROKEN = re.compile(r"<\|(?:end|start)\|>")
+"""A mark that no head has behind its beginning."""
+RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.\-]+)")
+ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+STARTS = ("<|start|>assistant", "<|channel|>", " to=")
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """A piece of an answer. `text` is what the answer's whole text has for it; "mark" is in neither part of it."""
+
+    kind: Literal["reasoning", "answer", "call", "mark"]
+    text: str
+    call: Call | None = None
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> Functions:
+    """The parameters of tools in OpenAI's form, or without `function` around each, by their names."""
+    found = {}
+    for tool in tools or ():
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            found[function["name"]] = function.get("parameters")
+    return found
+
+
+class AnswerReader:
+    """`push` the text in parts, then `end`; each returns the parts that are certain."""
+
+    def __init__(
+        self,
+        form: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        begun: bool = False,
+        forced: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """`begun`: the prompt ended within the reasoning. `forced`: a grammar makes the answer a call, in the form of
+        the format or of ANY_MODEL. From the call behind `most` on they stay text."""
+        self._form, self._begun, self._most = form, begun, most
+        self._functions = functions_of(tools)
+        self._readers: dict[str, Read] = dict(form.calls.opening) if tools and form.calls else {}
+        if forced:
+            self._readers |= ANY_MODEL.opening
+        elif tools and form.calls is None:
+            reason = "the chat template is of no family whose form of calls is known"
+            fall_back("calls of tools", reason, "they stay in the answer's text; have a call made to read it surely")
+        self._channel_calls = bool(tools) and form.channels
+        self._held, self._count, self._tried = "", 0, 0
+        self._parts: list[AnswerPart] = []
+        self._state: Callable[[bool], bool] = self._begin
+        """Takes what is certain of the held text; whether to call it again. It is told whether no more text comes."""
+
+    def push(self, text: str) -> list[AnswerPart]:
+        self._held += text
+        return self._run(False)
+
+    def end(self) -> list[AnswerPart]:
+        return self._run(True)
+
+    def _run(self, final: bool) -> list[AnswerPart]:
+        while self._state(final):
+            pass
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _tell(self, kind: Literal["reasoning", "answer", "mark"], length: int, shown: str | None = None) -> None:
+        """The first `length` characters are of that kind; `shown` stands for them in the answer's text."""
+        text, self._held = self._held[:length], self._held[length:]
+        text = text if shown is None else shown
+        if text and self._parts and self._parts[-1].kind == kind:
+            self._parts[-1] = AnswerPart(kind, self._parts[-1].text + text)
+        elif text:
+            self._parts.append(AnswerPart(kind, text))
+
+    # The states.
+
+    def _begin(self, final: bool) -> bool:
+        """At the beginning."""
+        if final and not self._held:
+            return False
+        lead = self._held.lstrip()
+        space = len(self._held) - len(lead)
+        if self._form.channels:
+            if not final and any(start.startswith(self._held) for start in STARTS):
+                return False
+            self._state = self._header if self._held.startswith(STARTS) else self._final
+            return True
+        mark = self._form.thinking[0]
+        if lead.startswith(mark):
+            self._tell("mark", space)
+            self._open(len(mark))
+            return True
+        if not final and mark.startswith(lead):
+            return False
+        if self._begun:
+            self._open(0)
+        else:
+            self._state = self._answer_begin
+        return True
+
+    def _open(self, length: int) -> None:
+        self._tell("mark", length, OPEN)
+        self._state = self._reasoning_begin
+
+    def _reasoning_begin(self, final: bool) -> bool:
+        return self._skip_space(self._reasoning, final)
+
+    def _skip_space(self, following: Callable[[bool], bool], final: bool) -> bool:
+        space = len(self._held) - len(self._held.lstrip())
+        self._tell("mark", space)
+        if self._held or final:
+            self._state = following
+        return bool(self._held) or final
+
+    def _reasoning(self, final: bool) -> bool:
+        mark = self._form.thinking[1]
+        place = self._place_of(mark, final)
+        if place is None:
+            keep = 0 if final else overlap(self._held, f"`{mark}`")
+            keep = max(keep, 0 if final else overlap(self._held, mark))
+            told = self._held[: len(self._held) - keep].rstrip()
+            self._tell("reasoning", len(told))
+            if final:
+                self._tell("mark", len(self._held))
+            return False
+        self._tell("reasoning", len(self._held[:place].rstrip()))
+        self._tell("mark", len(self._held) - len(self._held.lstrip()))
+        self._tell("mark", len(mark), CLOSE)
+        if self._form.channels:
+            self._state = self._next_message
+        else:
+            self._state = self._answer_begin_after_thinking
+        return True
+
+    def _place_of(self, mark: str, final: bool) -> int | None:
+        """The place of a mark; one between backticks is a word of the text."""
+        for found in re.finditer(f"(`?){re.escape(mark)}(`?)", self._held):
+            at_end = found.end() == len(self._held) and not final
+            if found[1] and (found[2] or at_end):
+                if at_end and not found[2]:
+                    return None
+                continue
+            return found.start() + len(found[1])
+        return None
+
+    def _answer_begin_after_thinking(self, final: bool) -> bool:
+        return self._skip_space(self._answer_begin, final)
+
+    def _answer_begin(self, final: bool) -> bool:
+        """Where an answer that is a call as a whole would begin."""
+        read = self._readers.get("")
+        taken = read is not None and self._call(0, "", read, final)
+        if taken is None:
+            return False
+        self._state = self._answer
+        return True
+
+    def _answer(self, final: bool) -> bool:
+        marks = [mark for mark in self._readers if mark]
+        opening = self._form.thinking[0] if self._form.thinks_anywhere else ""
+        stray = self._form.thinking[1] if self._form.thinks_anywhere else ""
+        found = [(self._held.find(mark), mark) for mark in (*marks, opening, stray) if mark and mark in self._held]
+        if not found:
+            keep = (
+                0 if final else max((overlap(self._held, mark) for mark in (*marks, opening, stray) if mark), default=0)
+            )
+            self._tell("answer", len(self._held) - keep)
+            return False
+        place, mark = min(found)
+        self._tell("answer", place)
+        if mark == opening:
+            self._open(len(mark))
+        elif mark == stray:
+            self._tell("mark", len(mark), "")
+        else:
+            taken = self._call(len(mark), mark, self._readers[mark], final)
+            if taken is None:
+                return False
+            if not taken:
+                self._tell("answer", len(mark))
+        return True
+
+    def _call(self, start: int, mark: str, read: Read, final: bool) -> bool | None:
+        """Take the calls whose mark is held; False if there are none, None if that is not certain."""
+        cursor = self._cursor(start, final)
+        if cursor is None:
+            return None
+        try:
+            calls = read(cursor, self._functions)
+        except MoreError:
+            return None
+        except NoCallError:
+            self._tried = 0
+            if mark:
+                stays("a text begins like a call, but is none")
+            return False
+        self._tried = 0
+        return self._take(calls, cursor.at)
+
+    def _cursor(self, start: int, final: bool) -> Cursor | None:
+        """The held text from `start` on; None if it has hardly grown since it was read."""
+        length = len(self._held)
+        if not final and self._tried and length - self._tried < self._tried // SLACK:
+            return None
+        self._tried = length
+        return Cursor(self._held, start, final)
+
+    def _take(self, calls: Sequence[Call], length: int) -> bool:
+        """Tell of calls, which the first `length` characters are; whether they can be made."""
+        calls = [call if call.arguments is not None else Call(call.name, {}) for call in calls]
+        if not calls or not all(isinstance(call.arguments, Mapping) for call in calls):
+            stays("a text begins like a call, but is none")
+            return False
+        if self._functions and not all(call.name in self._functions for call in calls):
+            stays("it calls a function that is none of the tools")
+            return False
+        if self._most is not None:
+            calls = calls[: max(0, self._most - self._count)]
+        if not calls:
+            return False
+        text, self._held = self._held[:length], self._held[length:]
+        for call in calls:
+            self._parts.append(AnswerPart("call", text, call))
+            text = ""
+        self._count += len(calls)
+        return True
+
+    # gpt-oss.
+
+    def _header(self, final: bool) -> bool:
+        """Before a message in a channel."""
+        found = HEADER.match(self._held, 0, MOST_HEADER)
+        if found is None:
+            if len(self._held) >= MOST_HEADER or BROKEN.search(self._held, 1):
+                mark = next(mark for mark in STARTS if self._held.startswith(mark))
+                self._tell("mark", len(mark), "")
+                self._state = self._final
+                return True
+            if final:
+                self._tell("mark", len(self._held), "")
+            return False
+        recipient = RECIPIENT.search(found[1])
+        if recipient and self._channel_calls and recipient[1] != "assistant":
+            return self._channel_call(recipient[1], found.end(), final)
+        if recipient and recipient[1] != "assistant":
+            self._tell("answer", found.end())
+            self._state = self._final
+        elif "<|channel|>analysis" in found[1]:
+            self._open(found.end())
+        else:
+            self._tell("mark", found.end(), "")
+            self._state = self._final
+        return True
+
+    def _channel_call(self, name: str, start: int, final: bool) -> bool:
+        cursor = self._cursor(start, final)
+        if cursor is None:
+            return False
+        try:
+            arguments = cursor.value()
+            cursor.space()
+            if not (final and cursor.at_end):
+                cursor.expect("<|call|>", "<|end|>", "<|return|>")
+        except MoreError:
+            return False
+        except NoCallError:
+            self._tried = 0
+            stays("a text begins like a call, but is none")
+        else:
+            self._tried = 0
+            if self._take([Call(name, arguments)], cursor.at):
+                self._state = self._next_message
+                return True
+        self._tell("answer", start)
+        self._state = self._final
+        return True
+
+    def _final(self, final: bool) -> bool:
+        """Within a message that is part of the answer."""
+        found = [(self._held.find(mark), mark) for mark in ENDS if mark in self._held]
+        if not found:
+            keep = 0 if final else max(overlap(self._held, mark) for mark in ENDS)
+            self._tell("answer", len(self._held) - keep)
+            return False
+        place, mark = min(found)
+        self._tell("answer", place)
+        if mark != "<|start|>":
+            self._tell("mark", len(mark), "")
+        self._state = self._next_message
+        return True
+
+    def _next_message(self, final: bool) -> bool:
+        """Behind a message."""
+        if not self._held:
+            return False
+        if not final and any(start.startswith(self._held) for start in STARTS):
+            return False
+        if self._held.startswith(STARTS):
+            self._state = self._header
+        else:
+            self._tell("mark", len("<|start|>") * self._held.startswith("<|start|>"), "")
+            self._state = self._final
+        return True
+
+
+def stays(reason: str) -> None:
+    fall_back("a call of a tool", reason, "it stays in the answer's text")

@@ -1,0 +1,182 @@
+"""Grammars by which an answer is a call: of one of the tools, in the form of the model's family.
+
+Each tool's parameters are a JSON schema of their own within the grammar, so that their references mean what they mean
+there. Arguments that a family writes one by one are held to the schema of each, with its references moved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .answer_formats import ANY_MODEL, AnswerFormat
+from .call_forms import CallForm, Functions, Parameters
+from .call_values import referred, types_of
+from .schema_references import moved
+
+__all__ = ["call_grammar"]
+
+ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
+OBJECT_KEYWORDS = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+STRING_KEYWORDS = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
+COMBINED = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
+HERE = "arguments"
+MOST_REFERENCES = 20
+
+
+def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str, int], *, begun: bool) -> str:
+    """The Lark grammar of one call of one of the functions. `special` are the ids of special tokens by their texts;
+    behind a prompt that ended within the reasoning (`begun`) the reasoning comes first. A function whose parameters
+    cannot be said in the family's own form is called in JSON (ANY_MODEL)."""
+    lines: list[str] = []
+    calls = []
+    for number, (name, schema) in enumerate(functions.items()):
+        if schema is None or (isinstance(schema, Mapping) and not schema.keys() & {"type", *COMBINED}):
+            schema = {"type": "object", **(schema or {})}
+        own = form.calls
+        if own is not None and own.parameters is not None and not is_plain(schema, schema, own.parameters):
+            own = None
+        calls.append(rule(own or ANY_MODEL, f"call_{number}", name, schema, special, lines))
+    before: list[str] = []
+    if begun:
+        before = [f"/{without(form.thinking[1])}/", *pieces((form.thinking[1],), "", special), r"/[ \n]{0,4}/"]
+    elif form.channels:
+        first = pieces(("<|channel|>", "analysis", "<|message|>"), "", special)
+        last = pieces(("<|end|>", "<|start|>", "assistant"), "", special)
+        before = [f"( {' '.join([*first, f'/{without(form.thinking[1])}/', *last])} )?"]
+    start = " ".join([*before, f"( {' | '.join(calls)} )"])
+    return "\n".join([f"start: {start}", *lines])
+
+
+def rule(form: CallForm, rule_name: str, name: str, schema: Any, special: Mapping[str, int], lines: list[str]) -> str:
+    """Add the rule of a call to the lines; its name."""
+    before, after = (pieces(texts, name, special) for texts in (form.before, form.after))
+    if form.parameters is None:
+        inner = [f"%json {json.dumps(schema)}"]
+    else:
+        inner = [parameter_rules(form.parameters, rule_name, schema, schema, special, lines)]
+    lines.append(f"{rule_name}: {' '.join([*before, *inner, *after])}")
+    return rule_name
+
+
+def parameter_rules(
+    form: Parameters, place: str, schema: Mapping[str, Any], root: Any, special: Mapping[str, int], lines: list[str]
+) -> str:
+    """Add the rules of arguments that are written one by one, in the order of the schema; the first one's name. `place`
+    begins the names of the rules, and references mean places in `root`."""
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    between = quoted(form.between) if form.between else ""
+    for number, (key, inner) in enumerate(properties.items()):
+        before, after = (pieces((text,), key, special) for text in (form.before, form.after))
+        own = " ".join([*before, value(form, f"{place}_{number}", inner, root, special, lines), *after])
+        following = f"{place}_{number + 1}"
+        for kind, joined in (("first", own), ("more", f"{between} {own}")):
+            ways = [f"{joined} {following}_more", *([] if key in required else [f"{following}_{kind}"])]
+            lines.append(f"{place}_{number}_{kind}: {' | '.join(ways)}")
+    lines.extend(f'{place}_{len(properties)}_{kind}: ""' for kind in ("first", "more"))
+    return f"{place}_0_first"
+
+
+def value(form: Parameters, place: str, schema: Any, root: Any, special: Mapping[str, int], lines: list[str]) -> str:
+    """The expression for a parameter's value: as the family writes it where that can be said, else JSON."""
+    if form.quote is not None and types_of(schema, root) == {"string"}:
+        return string(form, resolved(schema, root), special)
+    if isinstance(schema, Mapping) and schema.keys() <= ANNOTATIONS | {"type"} and schema.get("type") == "boolean":
+        return f"( {' | '.join(map(quoted, form.words))} )"
+    if form.quote and is_plain(schema, root, form) and schema.get("properties"):
+        return f'"{{" {parameter_rules(form, place, schema, root, special, lines)} "}}"'
+    if form.quote and is_plain_list(schema, root, form):
+        lines.append(f"{place}_item: {value(form, f'{place}_of', schema['items'], root, special, lines)}")
+        return f'"[" ( {place}_item ( "," {place}_item )* )? "]"'
+    document = moved(schema, f"#/$defs/{HERE}")
+    if document != schema:
+        document = {**document, "$defs": {**document.get("$defs", {}), HERE: moved(root, f"#/$defs/{HERE}")}}
+    return f"%json {json.dumps(document)}"
+
+
+def string(form: Parameters, schema: Mapping[str, Any], special: Mapping[str, int]) -> str:
+    """The expression for a string that is written plainly."""
+    quotes = pieces((form.quote or "",), "", special)
+    fixed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if fixed is not None:
+        inner = f"( {' | '.join(map(quoted, fixed))} )"
+    elif "minLength" in schema or "maxLength" in schema:
+        inner = f"/[^<]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/"
+    else:
+        inner = f"/{without(form.quote or form.after.strip())}/"
+    return " ".join([*quotes, inner, *quotes])
+
+
+def is_plain(schema: Any, root: Any, form: Parameters) -> bool:
+    """Whether parameters can be written one by one so that they fit the schema whenever each fits its own."""
+    if not isinstance(schema, Mapping) or not schema.keys() <= OBJECT_KEYWORDS or schema.get("type") != "object":
+        return False
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return False
+    if set(map(str, required)) - set(properties) or not all(re.fullmatch(r"[\w.\-]+", key) for key in properties):
+        return False
+    return all(is_plain_value(each, root, form) for each in properties.values())
+
+
+def is_plain_list(schema: Any, root: Any, form: Parameters) -> bool:
+    if not isinstance(schema, Mapping) or schema.get("type") != "array":
+        return False
+    items = schema.get("items")
+    return schema.keys() <= ANNOTATIONS | {"type", "items"} and bool(items) and is_plain_value(items, root, form)
+
+
+def is_plain_value(schema: Any, root: Any, form: Parameters) -> bool:
+    """Whether a value can be written so that it fits: a string without quotes has no pattern."""
+    if form.quote is None or types_of(schema, root) != {"string"}:
+        return True
+    schema = resolved(schema, root)
+    fixed = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    if not isinstance(fixed, list) or not all(isinstance(schema.get(n, 0), int) for n in ("minLength", "maxLength")):
+        return False
+    return schema.keys() <= STRING_KEYWORDS and all(isinstance(each, str) and "<" not in each for each in fixed)
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """The schema that a reference means."""
+    for _ in range(MOST_REFERENCES):
+        if not isinstance(schema, Mapping) or not schema.keys() <= ANNOTATIONS | {"$ref"} or "$ref" not in schema:
+            break
+        schema = referred(schema["$ref"], root)
+    return schema if isinstance(schema, Mapping) else {"$ref": ""}
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def pieces(texts: Sequence[str], name: str, special: Mapping[str, int]) -> list[str]:
+    """The expressions of a form's pieces, with NAME filled in."""
+    found = []
+    for text in texts:
+        if text in special:
+            found.append(f"<[{special[text]}]>")
+        elif text:
+            found.append(quoted(text.replace("NAME", name)))
+    return found
+
+
+def without(mark: str) -> str:
+    """A regular expression for texts without a mark whose first character occurs in it once. Each next character tells
+    what may be its beginning from other text, as an automaton for the GPU needs it."""
+    first, rest = in_set(mark[0]), mark[1:]
+    inner = rf"[^{first}{in_set(rest[-1])}]"
+    for character in reversed(rest[:-1]):
+        inner = rf"(?:[^{first}{in_set(character)}]|{escaped(character)}{inner})"
+    return rf"(?:[^{first}]|{escaped(mark[0])}+{inner})*"
+
+
+def escaped(character: str) -> str:
+    return r"\/" if character == "/" else r"\n" if character == "\n" else re.escape(character)
+
+
+def in_set(character: str) -> str:
+    return "\\" + character if character in r"\]^-/[" else character
