@@ -13,7 +13,9 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,24 @@ from .gguf_files import gguf_file, tokenizer_metadata
 
 ROOT = Path(__file__).parents[1]
 ANSWERS = ROOT / "tests" / "fixtures" / "gguf_tokens.json"
+ALIKE = {
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), "llama-bpe"),
+    **dict.fromkeys(("megrez", "hunyuan", "grok-2", "deepseek-r1-qwen", "stablelm2"), "qwen2"),
+    **dict.fromkeys(("starcoder", "refact", "codeshell", "exaone", "command-r", "minerva-7b"), "smollm"),
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "exaone4", "a.x-4.0", "mellum", "gigachat"), "gpt-2"),
+    "granite-docling": "gpt-2",
+    "llama4": "gpt-4o",
+    "hunyuan-dense": "deepseek-v3",
+    **dict.fromkeys(("smaug-bpe", "chatglm-bpe", "glm4"), "dbrx"),
+}
+"""Pre-tokenizers of other names that llama.cpp treats alike."""
 COUNT = 2400
 """Texts for each tokenizer."""
-PRE = ("smollm", "default", "gpt-2", "llama-bpe", "qwen2")
+PAIRED = (
+    *("dbrx", "gpt-4o", "tekken", "seed-coder", "qwen35", "deepseek-v3", "deepseek-llm", "deepseek-coder"),
+    *("smollm of pairs", "default of pairs", "llama-bpe of pairs", "qwen2 of pairs"),
+)
+PRE = ("smollm", "default", "gpt-2", "llama-bpe", "qwen2", *PAIRED)
 KINDS = (*PRE, "llama", "llama without a space in front")
 
 WORDS = (  # noqa: SIM905
@@ -100,8 +117,29 @@ def sentence_piece(prefix: bool) -> dict[str, Any]:
     }
 
 
+@cache
+def paired() -> dict[str, Any]:
+    """A byte-level vocabulary with pairs of the bytes that are frequent in the texts: each word's cut moves them."""
+    seen = Counter(byte for text in corpus(["<|endoftext|>"]) for byte in text.encode())
+    frequent = [character for character, byte in CODES.items() if byte in dict(seen.most_common(90))]
+    pairs = [(left, right) for left in frequent for right in frequent]
+    random.Random(7).shuffle(pairs)
+    tokens = ["<|endoftext|>", *CODES, *(left + right for left, right in pairs)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in pairs],
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
 def metadata(kind: str) -> dict[str, Any]:
     """The metadata of one of KINDS."""
+    if kind in PAIRED:
+        return paired() | {"tokenizer.ggml.pre": kind.removesuffix(" of pairs")}
     if kind in PRE:
         return tokenizer_metadata(ROOT / "models" / "bundled", kind) | {"tokenizer.ggml.eos_token_id": 0}
     return sentence_piece(kind == "llama")
@@ -150,11 +188,17 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         script, model, asked, told = (Path(scratch) / name for name in ("ask.mjs", "a.gguf", "in.json", "out.json"))
         script.write_text(ASK)
-        for kind in KINDS:
-            model.write_bytes(gguf_file({**SHAPE, **metadata(kind)}))
-            asked.write_text(json.dumps(texts(kind)))
+
+        def ask(pairs: dict[str, Any]) -> str:
+            model.write_bytes(gguf_file({**SHAPE, **pairs}))
+            asked.write_text(json.dumps(texts("llama" if pairs["tokenizer.ggml.model"] == "llama" else "smollm")))
             subprocess.run(["node", *map(str, (script, model, asked, told))], check=True)
-            found[kind] = "".join(map(digest, json.loads(told.read_text())))
+            return "".join(map(digest, json.loads(told.read_text())))
+
+        for kind in KINDS:
+            found[kind] = ask(metadata(kind))
+        for name, kind in ALIKE.items():
+            assert ask(metadata(kind) | {"tokenizer.ggml.pre": name}) == found[kind], f"{name} is not {kind}"
     ANSWERS.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -18,12 +18,11 @@ from weakref import finalize
 
 from .errors import CapstanError, ConfigError, OptionError
 from .model_files.config import parse_object
-from .model_files.json_text import clipped
 from .text.answer_formats import AnswerFormat, answer_format
 from .text.call_history import history_for
-from .text.expressions import danger
 from .text.messages import Message, read_messages, read_tools
 from .text.stream import TextStream
+from .text.tokenizer_limits import require_bounded
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
@@ -110,7 +109,7 @@ class Tokenizer:
             raise ConfigError(
                 "tokenizer.json: model: missing, expected an object; copy the model's tokenizer files again"
             )
-        require_quick_expressions(content)
+        self._limits = require_bounded(content)
         self._content = content
         self._ids: dict[str, int] | None = None
         self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
@@ -170,6 +169,7 @@ class Tokenizer:
         """Token ids of a text; [] for an empty one."""
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise OptionError("text: it has half of a pair of surrogates, which no text has; replace it")
+        self._limits.require(text)
         with tokenizer_errors("the text cannot be encoded"):
             return self._backend.encode(text, self._add_special_tokens)
 
@@ -299,29 +299,6 @@ def as_text(data: str | bytes) -> str:
 made: dict[int, Tokenizer] = {}
 """The tokenizer of each model that is there, by the model's id, with the options of a new one. Each request makes a
 Tokenizer, and reading a vocabulary of 50,000 tokens takes a page a third of a second."""
-
-
-def require_quick_expressions(content: Mapping[str, Any]) -> None:
-    """ConfigError for a regular expression that may take for ever: nothing interrupts a library that looks for it."""
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        for path, expression in expressions(content.get(part), part):
-            reason = danger(expression)
-            if reason:
-                raise ConfigError(
-                    f"tokenizer.json: {path}: {clipped(expression)} may take for ever: {reason}; write it so that each "
-                    "text is matched in one way, or copy the model's own file again"
-                )
-
-
-def expressions(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The regular expressions in a part of tokenizer.json, with their JSON paths."""
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in inner:
-        at = f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
-        if name == "Regex" and isinstance(each, str):
-            yield at, each
-        else:
-            yield from expressions(each, at)
 
 
 @contextmanager

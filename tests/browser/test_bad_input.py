@@ -46,9 +46,9 @@ def make(variants: Variants, what: str) -> str:
             return variants.text(what, "genai_config.json", DEEP)
         case "deep-tokenizer":
             return variants.text(what, "tokenizer.json", DEEP)
-        case "slow-tokenizer":
+        case "slow-tokenizer" | "odd-tokenizer":
             content = json.loads((LLAMA / "tokenizer.json").read_text())
-            content["pre_tokenizer"] = SLOW
+            content["pre_tokenizer"] = SLOW if what == "slow-tokenizer" else {"type": "UnicodeScripts"}
             return variants.text(what, "tokenizer.json", json.dumps(content))
         case "deep-shards":
             return variants.text(what, "model.onnx.data.shards.json", DEEP)
@@ -132,18 +132,19 @@ def test_a_file_is_told_from_its_folder(harness: Harness, scripts: PageScripts) 
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("what", "kind", "message"),
     [
-        ("deep-tokenizer", "tokenizer.json: nested more than 64 deep"),
-        ("slow-tokenizer", "tokenizer.json: pre_tokenizer.pattern.Regex: '(a+)+$' may take for ever"),
+        ("deep-tokenizer", "ConfigError", "tokenizer.json: nested more than 64 deep"),
+        ("slow-tokenizer", "ConfigError", "tokenizer.json: pre_tokenizer.pattern.Regex: '(a+)+$' may take for ever"),
+        ("odd-tokenizer", "UnsupportedModelError", 'tokenizer.json: pre_tokenizer: type is "UnicodeScripts", and the'),
     ],
 )
 def test_such_a_tokenizer_is_refused_and_the_page_goes_on(
-    what: str, message: str, variants: Variants, harness: Harness
+    what: str, kind: str, message: str, variants: Variants, harness: Harness
 ) -> None:
     broken = make(variants, what)
     error = harness.error(broken, prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
-    assert (error.type, message in error.message) == ("ConfigError", True), error.message
+    assert (error.type, message in error.message) == (kind, True), error.message
     good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
     assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
 

@@ -35,6 +35,7 @@ from .served import attack_served
 from .serving import attack_server
 from .share import Share
 from .targets import Target, targets
+from .tokenizer_parts import attack_tokenizers
 
 __all__ = ["COUNT", "attack_target", "attacks_here", "corpus", "main", "model_files"]
 
@@ -83,6 +84,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
         "fleet": partial(attack_fleet, share, corpus("fleet")),
         "server": partial(attack_served, share, corpus("server")),
         "API values": partial(attack_options, share.times(10)),
+        "tokenizer parts": partial(attack_tokenizers, share, corpus("tokenizer parts")),
     }
 
 

@@ -138,7 +138,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "local": ("data_file file_lock grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),
-    "model_files.gguf": ("file", "families header", "shards tokenizer", "config"),
+    "model_files.gguf": ("file pre_tokenizers", "families header", "shards tokenizer", "config"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value placement requirements",
@@ -192,8 +192,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "text": (
         "call_values chat_template expressions messages schema_references stream",
-        "call_forms",
-        "answer_formats",
+        "call_forms searches",
+        "answer_formats tokenizer_limits",
         "answer_reader call_grammar call_history",
     ),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),

@@ -1,4 +1,4 @@
-// Answers calls on web/src/tokenizers.ts's tokenizer, one JSON line each way, for test_tokenizer.py.
+// Answers calls on web/src/tokenizers.ts's tokenizer, one JSON line each way, for tests/page_tokenizer.py.
 
 import { createInterface } from "node:readline";
 import { makeTokenizer } from "../../web/src/tokenizers.ts";
@@ -6,7 +6,7 @@ import { makeTokenizer } from "../../web/src/tokenizers.ts";
 const tokenizers = [];
 
 const calls = {
-  make: (tokenizer, config) => tokenizers.push(makeTokenizer(tokenizer, config)) - 1,
+  make: (tokenizer) => tokenizers.push(makeTokenizer(tokenizer)) - 1,
   encode: (index, text, addSpecial) => Array.from(tokenizers[index].encode(text, addSpecial)),
   decode: (index, ids, skipSpecial) => tokenizers[index].decode(ids, skipSpecial),
 };
@@ -17,7 +17,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   try {
     answer = { result: calls[name](...args) };
   } catch (error) {
-    answer = { error: error.message };
+    answer = { error: error.message, code: error.code };
   }
   process.stdout.write(JSON.stringify(answer) + "\n");
 }

@@ -14,6 +14,7 @@ export class EngineError extends Error {
 
 export type EngineErrorCode =
   | "BindingError"
+  | "ConfigError"
   | "MemoryTypeError"
   | "ModelFileError"
   | "UnsupportedModelError"
@@ -42,7 +43,6 @@ export type CapstanErrorCode =
   | "AsyncRequiredError"
   | "BufferMismatchError"
   | "CapstanError"
-  | "ConfigError"
   | "DeviceError"
   | "LogitsError"
   | "PromptError"

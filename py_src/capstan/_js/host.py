@@ -245,7 +245,7 @@ async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
 def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
     """The JavaScript tokenizer (web/src/tokenizers.ts)."""
     with typed_errors():
-        return capstan_host.makeTokenizer(tokenizer_json, tokenizer_config_json)
+        return capstan_host.makeTokenizer(tokenizer_json)
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:

@@ -27,6 +27,9 @@ class LocalBackend:
 
         with no_panic():
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        # A file may ask for them, as those of encoders do; as with transformers, its caller does not.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with no_panic():

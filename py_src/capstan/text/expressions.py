@@ -21,7 +21,7 @@ from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-__all__ = ["danger"]
+__all__ = ["UnreadError", "Walks", "danger", "walks_of"]
 
 LONGEST = 10_000
 MOST_POSITIONS = 1_000
@@ -82,7 +82,7 @@ def danger(expression: str) -> str | None:
     try:
         if len(expression) > LONGEST:
             raise UnreadError(f"it has {len(expression)} characters, at most {LONGEST} are read")
-        return _Walks(expression).danger()
+        return walks_of(expression).danger()
     except (UnreadError, re.error, OverflowError, RecursionError) as error:
         return f"it cannot be looked at ({error})"
 
@@ -96,7 +96,7 @@ class _Set:
 
 
 @dataclass
-class _Part:
+class Part:
     """The positions that part of an expression begins and ends with, and in how many ways."""
 
     first: Counter[int] = field(default_factory=Counter)
@@ -109,17 +109,20 @@ class _Part:
     """Whether nothing is always matched."""
 
 
-class _Walks:
+class Walks:
+    """The positions of an expression, and what may follow each. Raises UnreadError and re.error for one that cannot be
+    read."""
+
     def __init__(self, expression: str) -> None:
         self._properties: list[str | _Set] = []
         """Properties, classes and sets, by the private characters that stand for them."""
-        self._tests: list[_Test] = []
+        self.tests: list[_Test] = []
         """Whether each position matches a character."""
         self._matches: dict[int, frozenset[str]] = {}
         """The members that each position matches, computed on demand."""
-        self._follow: list[Counter[int]] = []
+        self.follow: list[Counter[int]] = []
         self._visits = 0
-        self._looked_at: list[_Part] = []
+        self.looked_at: list[Part] = []
         """The contents of look-around."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -127,7 +130,9 @@ class _Walks:
         self._flags: int = parsed.state.flags
         within = [part for each in self._properties if isinstance(each, _Set) for part in each.parts]
         self._members = frozenset({*_MEMBERS, *map(chr, chain(_named(parsed), *map(_named, within)))})
-        self._final = self._series(list(parsed)).final
+        self.least = int(parsed.getwidth()[0])
+        """In how many characters it matches at least."""
+        self.whole = self._series(list(parsed))
 
     def _for_python(self, expression: str) -> str:
         """Other spellings become Python's, properties private characters. Each `|` gets an empty group behind it:
@@ -175,15 +180,15 @@ class _Walks:
 
     # Parts of an expression.
 
-    def _series(self, items: list[Any]) -> _Part:
-        whole = _Part(empty=1, always=True)
+    def _series(self, items: list[Any]) -> Part:
+        whole = Part(empty=1, always=True)
         for kind, given in items:
             whole = self._joined(whole, self._item(kind, given))
         return whole
 
-    def _joined(self, a: _Part, b: _Part) -> _Part:
+    def _joined(self, a: Part, b: Part) -> Part:
         self._link(a.last, b.first)
-        return _Part(
+        return Part(
             a.first + _times(b.first, a.empty),
             b.last + _times(a.last, b.empty),
             b.final | (a.final if b.always else set()),
@@ -191,12 +196,12 @@ class _Walks:
             a.always and b.always,
         )
 
-    def _item(self, kind: Any, given: Any) -> _Part:
+    def _item(self, kind: Any, given: Any) -> Part:
         if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
             return self._position(kind, given)
         if kind is op.BRANCH:
             parts = [self._series(list(each)) for each in given[1]]
-            whole = _Part(empty=min(2, sum(part.empty for part in parts)), always=any(part.always for part in parts))
+            whole = Part(empty=min(2, sum(part.empty for part in parts)), always=any(part.always for part in parts))
             for part in parts:
                 whole.first += part.first
                 whole.last += part.last
@@ -213,17 +218,17 @@ class _Walks:
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
             return self._repeated(*given)
         if kind in (op.ASSERT, op.ASSERT_NOT):
-            self._looked_at.append(self._series(list(given[1])))
-            return _Part(empty=1)
+            self.looked_at.append(self._series(list(given[1])))
+            return Part(empty=1)
         if kind is op.AT:
-            return _Part(empty=1)
+            return Part(empty=1)
         raise UnreadError("it has a back reference")
 
-    def _repeated(self, least: int, most: Any, item: Any) -> _Part:
-        def part() -> _Part:
+    def _repeated(self, least: int, most: Any, item: Any) -> Part:
+        def part() -> Part:
             return self._series(list(item))
 
-        whole = _Part(empty=1, always=True)
+        whole = Part(empty=1, always=True)
         if most is op.MAXREPEAT or most >= MANY:
             loop = part()
             self._link(loop.last, loop.first)
@@ -231,22 +236,22 @@ class _Walks:
                 # Each of them may match nothing.
                 self._link(loop.last, loop.first)
             if least == 0:
-                loop = _Part(loop.first, loop.last, loop.final, 1, True)
+                loop = Part(loop.first, loop.last, loop.final, 1, True)
             return loop
         for _ in range(min(least, 2)):
             whole = self._joined(whole, part())
         for _ in range(min(most - least, 2)):
             one = part()
-            whole = self._joined(whole, _Part(one.first, one.last, one.final, min(2, 1 + one.empty), True))
+            whole = self._joined(whole, Part(one.first, one.last, one.final, min(2, 1 + one.empty), True))
         return whole
 
-    def _position(self, kind: Any, given: Any) -> _Part:
-        if len(self._tests) >= MOST_POSITIONS:
+    def _position(self, kind: Any, given: Any) -> Part:
+        if len(self.tests) >= MOST_POSITIONS:
             raise UnreadError(f"it has more than {MOST_POSITIONS} characters and sets")
-        position = len(self._tests)
-        self._tests.append(self._holds(kind, given))
-        self._follow.append(Counter())
-        return _Part(Counter([position]), Counter([position]), {position}, 0, False)
+        position = len(self.tests)
+        self.tests.append(self._holds(kind, given))
+        self.follow.append(Counter())
+        return Part(Counter([position]), Counter([position]), {position}, 0, False)
 
     def _holds(self, kind: Any, given: Any) -> _Test:
         if kind is op.ANY:
@@ -294,36 +299,36 @@ class _Walks:
 
     def _link(self, last: Counter[int], first: Counter[int]) -> None:
         for position, ways in last.items():
-            self._follow[position] += _times(first, ways)
+            self.follow[position] += _times(first, ways)
 
     # Walks that read the same text.
 
     def danger(self) -> str | None:
         """See the module's `danger`."""
-        reached = [self._behind(position) for position in range(len(self._follow))]
+        reached = [self.behind(position) for position in range(len(self.follow))]
         loop = [{p for p in found if q in reached[p]} for q, found in enumerate(reached)]
         """By position, those that are in a loop with it."""
         for q, around in enumerate(loop):
-            if around <= self._final or min(around) < q:
+            if around <= self.whole.final or min(around) < q:
                 continue
-            if any(self._follow[p][r] > 1 for p in around for r in around):
+            if any(self.follow[p][r] > 1 for p in around for r in around):
                 return "a repeated part can match nothing, or the same, in two ways"
             pairs = self._reached((q, q), around, around) if len(around) > 1 else set()
             if any(a != b and (q, q) in self._reached((a, b), around, around) for a, b in pairs):
                 return "a repeated part can match the same text in two ways"
         for p, around in enumerate(loop):
             for q in reached[p] if around else ():
-                ends = loop[q] and q not in around and q not in self._final
+                ends = loop[q] and q not in around and q not in self.whole.final
                 if ends and (p, q, q) in self._reached((p, p, q), around, reached[p], loop[q]):
                     return "two repeated parts can match the same text"
         return None
 
-    def _behind(self, position: int) -> set[int]:
+    def behind(self, position: int) -> set[int]:
         """The positions that may come behind one, at any distance."""
         found: set[int] = set()
         waiting = [position]
         while waiting:
-            more = self._follow[waiting.pop()].keys() - found
+            more = self.follow[waiting.pop()].keys() - found
             found |= more
             waiting += more
         return found
@@ -348,15 +353,15 @@ class _Walks:
             ways = [
                 ((*before, after), common)
                 for before, read in ways
-                for after in self._follow[position].keys() & allowed
-                if (common := read & self._matched(after))
+                for after in self.follow[position].keys() & allowed
+                if (common := read & self.matched(after))
             ]
         for following, _ in ways:
             yield following
 
-    def _matched(self, position: int) -> frozenset[str]:
+    def matched(self, position: int) -> frozenset[str]:
         if position not in self._matches:
-            test = self._tests[position]
+            test = self.tests[position]
             self._matches[position] = frozenset(each for each in self._members if test(each) is not False)
         return self._matches[position]
 
@@ -405,3 +410,9 @@ def _named(parsed: Iterable[Any]) -> Iterator[int]:
 
 def _times(ways: Counter[int], times: int) -> Counter[int]:
     return Counter({position: min(2, times * count) for position, count in ways.items() if times})
+
+
+@lru_cache(maxsize=256)
+def walks_of(expression: str) -> Walks:
+    """The walks of an expression, read once."""
+    return Walks(expression)

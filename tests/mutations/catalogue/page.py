@@ -56,6 +56,22 @@ PAGE = (
         unit("web_api"),
     ),
     Mutation(
+        "tokenizer_parts.next",
+        "web/src/tokenizer_parts/patterns.ts",
+        'const backwards = behavior === "MergedWithNext";',
+        "const backwards = false;",
+        "a match is merged with what is before it instead of what comes next",
+        unit("tokenizer_parts::test_a_pre_tokenizer_cuts_as_rusts"),
+    ),
+    Mutation(
+        "tokenizer_parts.bytes",
+        "web/src/tokenizer_parts/decoders.ts",
+        'const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });',
+        'const strict = new TextDecoder("utf-8", { fatal: true });',
+        "U+FEFF gets lost where its bytes are tokens",
+        unit("tokenizer_parts::test_a_decoder_writes_as_rusts"),
+    ),
+    Mutation(
         "options.greedy",
         "web/src/options.ts",
         'if (run.temperature === 0) given["do_sample"] = false;',

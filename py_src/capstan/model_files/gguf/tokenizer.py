@@ -15,30 +15,12 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from .header import GgufFile
+from .pre_tokenizers import IGNORES_MERGES, PRE_TOKENIZERS
 
 __all__ = ["tokenizer_files"]
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 """Types of tokens; 1 is a normal one, 5 an unused one."""
-
-# The white space of Unicode, spelled out: \s is another set in each library of regular expressions.
-SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-CONTRACTIONS = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
-GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^{SPACE}\p{{L}}\p{{N}}]+|[{SPACE}]+(?![^{SPACE}])"
-WORDS = (
-    rf"(?:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}%s| ?[^{SPACE}\p{{L}}\p{{N}}]+[\r\n]*"
-    rf"|[{SPACE}]*[\r\n]+|[{SPACE}]+(?![^{SPACE}])|[{SPACE}]+"
-)
-PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), (WORDS % "{1,3}",)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (WORDS % "",)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone"), (r"\p{N}", GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), (GPT2,)),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-}
-"""The regular expressions of a pre-tokenizer in order: each cuts what the ones before it left in one piece."""
-IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3")
-"""Pre-tokenizers whose words are looked up whole before they are merged. They also begin a text with bos."""
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, str]:
@@ -240,9 +222,12 @@ def merges_by_score(
         key=lambda place: -scores[place],
     )
     found: list[tuple[str, str]] = []
+    sizes = sorted({len(text) for text in vocabulary})
     for place in ranked:
         text = tokens[place]
-        cuts = [cut for cut in range(1, len(text)) if text[:cut] in vocabulary and text[cut:] in vocabulary]
+        # At lengths that tokens have: a token of 50,000 characters has as many places, each with two long texts.
+        lengths = sizes if len(sizes) < len(text) else range(1, len(text))
+        cuts = [cut for cut in lengths if 0 < cut < len(text) and text[:cut] in vocabulary and text[cut:] in vocabulary]
         if len(cuts) > 1:
             cuts.sort(key=lambda cut: (vocabulary[text[:cut]], vocabulary[text[cut:]]))
         found += [(text[:cut], text[cut:]) for cut in cuts]
