@@ -131,7 +131,8 @@ async def stream(generator: Generator, tokenizer: Tokenizer, *, max_new_tokens: 
     Raises the generator's errors; text that was shown stays. An answer that was cut short can be gone on with: its
     `finish_reason` is 'length', as where max_length ends it.
     """
-    now, pieces, answer = current_host().now, TextStream(tokenizer.decode), Answer()
+    now, answer = current_host().now, Answer()
+    pieces = TextStream(tokenizer.decode, generator.get_sequence())
     output = Output(answer)
     output.change("", now=True)
     begun = now()

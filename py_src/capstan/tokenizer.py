@@ -8,7 +8,6 @@ Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or fro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -19,16 +18,13 @@ from weakref import finalize
 from .errors import CapstanError, ConfigError, OptionError
 from .model_files.config import parse_object
 from .text.answer_formats import AnswerFormat, answer_format
-from .text.call_history import history_for
+from .text.chat_prompts import ChatTemplates, templates_of_files
 from .text.messages import Message, read_messages, read_tools
 from .text.stream import TextStream
 from .text.tokenizer_limits import require_bounded
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
-THINKING = ("enable_thinking", "thinking")
-"""Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 class TokenizerBackend(Protocol):
@@ -77,8 +73,8 @@ class Tokenizer:
     @classmethod
     def of_folder(cls, make_backend: Callable[[str, str], Any], files: Mapping[str, str]) -> Tokenizer:
         """Build from the texts of a folder's files, by their names."""
-        names = ("tokenizer_config.json", "chat_template.jinja")
-        return cls.from_files(make_backend, files.get("tokenizer.json", ""), *(files.get(name) for name in names))
+        config, templates = files.get("tokenizer_config.json"), templates_of_files(files)
+        return cls.from_files(make_backend, files.get("tokenizer.json", ""), config, templates)
 
     @classmethod
     def from_files(
@@ -86,11 +82,12 @@ class Tokenizer:
         make_backend: Callable[[str, str], Any],
         tokenizer_json: str | bytes,
         tokenizer_config_json: str | bytes | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
     ) -> Tokenizer:
-        """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja.
+        """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja, or several chat
+        templates by their names.
 
-        The last two may be absent; the chat template is taken from tokenizer_config.json unless it is given.
+        The last two may be absent; chat templates are taken from tokenizer_config.json unless they are given.
         `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend.
         """
         tokenizer = cls.__new__(cls)
@@ -102,7 +99,7 @@ class Tokenizer:
         make_backend: Callable[[str, str], Any],
         tokenizer_json: str | bytes,
         tokenizer_config_json: str | bytes | None,
-        chat_template: str | None,
+        chat_template: str | Mapping[str, str] | None,
     ) -> None:
         content = parse_object(tokenizer_json, "tokenizer.json")
         if not isinstance(content.get("model"), dict):
@@ -112,7 +109,8 @@ class Tokenizer:
         self._limits = require_bounded(content)
         self._content = content
         self._ids: dict[str, int] | None = None
-        self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
+        given = {"default": chat_template} if isinstance(chat_template, str) else chat_template
+        self._templates = ChatTemplates(parse_object(tokenizer_config_json or "{}", "tokenizer_config.json"), given)
         try:
             backend = make_backend(as_text(tokenizer_json), as_text(tokenizer_config_json or "{}"))
         except (CapstanError, ImportError):
@@ -123,7 +121,6 @@ class Tokenizer:
                 f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); copy the file again"
             ) from error
         self._backend: TokenizerBackend = backend
-        self._template = chat_template if chat_template is not None else default_template(self._config)
         self._add_special_tokens = False
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None
@@ -133,19 +130,24 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` needs no `template_str`."""
-        return bool(self._template)
+        return bool(self._templates)
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own chat template, None if it has none."""
-        return self._template
+        """The model's own chat template for conversations without tools, None if it has none."""
+        return self._templates.default
+
+    def get_chat_template(self, template: str | None = None, tools: object = None) -> str:
+        """The text of the chat template that is named `template`; if that is None, of the one named `tool_use` where
+        there are tools, else of the one named `default`. A text that is no name is returned. Raises ConfigError."""
+        return self._templates.choose(template, tools)
 
     @property
     def answer_format(self) -> AnswerFormat:
         """How the model writes reasoning and calls of tools, by its chat template and its added tokens."""
         if not self._formats:
             added = frozenset(item["content"] for item in self._content.get("added_tokens") or ())
-            self._formats.append(answer_format(self._template or "", added))
+            self._formats.append(answer_format(self._templates.texts, added))
         return self._formats[0]
 
     @property
@@ -220,6 +222,13 @@ class Tokenizer:
                 self._ids = {**vocabulary, **added}
         return self._ids.get(text, -1)
 
+    def special_tokens_in(self, text: str) -> list[int]:
+        """The ids of the special tokens that are written in a text and that `decode` leaves out of what it gives."""
+        if not self._skip_special_tokens:
+            return []
+        added = self._content.get("added_tokens") or []
+        return [item["id"] for item in added if item.get("special") and item["content"] in text]
+
     def apply_chat_template(
         self,
         messages: str | Sequence[Message],
@@ -227,49 +236,20 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_str: str | None = None,
         thinking: bool | None = None,
+        **variables: Any,
     ) -> str:
-        """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; `tools`
-        likewise, None or "" for none. `thinking` says whether the model reasons before it answers; None leaves that to
-        the template.
+        """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; keys whose value
+        is None are left out. `tools` likewise, None or "" for none. `template_str` is as in `get_chat_template`.
+        `thinking` says whether the model reasons before it answers; None leaves that to the template, whose other
+        `variables` (reasoning_effort) are further arguments.
 
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
-        for messages of another form, and for `thinking` with a template that does not know it.
+        for messages of another form, and for `thinking` and variables that the template does not know.
         """
-        template = template_str or self._template
-        if not template:
-            raise ConfigError("tokenizer_config.json: chat_template: missing; pass template_str, or encode plain text")
-        variables: dict[str, Any] = {name: token_text(self._config.get(name)) for name in SPECIAL_TOKENS}
-        variables = {name: value for name, value in variables.items() if value is not None}
-        variables["messages"] = read_messages("messages", messages)
-        variables["add_generation_prompt"] = add_generation_prompt
-        variables["tools"] = None if tools is None or tools == "" else read_tools("tools", tools)
-        variables["documents"] = None
-        if thinking is not None:
-            if not any(re.search(rf"\b{name}\b", template) for name in THINKING):
-                raise OptionError(
-                    f"thinking is {thinking}, but the chat template has none of the variables {', '.join(THINKING)}: "
-                    "leave thinking out"
-                )
-            variables |= dict.fromkeys(THINKING, thinking)
-        try:
-            from .text.chat_template import render
-        except ImportError as error:
-            raise CapstanError(
-                f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
-            ) from error
-        try:
-            given = {**variables, "add_generation_prompt": False}
-            variables["messages"] = history_for(
-                variables["messages"],
-                template,
-                self.answer_format,
-                lambda messages: render(template, {**given, "messages": messages}),
-            )
-            return render(template, variables)
-        except Exception as error:
-            raise ConfigError(
-                f"tokenizer_config.json: chat_template: cannot be rendered ({error}); pass template_str"
-            ) from error
+        given = None if tools is None or tools == "" else read_tools("tools", tools)
+        template = self._templates.choose(template_str, given)
+        told, form = read_messages("messages", messages), self.answer_format
+        return self._templates.render(template, told, form, given, add_generation_prompt, thinking, variables)
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that come one at a time."""
@@ -320,21 +300,3 @@ def token_id(item: object) -> int:
         raise OptionError(f"a token id is {item!r}; it must be an integer") from None
 
 
-def token_text(token: object) -> str | None:
-    """A special token of tokenizer_config.json: a string, or an object with the string as `content`."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def default_template(config: Mapping[str, Any]) -> str | None:
-    """The chat template: a string, or of several named ones the one named `default`."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise ConfigError(
-            f"tokenizer_config.json: chat_template: expected a string, got {type(template).__name__}; correct it"
-        )
-    return template

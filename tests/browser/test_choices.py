@@ -84,7 +84,7 @@ def test_rows_are_those_of_the_reference_device(found: dict[str, Any]) -> None:
     for choice, ids in zip(choices, wanted, strict=True):
         length = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
         assert choice["tokenIds"] == ids[:length]
-        assert choice["finishReason"] == ("eos" if ids[length - 1] in ends else "length")
+        assert choice["finishReason"] == ("eos" if ids[length - 1] in ends else "max_new_tokens")
     assert len({tuple(choice["tokenIds"]) for choice in choices}) == 3
 
 
@@ -94,9 +94,9 @@ def test_a_row_that_ends_early_leaves_the_others_to_go_on(found: dict[str, Any])
     for choice, whole in zip(stopped, before, strict=True):
         ids = whole["tokenIds"]
         ends = ids.index(last) + 1 if last in ids else len(ids)
-        assert (choice["tokenIds"], choice["finishReason"]) == (ids[:ends], "stop" if last in ids else "length")
+        assert (choice["tokenIds"], choice["finishReason"]) == (ids[:ends], "stop" if last in ids else "max_new_tokens")
         assert whole["text"].startswith(choice["text"])
-    assert {choice["finishReason"] for choice in stopped} == {"stop", "length"}
+    assert {choice["finishReason"] for choice in stopped} == {"stop", "max_new_tokens"}
 
 
 def test_the_first_row_is_the_answer_without_n(found: dict[str, Any]) -> None:

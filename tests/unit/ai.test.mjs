@@ -102,6 +102,25 @@ test("reasoning is a part of its own, and providerOptions.capstan.thinking asks 
   assert.equal(parts[0].warnings[0].feature, "providerOptions.capstan: depth");
 });
 
+test("variables of the chat template are provider options", async () => {
+  const { model, asked } = over(["Yes"]);
+  const variables = { budget: 3, dates: [1] };
+  for (const capstan of [
+    { reasoningEffort: "low" },
+    { chatTemplateKwargs: variables, thinking: false },
+    { chatTemplateKwargs: variables, reasoningEffort: "low" },
+  ])
+    assert.deepEqual((await model.doGenerate({ prompt: PROMPT, providerOptions: { capstan } })).warnings, []);
+  assert.deepEqual(
+    asked.map(({ options: { signal, ...options } }) => options),
+    [
+      { chatTemplateKwargs: { reasoning_effort: "low" } },
+      { thinking: false, chatTemplateKwargs: variables },
+      { chatTemplateKwargs: { ...variables, reasoning_effort: "low" } },
+    ],
+  );
+});
+
 test("a stream has the parts of the specification in their order", async () => {
   const { model } = over(["Hi", " there"]);
   const parts = await collected(await model.doStream({ prompt: PROMPT }));

@@ -136,6 +136,22 @@ test("a page gives no option that it does not care about", async () => {
   });
 });
 
+test("variables of the chat template are passed on", async () => {
+  const llm = await load();
+  const chatTemplateKwargs = { reasoning_effort: "low", dates: [null, { day: 1 }] };
+  await llm.chat(MESSAGES, { chatTemplateKwargs, thinking: true }).result;
+  assert.deepEqual([asked[1].chat_template_kwargs, asked[1].thinking], [chatTemplateKwargs, true]);
+  await llm.session().send("hello", { chatTemplateKwargs }).result;
+  assert.deepEqual(asked[2].chat_template_kwargs, chatTemplateKwargs);
+  for (const [options, message] of [
+    [{ chatTemplateKwargs: "low" }, /^chatTemplateKwargs is "low"; it must be an object/],
+    [{ chatTemplateKwargs: { budget: NaN } }, /^chatTemplateKwargs.budget is NaN; it must be a value that JSON has/],
+  ])
+    assert.throws(() => llm.chat(MESSAGES, options), { code: "OptionError", message });
+  const given = { chatTemplateKwargs };
+  assert.throws(() => llm.complete("", given), { message: /^chatTemplateKwargs: no such option; / });
+});
+
 test("the text comes in parts, and the result says how it ended and what was kept", async () => {
   const llm = await load();
   const run = llm.chat(MESSAGES);
@@ -700,6 +716,9 @@ test("the tokenizer is the loaded model's", async () => {
   assert.equal(await tokenizer.template(MESSAGES, { tools: [{ type: "function" }], thinking: false }), "<user>");
   const { action, messages, tools, thinking } = asked.at(-1);
   assert.deepEqual([action, messages, tools, thinking], ["template", MESSAGES, [{ type: "function" }], false]);
+  const chatTemplateKwargs = { reasoning_effort: "low", dates: [null, { day: 1 }] };
+  assert.equal(await tokenizer.count(MESSAGES, { chatTemplateKwargs }), 3);
+  assert.deepEqual(asked.at(-1).chat_template_kwargs, chatTemplateKwargs);
   for (const [refused, message] of [
     [tokenizer.encode(5), /^the text is 5; it must be a string/],
     [tokenizer.decode("ab"), /^ids is "ab"; it must be a list of token ids/],

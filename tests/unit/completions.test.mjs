@@ -84,9 +84,30 @@ test("reasoning is apart from the content", async () => {
   );
   const joined = (name) => deltas.map((delta) => delta[name] ?? "").join("");
   assert.deepEqual([joined("reasoning_content"), joined("content")], ["Hmm.", "Yes."]);
-  const { completions } = over(["Hi"]);
-  const params = { messages: MESSAGES, chat_template_kwargs: { documents: [] } };
-  await assert.rejects(completions.create(params), /chat_template_kwargs: documents; enable_thinking alone/);
+});
+
+test("variables of the chat template are passed on, reasoning_effort among them", async () => {
+  const { completions, asked } = over(["Hi"]);
+  const variables = { documents: [], budget: null };
+  for (const given of [
+    { reasoning_effort: "low" },
+    { reasoning_effort: "low", chat_template_kwargs: { enable_thinking: false, ...variables } },
+    { chat_template_kwargs: { reasoning_effort: "high" } },
+    { reasoning_effort: null, chat_template_kwargs: {} },
+  ])
+    await completions.create({ messages: MESSAGES, ...given });
+  const told = asked.map(({ options: { signal, ...options } }) => options);
+  assert.deepEqual(told, [
+    { chatTemplateKwargs: { reasoning_effort: "low" } },
+    { thinking: false, chatTemplateKwargs: { ...variables, reasoning_effort: "low" } },
+    { chatTemplateKwargs: { reasoning_effort: "high" } },
+    {},
+  ]);
+  const twice = { reasoning_effort: "low", chat_template_kwargs: { reasoning_effort: "low" } };
+  await assert.rejects(
+    completions.create({ messages: MESSAGES, ...twice }),
+    /reasoning_effort stands in chat_template/,
+  );
 });
 
 test("what OpenAI's servers alone use is taken, and told once", async (context) => {

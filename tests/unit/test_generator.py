@@ -415,6 +415,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token + 32) for token in ids if token)
 
+    def special_tokens_in(self, text: str) -> list[int]:
+        return [0] if "<special>" in text else []
+
 
 class TestEnding:
     @every_run_ahead
@@ -468,7 +471,7 @@ class TestEnding:
             ({"stop_strings": "x"}, "stop_strings is 'x'; it must be a list of strings"),
             (
                 {"stop_strings": ["<special>"]},
-                r"'<special>', which is the special tokens \[0\].* give their ids as stop_token_ids",
+                r"'<special>' with the special tokens \[0\].* give their ids as stop_token_ids",
             ),
             ({"stop_strings": ["x"], "num_beams": 2}, "num_beams is 2: beams have no text of their own"),
         ],

@@ -9,12 +9,17 @@ import pytest
 
 from capstan.errors import CapstanError, ConfigError, UnsupportedModelError
 from capstan.local.tokenizer import LocalBackend
+from capstan.model_files.gguf.config import gguf_config
 from capstan.model_files.gguf.header import GgufFile
 from capstan.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS
 from capstan.model_files.gguf.tokenizer import tokenizer_files
 from capstan.tokenizer import Tokenizer
+from tests.gguf_ends import CASES, tokens_of
+from tests.gguf_ends import answers as answers_of_ends
+from tests.gguf_ends import metadata as metadata_of_ends
 from tests.gguf_files import gguf_file, header_of
-from tests.gguf_tokenizers import ALIKE, KINDS, PRE, answers, digest, metadata, texts
+from tests.gguf_tokenizers import ALIKE, KINDS, PRE, SHAPE, answers, digest, metadata, texts
+from tests.looped import looped
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
 
@@ -74,9 +79,12 @@ def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
 def test_chat_template_with_its_special_tokens() -> None:
     made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE})
     assert made.apply_chat_template([{"role": "user", "content": "hello"}]) == "<s>hello</s>"
-    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools"}
-    made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE} | named)
-    assert made.chat_template == TEMPLATE
+    for listed in ({}, {"tokenizer.chat_templates": ["tool_use"]}):
+        named = {"tokenizer.chat_template.tool_use": "tools", **listed}
+        made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE} | named)
+        assert made.chat_template == TEMPLATE
+        assert made.apply_chat_template([], [{}]) == "tools"
+        assert tokenizer(metadata("llama") | named).apply_chat_template([], [{}]) == "tools"
     assert tokenizer(metadata("llama")).chat_template is None
 
 
@@ -126,3 +134,12 @@ def test_a_byte_without_a_token_is_named() -> None:
     with pytest.raises(ConfigError, match="none for <0x20>"):
         tokenizer_files(header(pairs | {"tokenizer.ggml.tokens": tokens}))
     assert json.loads(tokenizer_files(header(metadata("llama")))["tokenizer.json"])["model"]["byte_fallback"] is True
+
+
+@looped("place", range(len(CASES)))
+def test_outputs_end_at_the_tokens_of_llama_cpp(place: int) -> None:
+    tokens = tokens_of(place)
+    embedding = (len(tokens), 8), 0, bytes(len(tokens) * 32)
+    file = header_of(gguf_file({**SHAPE, **metadata_of_ends(place)}, {"token_embd.weight": embedding}))
+    found = gguf_config(file, "a.gguf")
+    assert sorted(found.eos_token_ids) == answers_of_ends()[place], tokens

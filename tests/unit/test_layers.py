@@ -195,6 +195,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "call_forms searches",
         "answer_formats tokenizer_limits",
         "answer_reader call_grammar call_history",
+        "chat_prompts",
     ),
     "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
 }
@@ -219,7 +220,7 @@ INSIDE_FUNCTIONS = {
     ("testing.oracles", "testing.genai"): "onnxruntime-genai is installed apart",
     ("testing.plugin", "playwright.sync_api"): "in the extra `testing`; a pytest plugin is imported by each run",
     ("testing.plugin", "testing.pages"): "Playwright is in the extra `testing`",
-    ("tokenizer", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
+    ("text.chat_prompts", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")
 

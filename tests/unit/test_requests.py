@@ -28,6 +28,7 @@ TALK = {**RUN, "max_length": None}
 TALK_OPTIONS = {**RUN_OPTIONS, "session": "session 1"}
 MESSAGES = [{"role": "user", "content": "hello", "name": "Ann"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
+KWARGS = {"reasoning_effort": "low", "budget": 3, "dates": [None, {"day": 1.5}]}
 HUB = {"repository": "a/b", "hub": "https://hub.test", "revision": None, "token": "secret"}
 LEAST: dict[str, dict[str, Any]] = {
     "load": TALK,
@@ -56,9 +57,23 @@ LEAST: dict[str, dict[str, Any]] = {
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
     "generate": {**RUN_OPTIONS, "as_message": True, "system": "s", "begun": [1]},
-    "chat": {**TALK_OPTIONS, "tools": TOOLS, "thinking": True, "called": ["add"], "most_calls": 1, "begun": [1]},
+    "chat": {
+        **TALK_OPTIONS,
+        "tools": TOOLS,
+        "thinking": True,
+        "called": ["add"],
+        "most_calls": 1,
+        "chat_template_kwargs": KWARGS,
+        "begun": [1],
+    },
     "operations": MODEL_OPTIONS,
-    "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS, "thinking": False},
+    "alternatives": {
+        **TALK_OPTIONS,
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "thinking": False,
+        "chat_template_kwargs": KWARGS,
+    },
     "score": {**MODEL_OPTIONS, "max_length": 9, "token_texts": True},
     "tokenizer": {
         **MODEL_OPTIONS,
@@ -67,6 +82,7 @@ MOST: dict[str, dict[str, Any]] = {
         "messages": MESSAGES,
         "tools": TOOLS,
         "thinking": True,
+        "chat_template_kwargs": KWARGS,
         "add_generation_prompt": False,
     },
     "load_embedder": {"disable_file_mapped_weights": True},
@@ -109,7 +125,7 @@ WORDS = {
         "true or false or null",
     ),
     **dict.fromkeys(("search", "models", "files"), "an object"),
-    **dict.fromkeys(("guidance", "speculation"), "an object or null"),
+    **dict.fromkeys(("guidance", "speculation", "chat_template_kwargs"), "an object or null"),
     "model": "a string or an object",
     "device": "'webgpu', 'wasm' or 'auto'",
     "capture": "'tape', 'ort', 'off' or null",

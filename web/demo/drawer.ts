@@ -4,15 +4,10 @@
 import type { BurstTimes, MemoryResult, OperationsResult } from "capstan-webgpu";
 import uPlot from "uplot";
 import uPlotStyle from "uplot/dist/uPlot.min.css";
+import { Bursts } from "./bursts";
 import { bytes, element, made, say, tableRow, UNKNOWN } from "./elements";
 
-/** The rows above the axis: whose time each draws, and its colour in demo.css. */
-const LANES = [
-  { name: "JavaScript encodes and submits", colour: "--host" },
-  { name: "GPU computes", colour: "--gpu" },
-  { name: "The ids are copied", colour: "--copy" },
-  { name: "Python takes the ids", colour: "--python" },
-] as const;
+/** The height of the rows above the axis: whose time each draws. */
 const LANE_PX = 12;
 const PLOT_PX = 230;
 /** Kinds of operations have colours in turn. */
@@ -30,7 +25,7 @@ export class Drawer {
   private readonly box = element("timeline", HTMLElement);
   private readonly probe = made("span", "");
   private plot: uPlot | null = null;
-  private bursts: readonly BurstTimes[] = [];
+  private bursts = new Bursts([], "");
 
   constructor() {
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.box);
@@ -44,26 +39,20 @@ export class Drawer {
   // When the bursts came.
 
   /** Draw the last run. */
-  showBursts(bursts: readonly BurstTimes[]): void {
-    // The first one waits for the prompt.
-    const since = bursts[0]?.[0] ?? 0;
-    const moved = ([encoded, submitted, done, readable, entered, steps]: BurstTimes): BurstTimes => [
-      encoded - since,
-      submitted - since,
-      done - since,
-      readable - since,
-      entered - since,
-      steps,
-    ];
-    this.bursts = bursts = bursts.map(moved);
+  showBursts(times: readonly BurstTimes[], device: string): void {
+    const bursts = (this.bursts = new Bursts(times, device));
     this.plot?.destroy();
     this.plot = null;
     this.box.replaceChildren(this.probe);
-    say("timeline-note", told(bursts));
-    if (bursts.length === 0) return;
-    let count = 0;
-    const counts = bursts.map(([, , , , , tokens]) => (count += tokens));
-    const times = bursts.map(([, , , , entered]) => entered);
+    say("timeline-note", bursts.words);
+    const legend = bursts.lanes.map(({ name, swatch }) => {
+      const item = made("li", "");
+      item.append(made("span", `swatch ${swatch}`), name);
+      return item;
+    });
+    element("timeline-legend", HTMLUListElement).replaceChildren(...legend);
+    const count = bursts.counts.at(-1);
+    if (count === undefined) return;
     const colour = (name: string) => (): string => this.colour(name);
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
     this.plot = new uPlot(
@@ -84,8 +73,8 @@ export class Drawer {
         hooks: { draw: [(plot) => this.drawLanes(plot)] },
       },
       [
-        [0, ...times],
-        [0, ...counts],
+        [0, ...bursts.times],
+        [0, ...bursts.counts],
       ],
       this.box,
     );
@@ -104,9 +93,9 @@ export class Drawer {
   /** A row for each of those whose time a burst takes, at the top of the plot. */
   private drawLanes({ ctx, bbox, valToPos }: uPlot): void {
     const scale = devicePixelRatio;
-    LANES.forEach(({ colour }, lane) => {
-      ctx.fillStyle = this.colour(colour);
-      for (const [begin, end] of spans(this.bursts, lane)) {
+    this.bursts.lanes.forEach((each, lane) => {
+      ctx.fillStyle = this.colour(each.colour);
+      for (const [begin, end] of this.bursts.spans(each)) {
         const from = Math.max(bbox.left, valToPos(begin, "x", true));
         const to = Math.min(bbox.left + bbox.width, Math.max(from + 1, valToPos(end, "x", true)));
         ctx.fillRect(from, bbox.top + scale * (2 + lane * (LANE_PX + 2)), to - from, scale * LANE_PX);
@@ -179,30 +168,6 @@ export class Drawer {
       }),
     );
   }
-}
-
-/** From when to when each burst takes the time of a lane's. */
-function spans(bursts: readonly BurstTimes[], lane: number): [number, number][] {
-  return bursts.map(([encoded, submitted, done, readable, entered], index) => {
-    if (lane === 0) return [encoded, submitted];
-    // The GPU begins with a burst when it has done with the one before.
-    if (lane === 1) return [Math.max(submitted, bursts[index - 1]?.[2] ?? 0), done];
-    if (lane === 2) return [done, readable];
-    return [readable, entered];
-  });
-}
-
-/** The same in words. */
-function told(bursts: readonly BurstTimes[]): string {
-  if (bursts.length === 0) return "Nothing has run yet; ask something, and look again.";
-  const [first, last] = [bursts[0]!, bursts.at(-1)!];
-  const tokens = bursts.reduce((sum, burst) => sum + burst[5], 0);
-  const took = last[4] - first[0];
-  const shares = LANES.map(({ name }, lane) => {
-    const spent = spans(bursts, lane).reduce((sum, [begin, end]) => sum + Math.max(0, end - begin), 0);
-    return `${name}: ${spent.toFixed(1)} ms`;
-  });
-  return `${tokens} tokens in ${bursts.length} bursts, ${took.toFixed(1)} ms. ${shares.join("; ")}.`;
 }
 
 function time(microseconds: number): string {

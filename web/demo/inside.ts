@@ -36,7 +36,7 @@ export class Inside {
     this.ask.disabled = this.running.chat.busy;
     await this.telling(async () => {
       const drawer = await this.load();
-      drawer.showBursts(this.running.bursts);
+      drawer.showBursts(this.running.last.bursts, this.running.last.device);
       if (this.running.chat.busy) say("memory-note", "A run is under way; open this again when it has ended.");
       else drawer.showMemory(await this.engine.ask<MemoryResult>({ kind: "memory" }));
     });

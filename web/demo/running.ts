@@ -45,8 +45,8 @@ const ALTERNATIVES = 8;
 
 export class Running {
   readonly chat = element("chat", CapstanChat);
-  /** The bursts of the last run that finished. */
-  bursts: BurstTimes[] = [];
+  /** The bursts of the last run that finished, and its device. */
+  last = { bursts: [] as BurstTimes[], device: "" };
   private readonly answered = new WeakMap<ChatTurn, Answered>();
   private current: Run | null = null;
   /** The beginning of the next answer. Ids are those of a model's own vocabulary. */
@@ -117,7 +117,7 @@ export class Running {
       if (about.can_chat) this.showStep("Reading");
       const result = await ask<diagnostics.Result>(request);
       turn.note = diagnostics.showFinished(result);
-      this.bursts = result.bursts ?? [];
+      this.last = { bursts: result.bursts ?? [], device: result.device };
       chat.showStatus("Done");
       return result.finish_reason;
     } catch (error) {

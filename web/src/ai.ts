@@ -229,13 +229,18 @@ function translated(options: LanguageModelV4CallOptions): Asked {
       unsupported("tools with a JSON response", "the output is held to its schema, so that no tool is called");
   }
   if (options.reasoning !== undefined && options.reasoning !== "provider-default")
-    unsupported("reasoning", "set providerOptions.capstan.thinking, if the chat template knows it");
-  const { thinking, ...others } = options.providerOptions?.["capstan"] ?? {};
-  if (thinking != null) params.chat_template_kwargs = { enable_thinking: thinking as boolean };
+    unsupported("reasoning", "set providerOptions.capstan.thinking or reasoningEffort, if the chat template knows it");
+  const { thinking, reasoningEffort, chatTemplateKwargs, ...others } = options.providerOptions?.["capstan"] ?? {};
+  // Completions check their types.
+  if (reasoningEffort != null) params.reasoning_effort = reasoningEffort as string;
+  if (chatTemplateKwargs != null || thinking != null) {
+    const variables = chatTemplateKwargs as Record<string, unknown> | undefined;
+    params.chat_template_kwargs = { ...variables, ...(thinking == null ? {} : { enable_thinking: thinking }) };
+  }
   if (Object.keys(others).length)
     unsupported(
       `providerOptions.capstan: ${Object.keys(others).join(", ")}`,
-      "thinking, true or false, is the only one",
+      "there are thinking, reasoningEffort and chatTemplateKwargs",
     );
   return { params, warnings };
 }

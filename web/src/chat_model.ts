@@ -32,7 +32,9 @@ export class ModelAnswers {
     turn.answer = text;
     if (!chat.turns.includes(turn)) return finishReason;
     if (finishReason === "abort") chat.showStatus("Stopped.");
-    if (finishReason === "length") chat.showStatus("The conversation is as long as the model can read.");
+    const full = { length: turn.continues ? "text" : "conversation", max_new_tokens: "answer" };
+    if (finishReason in full)
+      chat.showStatus(`The ${full[finishReason as keyof typeof full]} is as long as it may be.`);
     return finishReason;
   }
 

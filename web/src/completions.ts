@@ -52,8 +52,10 @@ export interface CompletionParams {
   logprobs?: boolean | null;
   /** With `logprobs`: so many of the most probable tokens besides each token, 0 to 20. */
   top_logprobs?: number | null;
-  /** Not OpenAI's: whether the model reasons before it answers, if its chat template knows that. */
-  chat_template_kwargs?: { enable_thinking?: boolean } | null;
+  /** A variable of chat templates that know it, as gpt-oss' does. */
+  reasoning_effort?: string | null;
+  /** Not OpenAI's: variables of the chat template; `enable_thinking` is the option `thinking`. */
+  chat_template_kwargs?: Record<string, unknown> | null;
   /** With false the first call of an answer counts; others stay in its text. */
   parallel_tool_calls?: boolean;
   /** These tell OpenAI's servers who asks and what to keep. They change nothing here, which a warning says once. */
@@ -175,6 +177,7 @@ const PARAMETERS: Kinds = {
   ...{ frequency_penalty: number, presence_penalty: number, logit_bias: fields({}, { others: number }) },
   ...{ n: answers, logprobs: flag, top_logprobs: topLogprobs },
   chat_template_kwargs: fields({ enable_thinking: flag }, { others: plain }),
+  reasoning_effort: text,
   tools: listOf("tools", tool),
   tool_choice: either(
     oneOf("none", "auto", "required"),
@@ -290,10 +293,15 @@ function chatOptions(params: CompletionParams, { tools, choice }: Tools, signal:
   if (params.n != null) options.n = params.n;
   if (params.logprobs) options.logprobs = true;
   if (params.top_logprobs != null) options.topLogprobs = params.top_logprobs;
-  const { enable_thinking: thinking, ...others } = params.chat_template_kwargs ?? {};
-  if (Object.keys(others).length)
-    throw refused(`chat_template_kwargs: ${Object.keys(others).join(", ")}; enable_thinking alone is supported`);
-  if (thinking != null) options.thinking = thinking;
+  const { enable_thinking: thinking, ...variables } = params.chat_template_kwargs ?? {};
+  // Options are checked where they are read.
+  if (thinking != null) options.thinking = thinking as boolean;
+  if (params.reasoning_effort != null) {
+    if ("reasoning_effort" in variables)
+      throw refused("reasoning_effort stands in chat_template_kwargs, too; give it once");
+    variables["reasoning_effort"] = params.reasoning_effort;
+  }
+  if (Object.keys(variables).length) options.chatTemplateKwargs = variables;
   if (params.temperature != null) options.temperature = params.temperature;
   if (params.top_p != null) options.topP = params.top_p;
   if (params.top_k != null) options.topK = params.top_k;

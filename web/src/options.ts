@@ -111,6 +111,8 @@ export interface ChatOptions extends RunOptions {
   parallelToolCalls?: boolean;
   /** Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite). */
   thinking?: boolean;
+  /** Other variables of the chat template, by their names: `{ reasoning_effort: "low" }`. One that it does not have is refused. */
+  chatTemplateKwargs?: Record<string, unknown>;
 }
 
 const SEARCH = {
@@ -142,7 +144,7 @@ const RUN_KINDS: Kinds = {
 };
 const tools = listOf("objects", object);
 /** The kinds of the values that chat templates take besides messages. */
-export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag };
+export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag, chatTemplateKwargs: fields({}, { others: plain }) };
 /** Those of the calls that an answer may make. */
 const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
 /** Python has the fields of messages. */
@@ -287,8 +289,7 @@ export function chatRequest(
     ...shared(model, options, run),
     messages: read("messages", messages, messageList) as Message[],
     max_length: run.maxLength ?? options.maxLength ?? null,
-    tools: run.tools?.length ? [...run.tools] : null,
-    ...(run.thinking === undefined ? {} : { thinking: run.thinking }),
+    ...templateOptions(run),
     ...called(run),
     ...(run.parallelToolCalls === false ? { most_calls: 1 } : {}),
   }));
@@ -307,12 +308,28 @@ function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { cal
   return { called: [name] };
 }
 
+/** The fields of a request about the prompt that messages make. */
+export function templateOptions({
+  tools,
+  thinking,
+  chatTemplateKwargs,
+}: Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">): Pick<
+  ChatRequest,
+  "tools" | "thinking" | "chat_template_kwargs"
+> {
+  return {
+    tools: tools?.length ? [...tools] : null,
+    ...(thinking === undefined ? {} : { thinking }),
+    ...(chatTemplateKwargs === undefined ? {} : { chat_template_kwargs: chatTemplateKwargs }),
+  };
+}
+
 /** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */
 export function tokenizerRequest(
   model: ModelFolder,
   options: ModelOptions,
   action: TokenizerRequest["action"],
-  given: Pick<TokenizerRequest, "text" | "ids" | "messages" | "tools" | "thinking">,
+  given: Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>,
 ): TokenizerRequest {
   return { kind: "tokenizer", ...modelRequest(model, options), action, ...given };
 }

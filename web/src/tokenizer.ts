@@ -1,17 +1,14 @@
 // `llm.tokenizer`: the tokenizer of a loaded model.
 
 import { ids, read, text } from "./kinds";
-import { messageList, TEMPLATE_KINDS } from "./options";
+import { type ChatOptions, messageList, TEMPLATE_KINDS, templateOptions } from "./options";
 import { reading, readOptions } from "./page_request";
-import type { Message, TokenizerRequest, TokenizerResult } from "./protocol";
+import type { Message, ModelRequest, TokenizerRequest, TokenizerResult } from "./protocol";
 
-export interface TemplateOptions {
-  /** The tools that the model may call, as in ChatOptions. */
-  tools?: readonly object[];
-  thinking?: boolean;
-}
+/** The options of `chat` that are its template's. */
+export type TemplateOptions = Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">;
 
-type Given = Pick<TokenizerRequest, "text" | "ids" | "messages" | "tools" | "thinking">;
+type Given = Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>;
 type Ask = (action: TokenizerRequest["action"], given: Given) => Promise<TokenizerResult>;
 
 /** Text to token ids and back, in the model's worker, after the runs that were asked for before. */
@@ -40,9 +37,8 @@ export class Tokenizer {
   }
 
   private async rendered(messages: readonly Message[], given: TemplateOptions): Promise<TokenizerResult> {
-    const { tools, thinking } = readOptions("the options", given, TEMPLATE_KINDS) as TemplateOptions;
+    const options = readOptions("the options", given, TEMPLATE_KINDS) as TemplateOptions;
     const listed = reading("messages", () => read("messages", messages, messageList) as Message[]);
-    const told = { messages: listed, tools: tools ? [...tools] : null };
-    return this.ask("template", { ...told, ...(thinking === undefined ? {} : { thinking }) });
+    return this.ask("template", { messages: listed, ...templateOptions(options) });
   }
 }

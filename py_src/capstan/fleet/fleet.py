@@ -144,15 +144,18 @@ class Fleet:
         max_new_tokens: int = 256,
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         out: str | Path | None = None,
         ordered: bool = True,
         batch: int | None = None,
         **search: Any,
     ) -> Iterator[Item]:
-        """Answer conversations, each a list of messages or a mapping with `messages`, by the model's chat template. See
-        `generate`."""
+        """Answer conversations, each a list of messages or a mapping with `messages`, by the model's chat template, of
+        which `chat_template_kwargs` are variables. See `generate`."""
         given = None if tools is None else read_tools("tools", tools)
         job = self._generating(max_new_tokens, search) | {"tools": given, "thinking": thinking, "as_message": True}
+        if chat_template_kwargs:
+            job["chat_template_kwargs"] = dict(chat_template_kwargs)
         size = DEPTH * self._rows if batch is None else batch
         return self._run(job, conversations, prompt_input, out, ordered, size)
 

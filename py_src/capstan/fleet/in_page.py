@@ -25,6 +25,7 @@ from capstan.generation.row_pool import PooledSequence, RowPool, poolable
 from capstan.generation.scored_pairs import Pair, pair_of, score_pair
 from capstan.generation.scoring import begin_of
 from capstan.model import Model
+from capstan.text.chat_prompts import template_options
 from capstan.text.stream import StoppingStream
 from capstan.tokenizer import Tokenizer
 
@@ -228,10 +229,9 @@ def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> tuple[li
     if item.get("prompt") is not None and job.get("as_message") and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": item["prompt"]}]
     if messages is not None:
-        tools = job.get("tools")
-        text = tokenizer.apply_chat_template(messages, tools, thinking=job.get("thinking"))
-        answer = AnswerStream(tokenizer, text, tools, stops=job["search"].get("stop_strings") or ())
-        return list(tokenizer.encode(text)), answer
+        text = tokenizer.apply_chat_template(messages, **template_options(job))
+        prompt, stops = list(tokenizer.encode(text)), job["search"].get("stop_strings") or ()
+        return prompt, AnswerStream(tokenizer, text, job.get("tools"), stops=stops, before=prompt)
     return list(item.get("prompt_ids") or tokenizer.encode_prompt(item.get("prompt") or "")), None
 
 
@@ -251,7 +251,7 @@ async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: 
     params.set_search_options(**{**job["search"], "max_length": whole})
     search = params.search
     sequence: PooledSequence | Generator = Generator(model, params) if pool is None else pool.join(whole)
-    stream = StoppingStream(Tokenizer(model).decode, search.stop_strings)
+    stream = StoppingStream(Tokenizer(model).decode, search.stop_strings, prompt)
     ids: list[int] = []
     first = None
     try:

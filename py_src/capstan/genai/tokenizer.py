@@ -111,7 +111,7 @@ class Tokenizer:
         `tools` of a message. As in the native package, a template that seems not to know OpenAI's form of tools gets
         Phi-4's; tools in a message turn single quotes of keys and values into double ones in the whole prompt.
         """
-        template = template_str or self._tokenizer.chat_template or ""
+        template = self._tokenizer.get_chat_template(template_str, tools or None)
         given, quoted = messages_with_tools(template, messages)
         prompt = self._tokenizer.apply_chat_template(
             given, tools_for(template, tools), add_generation_prompt, template_str

@@ -40,28 +40,29 @@ class AnswerStream:
         prompt: str,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
+        before: Sequence[int] = (),
         stops: Sequence[str] = (),
         forced: bool = False,
         in_json: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """`prompt` is the rendered one; `forced` as in AnswerReader. `in_json`: a schema holds the whole answer, which
-        then has no reasoning, whatever the prompt ended with."""
+        """`prompt` is the rendered one, `before` its ids; `forced` as in AnswerReader. `in_json`: a schema holds the
+        whole answer, which then has no reasoning, whatever the prompt ended with."""
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
         self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
         self._tokenizer = tokenizer
         marks = form.marks if tools else form.thinking_marks
         self._kept = {id_: text for text, id_ in tokenizer.special_ids.items() if text in marks}
-        self._stops = stops
-        self._own = StoppingStream(self._decode, stops) if self._kept else None
+        self._before, self._stops = before, stops
+        self._own = StoppingStream(self._decode, stops, before) if self._kept else None
         """None where the text of the tokens without special ones has all marks."""
         self.parts: list[AnswerPart] = []
         """Those that were told."""
 
     def begin(self, tokens: Sequence[int]) -> None:
         """The first tokens, which are given and not told."""
-        stream = self._own or StoppingStream(self._tokenizer.decode, self._stops)
+        stream = self._own or StoppingStream(self._tokenizer.decode, self._stops, self._before)
         for token in tokens:
             self._reader.push(stream.push(token))
 

@@ -99,11 +99,11 @@ class GeneratorParams:
             )
         tokenizer = Tokenizer(self._model) if self._tokenizer is None else self._tokenizer
         for string in self.search.stop_strings:
-            ids = tokenizer.encode(string)
-            if ids and not tokenizer.decode(ids):
+            special = tokenizer.special_tokens_in(string)
+            if special:
                 raise OptionError(
-                    f"stop_strings has {string!r}, which is the special tokens {ids}: they have no text; "
-                    "give their ids as stop_token_ids"
+                    f"stop_strings has {string!r} with the special tokens {special}: they have no text; "
+                    "give their ids as stop_token_ids, and a text without them as a stop string"
                 )
         return tokenizer.decode
 

@@ -41,8 +41,8 @@ class Row:
     """Which of `tokens` were run as prompts, from where to where; a step was run for each of the others."""
     end: int | None = None
     """The id that ended it, once it was read."""
-    text: Callable[[], StoppingStream] | None = None
-    """Makes the stream that looks for stop strings; None without any."""
+    text: Callable[[Sequence[int]], StoppingStream] | None = None
+    """Makes the stream that looks for stop strings behind some tokens; None without any."""
     stream: StoppingStream | None = None
     """The text of the tokens picked since the last append."""
     tail: list[int] = field(default_factory=list)
@@ -104,8 +104,9 @@ class Row:
     def tell(self) -> None:
         """Begin its text anew, with what was picked since tokens were last appended."""
         if self.text is not None:
-            self.stream = self.text()
-            for token in self.tokens[self.appended[-1][1] if self.appended else 0 :]:
+            start = self.appended[-1][1] if self.appended else 0
+            self.stream = self.text(self.tokens[:start])
+            for token in self.tokens[start:]:
                 self.stream.push(token)
 
     def ran(self, end: int, again: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, PromptError
+from ..text.stream import alike
 from ..tokenizer import Tokenizer
 from .generator import Generator
 from .prompt import require_fitting
@@ -20,7 +21,7 @@ __all__ = ["Pair", "pair_of", "score_pair"]
 
 async def score_pair(generator: Generator, pair: Pair) -> dict[str, Any]:
     """The scores of a pair; the generator goes on from where the context differs from its sequence."""
-    shared = common(generator.get_sequence(), pair.context)
+    shared = alike(generator.get_sequence(), pair.context)
     generator.rewind_to(shared)
     if pair.context[shared:]:
         generator.append_tokens(pair.context[shared:])
@@ -65,9 +66,3 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
     if not whole[before:]:
         raise PromptError(f"{name} has no token behind its context; give a text of one or more")
     return Pair(whole[:before], whole[before:])
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

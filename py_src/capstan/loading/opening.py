@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -38,6 +39,8 @@ PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm"
 MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
 """Makes a tokenizer, given the host's function that makes its backend, of the texts of a folder's files."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
+TOOL_USE = "additional_chat_templates/tool_use.jinja"
 
 
 def search_options(config: GenaiConfig) -> SearchOptions:
@@ -283,8 +286,7 @@ async def read_small_files(
     host: Host, place: Place, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
     """The model and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
-    folder, names = place.folder, TOKENIZER_FILES if place.gguf is None else ()
-    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in names))
+    tokenizer = asyncio.ensure_future(read_tokenizer(host, place))
     try:
         found = await find_model(host, place, source.device_for(), source.dtype, keep, progress, source.overlay)
         config = found.config
@@ -300,10 +302,25 @@ async def read_small_files(
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         tokenizer.cancel()
         raise
-    contents = dict(zip(names, await tokenizer, strict=True))
+    contents = await tokenizer
     if found.tokenizer is not None:
         return found, dict(found.tokenizer)
-    return found, with_tokenizer(folder, contents)
+    return found, with_tokenizer(place.folder, contents)
+
+
+async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:
+    """The contents of a tokenizer's files by their names, None of those that are not there; a GGUF file has its own.
+    Raises ModelFileError."""
+    if place.gguf is not None:
+        return {}
+    folder = place.folder
+    listing = await host.listing(folder)
+    names = [*TOKENIZER_FILES, *(name for name in listing or () if TEMPLATE.fullmatch(name))]
+    found = dict(zip(names, await asyncio.gather(*(host.read_optional(folder, name) for name in names)), strict=True))
+    if listing is None and found["chat_template.jinja"]:
+        # A folder that is not listed is asked for the one that is taken by its name.
+        found[TOOL_USE] = await host.read_optional(folder, TOOL_USE)
+    return found
 
 
 def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import OptionError
 from ..generation.answer import AnswerStream, forced_call
+from ..text.chat_prompts import template_options
 from ..tokenizer import Tokenizer
 from .requests import ChatRequest
 
@@ -14,7 +15,7 @@ __all__ = ["answer_stream", "rendered", "with_call"]
 
 def rendered(tokenizer: Tokenizer, request: ChatRequest) -> str:
     """The prompt of a conversation."""
-    return tokenizer.apply_chat_template(request["messages"], request.get("tools"), thinking=request.get("thinking"))
+    return tokenizer.apply_chat_template(request["messages"], **template_options(request))
 
 
 def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
@@ -27,13 +28,16 @@ def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
     return {**request, "guidance": {"type": "lark_grammar", "data": data}}
 
 
-def answer_stream(tokenizer: Tokenizer, request: ChatRequest, prompt: str, stops: Sequence[str]) -> AnswerStream:
-    """What reads the answer behind a rendered prompt."""
+def answer_stream(
+    tokenizer: Tokenizer, request: ChatRequest, prompt: str, ids: Sequence[int], stops: Sequence[str]
+) -> AnswerStream:
+    """What reads the answer behind a rendered prompt, which has these ids."""
     forced, guidance = request.get("called") is not None, request.get("guidance")
     return AnswerStream(
         tokenizer,
         prompt,
         request.get("tools"),
+        before=ids,
         stops=stops,
         forced=forced,
         in_json=guidance is not None and guidance["type"] == "json_schema",

@@ -29,15 +29,16 @@ async def complete(
     request: RunRequest,
     params: GeneratorParams,
     prompt: Sequence[int],
+    limit: str,
     answer: Callable[[], AnswerStream | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Continue a prompt with a generator of its own, and tell the page of each token. The keys of the result are those
-    of `build.py run --json`; where the prompt has several sequences, `choices` has all and the rest is of the first.
-    `answer` makes what reads each answer of a chat."""
+    """Continue a prompt with a generator of its own, and tell the page of each token. `limit` is the reason to finish
+    at max_length. The keys of the result are those of `build.py run --json`; where the prompt has several sequences,
+    `choices` has all and the rest is of the first. `answer` makes what reads each answer of a chat."""
     begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
     search = params.search
     rows: list[int | None] = [None] if params.rows == 1 else [*range(params.rows)]
-    choices = [Choice(tokenizer, search.stop_strings, begun, row, answer()) for row in rows]
+    choices = [Choice(tokenizer, search.stop_strings, prompt, begun, row, answer()) for row in rows]
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens([*prompt, *begun])
@@ -56,7 +57,7 @@ async def complete(
                     choice.take(token, token not in search.end_token_ids, generator, request)
             tell()
         told = [
-            {**choice.end(), "token_ids": choice.ids, "finish_reason": reason}
+            {**choice.end(), "token_ids": choice.ids, "finish_reason": limit if reason == "length" else reason}
             for choice, reason in zip(choices, generator.finish_reasons, strict=True)
         ]
         return {
@@ -107,17 +108,22 @@ def require_one_sequence(params: GeneratorParams) -> None:
         )
 
 
-def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> None:
+def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> str:
     """Set max_length: `most`, or what `new_tokens` behind the prompt make if that is less, within the model's context.
-    Raises PromptError, OptionError."""
+    Returns the reason to finish there: 'length', or 'max_new_tokens' if there was room for more. Raises PromptError,
+    OptionError."""
     context = model.config.context_length
     if prompt >= context:
         raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
     if new_tokens is not None and new_tokens < 1:
         raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
-    limits = [each for each in (most, None if new_tokens is None else prompt + new_tokens) if each is not None]
-    if limits:
-        params.set_search_options(max_length=min([*limits, context] if new_tokens is not None else limits))
+    if new_tokens is None:
+        if most is not None:
+            params.set_search_options(max_length=most)
+        return "length"
+    room = context if most is None else min(most, context)
+    params.set_search_options(max_length=min(prompt + new_tokens, room))
+    return "max_new_tokens" if prompt + new_tokens < room else "length"
 
 
 def told_ready(model: Model, generator: Generator) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .._js import host
 from .._js.errors import require_memory, spent
 from .._js.files import mount
 from ..errors import CapstanError, ConfigError, OptionError, OutOfMemoryError, PromptError
-from ..generation.conversation import Conversation, History
+from ..generation.conversation import Conversation
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
@@ -37,6 +37,7 @@ from ..loading.opening import told_facts
 from ..model import Model
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts
+from ..text.chat_prompts import template_options
 from ..tokenizer import Tokenizer
 from .adapters import adapt, forget_adapters
 from .chat_answers import answer_stream, rendered, with_call
@@ -84,10 +85,6 @@ loading: asyncio.Task[Model] | None = None
 conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
 """The last conversation of each session (None: of requests without a session), with its model and its options. The next
 request that continues it runs the model on new messages only."""
-lost: dict[str | None, tuple[Key, str, History]] = {}
-"""The sessions whose model's device was lost between two requests: the model's key, the options, and the history of the
-conversation.
-"""
 idle = idle_verification(lambda: load_ended())
 verify_after = math.inf
 """Seconds without a request until stored weights are compared with their digests."""
@@ -242,8 +239,9 @@ async def generate(request: GenerateRequest) -> dict[str, Any]:
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
     params = generator_params(model, request)
-    limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
-    return await complete(model, tokenizer, request, params, prompt_ids)
+    new, most = request["max_new_tokens"], request["search"].get("max_length")
+    limit = limit_length(params, model, len(prompt_ids), new, most)
+    return await complete(model, tokenizer, request, params, prompt_ids, limit)
 
 
 async def chat_rows(request: ChatRequest) -> dict[str, Any]:
@@ -253,21 +251,12 @@ async def chat_rows(request: ChatRequest) -> dict[str, Any]:
     require_fitting((message.get("content") for message in request["messages"]), model.config)
     request, text = with_call(tokenizer, request), rendered(tokenizer, request)
     params = generator_params(model, request)
-    prompt, limit, most = tokenizer.encode(text), request["max_new_tokens"], chat_length(model, request["max_length"])
-    limit_length(params, model, len(prompt), limit, most)
-    told = await complete(
-        model,
-        tokenizer,
-        request,
-        params,
-        prompt,
-        lambda: answer_stream(tokenizer, request, text, params.search.stop_strings),
+    prompt, most = tokenizer.encode(text), chat_length(model, request["max_length"])
+    limit = limit_length(params, model, len(prompt), request["max_new_tokens"], most)
+    stops = params.search.stop_strings
+    return await complete(
+        model, tokenizer, request, params, prompt, limit, lambda: answer_stream(tokenizer, request, text, prompt, stops)
     )
-    if limit is not None and len(prompt) + limit <= most:
-        for choice in (told, *told["choices"]):
-            if choice["finish_reason"] == "length":
-                choice["finish_reason"] = "max_new_tokens"
-    return told
 
 
 def chat_length(model: Model, asked: int | None) -> int:
@@ -290,8 +279,8 @@ async def chat(request: ChatRequest) -> dict[str, Any]:
         prepare_unasked(model, generator)
         return {**tell(), "max_length": generator.max_length}
     require_fitting((message.get("content") for message in request["messages"]), model.config)
-    kept = talk.ask(request["messages"], request.get("tools"), request.get("thinking"))
-    answer = answer_stream(tokenizer, request, talk.text, talk.stops)
+    kept = talk.ask(request["messages"], **template_options(request))
+    answer = answer_stream(tokenizer, request, talk.prompt, generator.get_sequence(), talk.stops)
     answer.begin(begun)
     watch(generator, request)
     prompt, reused = generator.token_count(), generator.reused_tokens
@@ -334,7 +323,7 @@ async def alternatives(request: AlternativesRequest) -> None:
     tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
     if (messages := request.get("messages")) is not None:
         talk = await conversation_with(model, request)
-        talk.ask(messages, request.get("tools"), request.get("thinking"))
+        talk.ask(messages, **template_options(request))
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
     prompt_ids = tokenizer.encode_prompt(request["prompt"] or "")
@@ -362,9 +351,8 @@ async def tokenized(request: TokenizerRequest) -> dict[str, Any]:
     if request["action"] == "template":
         text = tokenizer.apply_chat_template(
             request.get("messages") or [],
-            request.get("tools"),
-            request.get("add_generation_prompt") is not False,
-            thinking=request.get("thinking"),
+            add_generation_prompt=request.get("add_generation_prompt") is not False,
+            **template_options(request),
         )
     return {"text": text, "ids": tokenizer.encode(text)}
 
@@ -406,7 +394,7 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
         asked.append(named_processor(processor).serial)
     options = json.dumps(asked, sort_keys=True)
     unused = conversations.get(None)
-    if session not in conversations and session not in lost and unused and not unused[2].generator.token_count():
+    if session not in conversations and unused and not unused[2].generator.token_count():
         # It was made when the model was loaded.
         conversations[session] = conversations.pop(None)
     if (last := conversations.get(session)) is not None:
@@ -428,9 +416,7 @@ async def conversation_with(model: Model, request: ConversationRequest) -> Conve
     except BaseException:
         await generator.aclose()
         raise
-    before = lost.pop(session, None)
-    earlier = before[2] if before and loaded and before[:2] == (loaded[0], options) else None
-    talk = Conversation(tokenizer, generator, params.search.stop_strings, earlier)
+    talk = Conversation(tokenizer, generator, params.search.stop_strings)
     conversations[session] = model, options, talk
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async(record=False)
@@ -446,7 +432,6 @@ async def end_conversation(session: str | None) -> None:
 
 async def end_session(request: EndSessionRequest) -> None:
     """Give back what a session holds; it may have ended already."""
-    lost.pop(request["session"], None)
     await end_conversation(request["session"])
 
 
@@ -479,11 +464,8 @@ async def load_once(request: ModelRequest) -> Model:
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
             return loaded[1]
-        same, last, loaded = loaded[0] == key, loaded[1], None
-        lost.clear()
-        for session, (_, options, talk) in [*conversations.items()]:
-            if same:
-                lost[session] = key, options, talk.history()
+        last, loaded = loaded[1], None
+        for session in [*conversations]:
             await end_conversation(session)
         forget_adapters()
         await last.aclose()

@@ -162,6 +162,8 @@ class ChatRequest(ConversationRequest):
     """The names of tools one of which the answer has to call, in place of a grammar; null leaves it to the model."""
     most_calls: NotRequired[int | None]
     """Calls behind so many stay in the answer's text; null for no limit."""
+    chat_template_kwargs: NotRequired[dict[str, Any] | None]
+    """Other variables of the chat template by their names, such as reasoning_effort; null for none."""
     begun: NotRequired[list[int] | None]
     """As in GenerateRequest, but the first tokens of the answer."""
 
@@ -177,6 +179,8 @@ class AlternativesRequest(ConversationRequest):
     tools: NotRequired[list[Tool] | None]
     """As in ChatRequest."""
     thinking: NotRequired[bool | None]
+    """As in ChatRequest."""
+    chat_template_kwargs: NotRequired[dict[str, Any] | None]
     """As in ChatRequest."""
     answer: list[int]
     """The ids of the answer's tokens."""
@@ -195,6 +199,8 @@ class TokenizerRequest(ModelRequest):
     messages: NotRequired[list[Message] | None]
     tools: NotRequired[list[Tool] | None]
     thinking: NotRequired[bool | None]
+    """As in ChatRequest."""
+    chat_template_kwargs: NotRequired[dict[str, Any] | None]
     """As in ChatRequest."""
     add_generation_prompt: NotRequired[bool | None]
     """Whether the rendered text ends with the beginning of an answer; null for true."""

@@ -24,6 +24,7 @@ class Choice:
         self,
         tokenizer: Tokenizer,
         stops: Sequence[str],
+        prompt: Sequence[int],
         begun: Sequence[int],
         row: int | None,
         answer: AnswerStream | None = None,
@@ -34,7 +35,7 @@ class Choice:
         self.text = ""
         self._answer = answer
         self._tokenizer, self._row = tokenizer, row
-        self._stream = StoppingStream(tokenizer.decode, stops)
+        self._stream = StoppingStream(tokenizer.decode, stops, prompt)
         for token in begun:
             self._stream.push(token)
 

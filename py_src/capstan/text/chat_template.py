@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-__all__ = ["render"]
+__all__ = ["render", "variables_of"]
 
 MOST_WORK = 100_000_000
 """Characters that one rendering makes or reads; an item of a collection and a call count as many as ITEM, a part of the
@@ -55,15 +56,22 @@ COLLECTIONS: tuple[type[Collection[Any]], ...] = (
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """The text of a template. Raises jinja2's errors, those of Python's operations; ValueError beyond the budget."""
-    if len(template) > LONGEST_TEMPLATE:
-        raise ValueError(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read; shorten it")
     environment, compiled = _compiled(template)
     environment.begin(variables)
     return compiled.render(**variables)
 
 
 @lru_cache(maxsize=4)
+def variables_of(template: str) -> frozenset[str]:
+    """The variables that a template takes, by name; its errors are those of `render`."""
+    environment, _ = _compiled(template)
+    return frozenset(find_undeclared_variables(environment.parse(template)))
+
+
+@lru_cache(maxsize=4)
 def _compiled(template: str) -> tuple[_Environment, Template]:
+    if len(template) > LONGEST_TEMPLATE:
+        raise ValueError(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read; shorten it")
     environment = _Environment()
     return environment, environment.from_string(template)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = ["StoppingStream", "TextStream"]
+__all__ = ["StoppingStream", "TextStream", "alike"]
 
 REPLACEMENT = "\ufffd"
 HELD_TOKENS = 4
@@ -20,20 +21,33 @@ class TextStream:
     SentencePiece-like decoders drop the space before the first token. So a window of the last ids is decoded with and
     without the new one, and the difference is the delta. Replacement characters at its end may be an incomplete
     character and are held back; `flush` releases them.
+
+    `before` are the ids in front of the first one, whose text is not given out: the deltas are what is added to it. An
+    answer's first space, which a decoder drops at the beginning of a text, is there then.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window: list[int] = []
-        self._shown = 0
+        self._window = context_of(decode, before)
+        self._before = decode(self._window) if self._window else ""
+        """The text before, until something was given out; its last character may be one that the next ids complete."""
+        self._shown = len(self._window)
         """Ids of the window whose text is whole: where the next window may start."""
-        self._sent = 0
+        self._sent = len(self._before)
         """Characters of the window's text that were given out."""
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, all of its whole characters; empty for special tokens."""
         self._window.append(token_id)
         text = self._decode(self._window)
+        if self._before:
+            self._sent = alike(self._before, text)
+        delta = self._completed(text)
+        if delta:
+            self._before = ""
+        return delta
+
+    def _completed(self, text: str) -> str:
         held = len(self._window) - self._shown
         if not text.endswith(REPLACEMENT) or held > WINDOW_TOKENS:
             delta = text[self._sent :]
@@ -51,7 +65,7 @@ class TextStream:
     def flush(self) -> str:
         """The text that was held back, incomplete characters as U+FFFD; the stream then starts anew."""
         delta = self._decode(self._window)[self._sent :] if self._window else ""
-        self._window, self._shown, self._sent = [], 0, 0
+        self._window, self._shown, self._sent, self._before = [], 0, 0, ""
         return delta
 
     def _cut(self, rest: str) -> None:
@@ -68,18 +82,35 @@ class TextStream:
         if kept or len(self._window) > WINDOW_TOKENS:
             self._window, text = context, kept
         self._shown, self._sent = len(self._window), len(text)
+        self._before = self._before and text
+
+
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items two sequences begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def context_of(decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> list[int]:
+    """The last of some ids that have text together: as many as a character has at least, if there are so many."""
+    count = HELD_TOKENS
+    while count < min(len(before), WINDOW_TOKENS) and not decode(before[-count:]):
+        count *= 2
+    return list(before[-count:])
 
 
 class StoppingStream:
     """A TextStream whose text ends before the first stop string. Text that could begin one is held back."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
         self.text = ""
         """The text that was given out."""
         self.stopped: str | None = None
         """The stop string that was met."""
         self._stops = tuple(stops)
-        self._stream = TextStream(decode)
+        self._stream = TextStream(decode, before)
         self._held = ""
 
     def push(self, token_id: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from itertools import chain
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -16,10 +17,25 @@ from .header import GgufFile
 __all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
 
 ENDS = (
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>"),
-    *("<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>", "[e~["),
+    *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
 """Tokens that end an output by their text, as in llama.cpp: converters name only one of them in the metadata."""
+FILL_IN_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Tokens of code models that do so: one of each kind, which the metadata may name."""
+NO_ENDS = (
+    ({"<|return|>", "<|call|>"}, "<|end|>"),
+    ({"<|calls|>", "<|flush|>"}, "<|end|>"),
+    ({"<|call|>", "<|flush|>"}, "<|end|>"),
+    ({"<|return|>", "<|calls|>"}, "<|end|>"),
+    ({"<|tool_response>"}, "</s>"),
+)
+"""A token that ends no output of a model with those before it, whatever the metadata say: it ends a part of one."""
 
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 """Search options by their names below `general.sampling.`."""
@@ -130,10 +146,17 @@ def token(file: GgufFile, name: str, vocab_size: int) -> int | None:
 
 def ends(file: GgufFile, vocab_size: int) -> tuple[int, ...]:
     """The ids that end an output: those of the metadata, and those of known texts."""
-    named = [token(file, name, vocab_size) for name in ("eos", "eot", "eom")]
+    named = [token(file, name, vocab_size) for name in ("eos", "eot", "eom", *FILL_IN_ENDS)]
     tokens = file.strings("tokenizer.ggml.tokens")
-    known = [place for place, text in enumerate(tokens) if text in ENDS]
-    return tuple(dict.fromkeys([*(found for found in named if found is not None), *known]))
+    open_kinds = [names for names, given in zip(FILL_IN_ENDS.values(), named[3:], strict=True) if given is None]
+    known = {text: tokens.index(text) for text in {*ENDS, *chain(*open_kinds)}.intersection(tokens)}
+    firsts = [next((known[name] for name in names if name in known), None) for names in open_kinds]
+    texts = sorted(known[text] for text in known if text in ENDS)
+    found = dict.fromkeys(each for each in [*named, *texts, *firsts] if each is not None)
+    for with_these, text in NO_ENDS:
+        if with_these <= known.keys() and text in known:
+            found.pop(known[text], None)
+    return tuple(found)
 
 
 def search(file: GgufFile) -> dict[str, Any]:

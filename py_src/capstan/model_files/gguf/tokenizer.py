@@ -238,9 +238,7 @@ def chat_template(file: GgufFile) -> str | list[dict[str, str]] | None:
     """The chat template, or several with their names; None if there is none."""
     key = "tokenizer.chat_template"
     main = file.text(key) if file.metadata.get(key, "") != "" else None
-    if "tokenizer.chat_templates" not in file.metadata:
-        return main
-    named = [
-        {"name": name, "template": file.text(f"{key}.{name}")} for name in file.strings("tokenizer.chat_templates")
-    ]
-    return named if main is None else [{"name": "default", "template": main}, *named]
+    listed = file.strings("tokenizer.chat_templates") if "tokenizer.chat_templates" in file.metadata else ()
+    there = (name.removeprefix(f"{key}.") for name in file.metadata if name.startswith(f"{key}."))
+    named = [{"name": name, "template": file.text(f"{key}.{name}")} for name in dict.fromkeys([*listed, *there])]
+    return [{"name": "default", "template": main}, *named] if named and main is not None else named or main

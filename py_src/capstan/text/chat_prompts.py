@@ -1,0 +1,170 @@
+"""Makes the prompts of conversations, by the chat template and with the values that transformers would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import CapstanError, ConfigError, OptionError
+from .answer_formats import AnswerFormat
+from .call_history import history_for
+
+__all__ = ["ChatTemplates", "template_options", "templates_of_files"]
+
+THINKING = ("enable_thinking", "thinking")
+"""Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+OWN = ("messages", "tools", "add_generation_prompt", "template_str")
+"""The arguments of a prompt that are none of its template's variables."""
+MAIN = "chat_template.jinja"
+MORE = "additional_chat_templates/"
+
+
+class ChatTemplates:
+    """The chat templates of a model by their names; one without a name is called default."""
+
+    def __init__(self, config: Mapping[str, Any], given: Mapping[str, str] | None) -> None:
+        """`config` is the content of tokenizer_config.json; templates that are `given` take the place of its own.
+        Raises ConfigError."""
+        found = of_config(config) if given is None else given
+        # An empty one says that there is none.
+        self._named = {name: text for name, text in found.items() if text}
+        tokens = {name: token_text(config.get(name)) for name in SPECIAL_TOKENS}
+        self._tokens = {name: text for name, text in tokens.items() if text is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    @property
+    def texts(self) -> str:
+        """All of them."""
+        return "\n".join(self._named.values())
+
+    @property
+    def default(self) -> str | None:
+        return self._named.get("default")
+
+    def choose(self, template: str | None, tools: object) -> str:
+        """The template of that name, or else the text itself; if it is None, the one named tool_use where there are
+        tools, else default. Raises ConfigError if there is none."""
+        if template:
+            return self._named.get(template, template)
+        name = "tool_use" if tools is not None and "tool_use" in self._named else "default"
+        if name in self._named:
+            return self._named[name]
+        where = "tokenizer_config.json: chat_template"
+        if self._named:
+            names = ", ".join(sorted(self._named))
+            raise ConfigError(f"{where}: there are {names}, and none named default; name one of them as template_str")
+        raise ConfigError(f"{where}: missing; pass template_str, or encode plain text")
+
+    def render(
+        self,
+        template: str,
+        messages: Iterable[Mapping[str, Any]],
+        form: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        thinking: bool | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text of a template. `form` is how the model writes calls of tools; `variables` are those that it has
+        besides the usual ones.
+
+        Raises ConfigError if it cannot be rendered, OptionError for variables that it does not have.
+        """
+        try:
+            from .chat_template import render, variables_of
+        except ImportError as error:
+            raise CapstanError(
+                f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
+            ) from error
+        values: dict[str, Any] = {
+            **self._tokens,
+            "messages": [*map(as_templates_take, messages)],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "documents": None,
+        }
+        try:
+            if variables or thinking is not None:
+                values |= asked_for(thinking, variables, variables_of(template))
+            given = {**values, "add_generation_prompt": False}
+            values["messages"] = history_for(
+                values["messages"], template, form, lambda told: render(template, {**given, "messages": told})
+            )
+            return render(template, values)
+        except OptionError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"tokenizer_config.json: chat_template: cannot be rendered ({error}); pass template_str"
+            ) from error
+
+
+def as_templates_take(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without keys whose value is None, which callers of OpenAI's API write for what they leave out and
+    templates would print."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The values of a template's own variables, of which it knows those. Raises OptionError."""
+    unknown = [name for name in variables if name not in known]
+    if unknown:
+        others = ", ".join(sorted({*known} - {*OWN, *SPECIAL_TOKENS})) or "none"
+        raise OptionError(
+            f"{', '.join(unknown)}: the chat template has no such variable; those that it has are: {others}"
+        )
+    if thinking is None:
+        return dict(variables)
+    if not {*THINKING} & {*known}:
+        raise OptionError(
+            f"thinking is {thinking}, but the chat template has none of the variables {', '.join(THINKING)}: "
+            "leave thinking out"
+        )
+    twice = [name for name in THINKING if name in variables]
+    if twice:
+        raise OptionError(f"thinking and {twice[0]} say the same thing; give one of them")
+    return {**variables, **dict.fromkeys(THINKING, thinking)}
+
+
+def template_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of Tokenizer.apply_chat_template, besides the messages, of a request or a job with `tools`,
+    `thinking` and `chat_template_kwargs`. Raises OptionError."""
+    options = {name: asked.get(name) for name in ("tools", "thinking")}
+    variables = asked.get("chat_template_kwargs") or {}
+    for name in variables:
+        if name in OWN or options.get(name) is not None:
+            raise OptionError(f"chat_template_kwargs has {name}, which is an option of its own; leave it out there")
+    return {**options, **variables}
+
+
+def templates_of_files(files: Mapping[str, str]) -> dict[str, str] | None:
+    """The chat templates that are files of a folder, by their names; None if there are none."""
+    found = {"default": files[MAIN]} if MAIN in files else {}
+    names = [name for name in files if name.startswith(MORE)]
+    found |= {name.removeprefix(MORE).removesuffix(".jinja"): files[name] for name in names}
+    return found or None
+
+
+def of_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates in tokenizer_config.json: a string, or a list of several. Raises ConfigError."""
+    found = config.get("chat_template")
+    where, remedy = "tokenizer_config.json: chat_template", "correct it"
+    if isinstance(found, list):
+        for place, each in enumerate(found):
+            fields = [each.get(name) for name in ("name", "template")] if isinstance(each, Mapping) else [None]
+            if not all(isinstance(field, str) for field in fields):
+                raise ConfigError(f"{where}[{place}]: expected an object with the strings name and template; {remedy}")
+        return {each["name"]: each["template"] for each in found}
+    if found is not None and not isinstance(found, str):
+        raise ConfigError(f"{where}: expected a string, got {type(found).__name__}; {remedy}")
+    return {} if found is None else {"default": found}
+
+
+def token_text(token: object) -> str | None:
+    """A special token of tokenizer_config.json: a string, or an object with the string as `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

@@ -1,0 +1,34 @@
+// What <capstan-chat> says when an answer has ended, over runs that are made up here.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { ModelAnswers } from "../../web/src/chat_model.ts";
+import { madeUpRun } from "./made_up_run.mjs";
+
+/** The sentence below a conversation whose last run ended for that reason. */
+async function said(canChat, finishReason) {
+  const run = () => madeUpRun(["Yes"], { finishReason });
+  const llm = { stats: () => ({ canChat }), complete: run, session: () => ({ send: run, messages: [] }) };
+  const turn = { asked: "Well?", append() {} };
+  let status;
+  const chat = {
+    ...{ messages: [{ role: "user", content: "Well?" }], turns: [turn] },
+    getAttribute: () => null,
+    showStatus: (text) => (status = text),
+  };
+  assert.equal(await new ModelAnswers(llm, chat).answer(turn, new AbortController().signal), finishReason);
+  assert.equal(turn.answer, "Yes");
+  return status;
+}
+
+test("the sentence below an answer tells which limit was met", async () => {
+  for (const [canChat, what] of [
+    [true, "conversation"],
+    [false, "text"],
+  ]) {
+    assert.equal(await said(canChat, "length"), `The ${what} is as long as it may be.`);
+    assert.equal(await said(canChat, "max_new_tokens"), "The answer is as long as it may be.");
+    assert.equal(await said(canChat, "abort"), "Stopped.");
+    for (const reason of ["eos", "stop", "time"]) assert.equal(await said(canChat, reason), "");
+  }
+});
