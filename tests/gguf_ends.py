@@ -1,6 +1,6 @@
 """Vocabularies of GGUF files, and the tokens of each that end an output by llama.cpp.
 
-The answers are in fixtures/gguf_ends.json. They come from
+The answers are in fixtures/gguf_ends.json. These commands wrote them:
 
     npm install --ignore-scripts node-llama-cpp@3.22.1 @node-llama-cpp/linux-x64@3.22.1  # in FOLDER
     python3 -m tests.gguf_ends FOLDER

@@ -1,7 +1,7 @@
 """Conversations by transformers: the ids of two turns, for tokenizers that treat a text's beginning in their own ways,
 and the prompts of templates by name, of keys without a value and of a template's own variables.
 
-The answers are in fixtures/transformers_chats.json. They come from
+The answers are in fixtures/transformers_chats.json. These commands wrote them:
 
     python3 -m venv VENV && VENV/bin/pip install transformers==5.24.0 tokenizers==0.23.3
     VENV/bin/python -m tests.transformers_chats

@@ -26,7 +26,6 @@ from .text.tokenizer_limits import require_bounded
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
 
-
 class TokenizerBackend(Protocol):
     """The implementation of a tokenizer; all methods are synchronous."""
 
@@ -298,5 +297,3 @@ def token_id(item: object) -> int:
         return index(item)  # type: ignore[arg-type]
     except TypeError:
         raise OptionError(f"a token id is {item!r}; it must be an integer") from None
-
-

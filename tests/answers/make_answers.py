@@ -148,7 +148,7 @@ def judged(template: str, program: str, answer: str) -> dict[str, Any]:
 
 
 def detected(folder: str, name: str, answer: str) -> dict[str, Any]:
-    """What a detector of sglang reads; its request types, which need much else, are put in place here."""
+    """The calls that a detector of sglang reads; its request types, which need much else, are put in place here."""
     protocol = types.ModuleType("sglang.srt.entrypoints.openai.protocol")
     protocol.Tool, protocol.ToolChoice = SimpleNamespace, SimpleNamespace  # type: ignore[attr-defined]
     options = types.ModuleType("sglang.srt.environ")
@@ -200,7 +200,7 @@ def read_by_others(templates: Path, program: str, sglang: str) -> list[dict[str,
 
 
 def written_by_templates(templates: Path) -> list[dict[str, Any]]:
-    """Calls as transformers renders them, from the mark that begins them on."""
+    """Calls as transformers renders them, from their first mark to the end."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     found = []

@@ -27,7 +27,7 @@ def read(form: AnswerFormat, text: str, cuts: Sequence[int] = (), tools: Any = T
 
 
 def read_anyhow(form: AnswerFormat, text: str, **options: Any) -> dict[str, Any]:
-    """What is read, which is the same wherever the text is cut."""
+    """The parts of an answer, the same wherever the text is cut."""
     found = read(form, text, **options)
     for place in range(len(text) + 1):
         assert read(form, text, [place], **options) == found, place

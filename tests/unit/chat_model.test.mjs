@@ -1,4 +1,4 @@
-// What <capstan-chat> says when an answer has ended, over runs that are made up here.
+// The sentences of <capstan-chat> at the end of an answer, over runs that are made up here.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -25,7 +25,7 @@ ROME = ["weather", {"city": "Rome"}]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What is no call is warned of, which other tests look at."""
+    """Text that is no call gives a warning, which other tests look for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         yield

@@ -44,7 +44,7 @@ class Page:
         reply = self.replies.get(text, {"text": f"to {text}", "finish_reason": "eos"})
         if "type" in reply:
             return {"ok": False, "error": {"message": "no room", "traceback": "", **reply}}
-        # What the model thought is no part of the conversation.
+        # The model's thoughts are no part of the conversation.
         told = {**reply, "text": f"<think>hm</think>{reply['text']}" if reply["text"] else "", "answer": reply["text"]}
         return {"ok": True, "result": {"max_length": LENGTH, **told}}
 

@@ -190,7 +190,7 @@ def test_earlier_calls_are_as_the_template_takes_them(body: str, given: dict[str
     assert both.startswith("How?Look: ")
     assert "it's" in both
     assert history_for([ASKED], whole, hermes, rendered) == [ASKED]
-    # What is not there stays so, if the template takes that.
+    # Missing content stays missing, if the template takes that.
     absent = history_for([{"role": "assistant", "tool_calls": [given]}], whole, hermes, rendered)[0]
     assert ("content" in absent) == ("is none" in body or not body)
     for odd in (5, "a", [5], [{"function": 5}], [{"function": {"name": "time", "arguments": 5}}]):

@@ -52,7 +52,7 @@ export interface CompletionParams {
   logprobs?: boolean | null;
   /** With `logprobs`: so many of the most probable tokens besides each token, 0 to 20. */
   top_logprobs?: number | null;
-  /** A variable of chat templates that know it, as gpt-oss' does. */
+  /** A variable of chat templates that know it, such as gpt-oss'. */
   reasoning_effort?: string | null;
   /** Not OpenAI's: variables of the chat template; `enable_thinking` is the option `thinking`. */
   chat_template_kwargs?: Record<string, unknown> | null;
@@ -277,7 +277,7 @@ function toolsOf({ tools = [], tool_choice: choice = "auto" }: CompletionParams)
   return { tools: tools as readonly CompletionTool[], choice: choice as ToolChoice };
 }
 
-/** Whether the model may make calls, and whether it must. */
+/** Whether the model may make calls, or has to make one. */
 function callsOf({ tools, choice }: Tools): "none" | "auto" | "required" {
   if (typeof choice === "object" && !tools.some((tool) => tool.function.name === choice.function.name))
     throw refused(`tool_choice: ${JSON.stringify(choice.function.name)} is none of the tools`);

@@ -35,7 +35,7 @@ export interface TokenLogprob extends LikelyToken {
 
 /** One answer of a run. */
 export interface RunChoice {
-  /** All that was generated; a chat's reasoning stands between `<think>` and `</think>`, whatever the model's marks are. */
+  /** All that was generated; a chat's reasoning stands between `<think>` and `</think>`, in place of the model's marks. */
   text: string;
   /** Parts of a chat's answer: what the model thought, what it said, and the calls of tools that it made. */
   reasoning: string;

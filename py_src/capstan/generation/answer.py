@@ -47,7 +47,7 @@ class AnswerStream:
         most_calls: int | None = None,
     ) -> None:
         """`prompt` is the rendered one, `before` its ids; `forced` as in AnswerReader. `in_json`: a schema holds the
-        whole answer, which then has no reasoning, whatever the prompt ended with."""
+        whole answer, which then has no reasoning, whatever the end of the prompt is."""
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
         self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
@@ -123,7 +123,7 @@ def told_call(call: Call) -> dict[str, Any]:
 
 
 def with_id(part: AnswerPart) -> AnswerPart:
-    """A call with an id, of nine letters and digits as Mistral's templates ask for."""
+    """A call with an id, of nine letters and digits as Mistral's templates need it."""
     assert part.call is not None
     identifier = "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
     return replace(part, call=replace(part.call, id=identifier))

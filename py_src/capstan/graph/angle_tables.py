@@ -18,7 +18,7 @@ from .wiring import copy_of, prune
 
 __all__ = ["angle_tables"]
 
-BITS = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16}
+BITS: dict[int, int] = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16}
 READ = 4
 """Bytes of the data file that a table's part names; a part has some, and the table needs none of them."""
 

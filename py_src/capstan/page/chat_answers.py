@@ -1,4 +1,4 @@
-"""What a request for an answer asks of the model's format: its prompt, the grammar of a call, what reads the answer."""
+"""The parts of an answer that the model's format decides: its prompt, the grammar of a call, the reader of the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
 def answer_stream(
     tokenizer: Tokenizer, request: ChatRequest, prompt: str, ids: Sequence[int], stops: Sequence[str]
 ) -> AnswerStream:
-    """What reads the answer behind a rendered prompt, which has these ids."""
+    """The reader of the answer behind a rendered prompt, which has these ids."""
     forced, guidance = request.get("called") is not None, request.get("guidance")
     return AnswerStream(
         tokenizer,

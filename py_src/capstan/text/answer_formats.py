@@ -37,7 +37,7 @@ class AnswerFormat:
     """Texts of the family's chat templates: all of one group."""
     calls: CallForm | None
     not_told_by: tuple[str, ...] = ()
-    """Texts that none of them has."""
+    """Texts that are in none of them."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     """The marks around reasoning."""
     thinks_anywhere: bool = False

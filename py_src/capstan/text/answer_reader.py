@@ -17,7 +17,7 @@ from .stream import overlap
 __all__ = ["AnswerPart", "AnswerReader", "functions_of"]
 
 OPEN, CLOSE = "<think>", "</think>"
-"""The marks around reasoning in the text of an answer, whatever the model's own are."""
+"""The marks around reasoning in the text of an answer, in place of the model's own."""
 MOST_HEADER = 600
 """Characters of the head of a message in a channel."""
 SLACK = 16
@@ -175,7 +175,7 @@ class AnswerReader:
         return self._skip_space(self._answer_begin, final)
 
     def _answer_begin(self, final: bool) -> bool:
-        """Where an answer that is a call as a whole would begin."""
+        """The place at which an answer that is a call as a whole begins."""
         read = self._readers.get("")
         taken = read is not None and self._call(0, "", read, final)
         if taken is None:

@@ -71,7 +71,7 @@ class CallForm:
     """A form of calls. In its pieces NAME stands for the function's name."""
 
     opening: Mapping[str, Read]
-    """What reads the calls behind each mark that begins them; "" where they are the whole answer."""
+    """The reader of the calls behind each mark that begins them; "" where they are the whole answer."""
     before: tuple[str, ...]
     """The pieces from the beginning to the arguments."""
     after: tuple[str, ...] = ()

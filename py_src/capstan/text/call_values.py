@@ -81,7 +81,7 @@ class Cursor:
         return rest == mark
 
     def take(self, *marks: str) -> str | None:
-        """The first of the marks that comes next, if one does."""
+        """The first of the marks that comes next, None without one."""
         for mark in marks:
             if self.looks(mark):
                 self.at += len(mark)
@@ -177,7 +177,7 @@ class Cursor:
             self.at += len(quote)
             return self.until(quote)
         written = self._matched(re.compile(rf"{quote}[^{quote}\\]*(?:\\.[^{quote}\\]*)*{quote}", re.DOTALL), whole=True)
-        # LFM2's template writes line feeds as they are.
+        # LFM2's template does not escape line feeds.
         inner = written.replace("\n", "\\n")
         try:
             found = json.loads(written, strict=False) if dialect is not PYTHON else ast.literal_eval(inner)
@@ -186,7 +186,7 @@ class Cursor:
         return str(found)
 
     def _matched(self, pattern: re.Pattern[str], whole: bool = False) -> str:
-        """What the pattern matches next. Without `whole` it may go on where the text ends."""
+        """The next match of the pattern. Without `whole` it may go on where the text ends."""
         found = pattern.match(self.text, self.at)
         if found is None and (whole or self.at_end):
             self._cut()
@@ -202,8 +202,8 @@ class Cursor:
 
 
 def plain_value(text: str, schema: Any, root: Any) -> Any:
-    """The value that a text without quotes stands for, by its schema, whose references are places in `root`: a string
-    unless that may not be one, or the text is a value of another type that may be."""
+    """The value that a text without quotes stands for, by its schema, whose references are places in `root`: a string,
+    unless the schema takes no string or the text is a value of another type in it."""
     types = types_of(schema, root)
     if types == {"string"}:
         return text

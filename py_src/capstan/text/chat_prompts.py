@@ -71,7 +71,7 @@ class ChatTemplates:
         """The text of a template. `form` is how the model writes calls of tools; `variables` are those that it has
         besides the usual ones.
 
-        Raises ConfigError if it cannot be rendered, OptionError for variables that it does not have.
+        Raises ConfigError if it cannot be rendered, OptionError for unknown variables.
         """
         try:
             from .chat_template import render, variables_of
