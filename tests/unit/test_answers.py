@@ -25,7 +25,7 @@ ROME = ["weather", {"city": "Rome"}]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Text that is no call gives a warning, which other tests look for."""
+    """Text that is no call gives a warning; other tests have it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         yield

@@ -1,5 +1,5 @@
 // Splits the text of a chat's answer into its reasoning, between <think> and </think> at the beginning, and the rest. The
-// worker writes these tags, in place of the model's own marks are.
+// worker writes these tags in place of the model's own marks.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";

@@ -47,7 +47,7 @@ class AnswerStream:
         most_calls: int | None = None,
     ) -> None:
         """`prompt` is the rendered one, `before` its ids; `forced` as in AnswerReader. `in_json`: a schema holds the
-        whole answer, which then has no reasoning, whatever the end of the prompt is."""
+        whole answer, which then has no reasoning, also behind an opened `<think>`."""
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
         self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
