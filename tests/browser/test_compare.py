@@ -80,6 +80,7 @@ def checked(
     about: Any = SimpleNamespace(
         logits="logits",
         logits_dtype=dtype,
+        vocab_size=1,
         rows_of=lambda _pair: dtype,
         cache=[pair],
         states=[],

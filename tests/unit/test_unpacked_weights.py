@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ def node() -> subprocess.Popen[str]:
 def made_by_page(node: subprocess.Popen[str], weight: UnpackedWeight, data: bytes) -> bytes:
     assert node.stdin
     assert node.stdout
-    node.stdin.write(json.dumps({"weight": weight.as_json(), "data": b64encode(data).decode()}) + "\n")
+    begin = min(part.offset for part in weight.parts)
+    end = max(part.offset + part.length for part in weight.parts)
+    weight = replace(weight, parts=tuple(replace(part, offset=part.offset - begin) for part in weight.parts))
+    told = {"weight": weight.as_json(), "data": b64encode(data[begin:end]).decode()}
+    node.stdin.write(json.dumps(told) + "\n")
     node.stdin.flush()
     return b64decode(node.stdout.readline())
 

@@ -1,4 +1,4 @@
-"""The parts of an answer that the model's format decides: its prompt, the grammar of a call, the reader of the answer."""
+"""The parts of an answer that the model's format decides: prompt, grammar of a call, reader of the answer."""
 
 from __future__ import annotations
 
