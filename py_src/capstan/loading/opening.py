@@ -286,7 +286,8 @@ async def read_small_files(
     host: Host, place: Place, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
     """The model and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
-    tokenizer = asyncio.ensure_future(read_tokenizer(host, place))
+    # Pyodide's loop tells at once of a task that failed before anybody waits for it; gather takes its error.
+    tokenizer = asyncio.gather(read_tokenizer(host, place))
     try:
         found = await find_model(host, place, source.device_for(), source.dtype, keep, progress, source.overlay)
         config = found.config
@@ -302,7 +303,7 @@ async def read_small_files(
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         tokenizer.cancel()
         raise
-    contents = await tokenizer
+    [contents] = await tokenizer
     if found.tokenizer is not None:
         return found, dict(found.tokenizer)
     return found, with_tokenizer(place.folder, contents)
