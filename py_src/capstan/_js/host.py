@@ -242,7 +242,7 @@ async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
         return await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
 
 
-def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
+def make_tokenizer(tokenizer_json: str) -> Any:
     """The JavaScript tokenizer (web/src/tokenizers.ts)."""
     with typed_errors():
         return capstan_host.makeTokenizer(tokenizer_json)

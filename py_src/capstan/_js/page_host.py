@@ -151,7 +151,7 @@ class PageHost:
         return ON_F16 if adapter is not None and "shader-f16" in adapter["features"] else ON_F32
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
-        return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
+        return PageBackend(host.make_tokenizer(tokenizer_json))
 
     async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> PageGrammars:
         return PageGrammars(await host.open_grammars(tokens, stop))

@@ -46,8 +46,8 @@ class AnswerStream:
         in_json: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """`prompt` is the rendered one, `before` its ids; `forced` as in AnswerReader. `in_json`: a schema holds the
-        whole answer, which then has no reasoning, also behind an opened `<think>`."""
+        """`prompt` is the rendered prompt, `before` has its ids, `forced` is as in AnswerReader. `in_json` says that
+        the whole answer fits a schema: it has no reasoning then, also behind an opened `<think>`."""
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
         self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)

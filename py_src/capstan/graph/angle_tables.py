@@ -14,7 +14,7 @@ from .onnx_pb2 import GraphProto, ModelProto, TensorProto
 from .parts import Angles, Part
 from .rotary_nodes import computed_rows
 from .weights import external_entries, made_of
-from .wiring import copy_of, prune
+from .wiring import Wiring, copy_of, prune
 
 __all__ = ["angle_tables"]
 
@@ -30,14 +30,14 @@ def angle_tables(model: ModelProto) -> ModelProto:
     held = next(iter(external_entries(result)), None)
     if held is None:
         return result
+    wiring = Wiring(graph)
     for name in table_names(graph):
-        rows = computed_rows(graph, name)
+        rows = computed_rows(wiring, name)
         if rows is None or rows.kind not in BITS:
             continue
         frequencies = b64encode(struct.pack(f"<{len(rows.frequencies)}f", *rows.frequencies)).decode()
         angles = Angles("sin" if rows.sine else "cos", rows.rows, frequencies, rows.scale, BITS[rows.kind])
-        maker = next(node for node in graph.node if name in node.output)
-        maker.output[0] = f"{name}/computed"
+        wiring.producer[name].output[0] = f"{name}/computed"
         part = Part(held.offset, READ, angles)
         graph.initializer.append(made_of(name, rows.kind, [angles.rows, angles.columns], held.location, [part]))
     prune(graph)

@@ -212,7 +212,7 @@ def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto | Co
             for item in node.attribute:
                 if node.op_type == "Constant" and item.name == "value":
                     return item.t
-            computed = computed_rows(graph, name)
+            computed = computed_rows(Wiring(graph), name)
             if computed is not None:
                 return computed
             raise UnsupportedModelError(

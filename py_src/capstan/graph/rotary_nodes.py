@@ -57,9 +57,9 @@ def write_rows(graph: GraphProto, name: str, rows: ComputedRows) -> None:
     graph.node[-1].output[0] = name
 
 
-def computed_rows(graph: GraphProto, name: str) -> ComputedRows | None:
+def computed_rows(wiring: Wiring, name: str) -> ComputedRows | None:
     """The rows of the table of that name, if the graph computes it by these nodes."""
-    wiring, kind, scale = Wiring(graph), int(TensorProto.FLOAT), 1.0
+    kind, scale = int(TensorProto.FLOAT), 1.0
     node = wiring.producer.get(name)
     if node is not None and node.op_type == "Cast":
         kind = attribute(node, "to", kind)
