@@ -26,12 +26,11 @@ sys.path[:0] = [str(ROOT)]
 
 from benches.runner.run import Launch  # noqa: E402  # on the path just above
 from benches.runner.server import BenchServer  # noqa: E402
-from buildtools.contenders import versions  # noqa: E402
+from buildtools.contenders import install, versions  # noqa: E402
 from capstan_host.errors import CommandError  # noqa: E402
 
 PACKED = not (ROOT / "build.py").is_file()
 SITE = ROOT / ("site" if PACKED else "build/site")
-WLLAMA = ROOT / ("wllama" if PACKED else "build/cache/wllama")
 PROMPT = "The capital of France is Paris, and it is known for its museums, its food and"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-features=WebGPU")
 ENGINES = ("capstan", "wllama")
@@ -66,7 +65,10 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--browser", type=Path, default=Path("/usr/bin/chromium"))
     given = parser.parse_args()
-    server = BenchServer(SITE, ROOT / "benches/page", {"wllama": WLLAMA}, {given.file.name: given.file.resolve()})
+    if not SITE.is_dir():
+        raise CommandError(f"{SITE} is not there: run python3 build.py site first", 1)
+    packages = {"wllama": ROOT / "wllama"} if PACKED else install(["wllama"])
+    server = BenchServer(SITE, ROOT / "benches/page", packages, {given.file.name: given.file.resolve()})
     threading.Thread(target=server.serve_forever, daemon=True).start()
     args = {"engines": ENGINES, "file": given.file.name, "prompt": PROMPT}
     args |= {name: getattr(given, name) for name in ("tokens", "rounds", "threads")}
