@@ -67,7 +67,7 @@ def in_venv() -> bool:
 
 
 def ensure(group: str = "run") -> None:
-    """Make everything that `requirements-<group>.txt` and the page need; does nothing when it is there."""
+    """Make everything that `requirements/<group>.txt` and the page need; does nothing when it is there."""
     venv = Stage("virtual environment .venv", VENV / ".capstan-venv", _pinned("pip"), _make_venv, text=str(ROOT))
     npm = Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install)
     packages = [
@@ -169,13 +169,13 @@ def _last_words(output: str) -> str:
 
 
 def _requirements(group: str) -> Path:
-    return ROOT / f"requirements-{group}.txt"
+    return ROOT / f"requirements/{group}.txt"
 
 
 def _pinned(group: str) -> list[Path]:
     """The group's file of pins, and those that it includes."""
     file = _requirements(group)
-    included = re.findall(r"^-r requirements-(\w+)\.txt$", file.read_text(), re.MULTILINE)
+    included = re.findall(r"^-r (\w+)\.txt$", file.read_text(), re.MULTILINE)
     return [file, *(each for name in included for each in _pinned(name))]
 
 

@@ -1,4 +1,4 @@
-"""Writes THIRD_PARTY_NOTICES.md from the licence files of the packages that `dist` and the wheel contain."""
+"""Writes buildtools/THIRD_PARTY_NOTICES.md from the licence files of the packages that `dist` and the wheel contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .numpy_wheel import NUMPY_VERSION, numpy_licence
 
 __all__ = ["NOTICES", "notices", "onnxruntime_notices", "python_version"]
 
-NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
+NOTICES = ROOT / "buildtools/THIRD_PARTY_NOTICES.md"
 MODULES = ROOT / "node_modules"
 HEAD = """# Third-party notices
 

@@ -56,7 +56,7 @@ def assemble() -> Path:
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
         headers = kept_headers()
-        wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements-run.txt", ROOT / "package-lock.json")
+        wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements/run.txt", ROOT / "package-lock.json")
         part("wheels", [*wheels, *(each.path for each in headers)], partial(copy_python, headers))
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")

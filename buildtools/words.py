@@ -20,7 +20,7 @@ from . import ROOT
 __all__ = ["Phrase", "phrases", "tracked_phrases"]
 
 SUFFIXES = {".py", ".ts", ".js", ".mjs", ".wgsl", ".md"}
-SKIPPED = ("models/", "THIRD_PARTY_NOTICES.md", "tests/guidance_cases/", "tests/fixtures/")
+SKIPPED = ("models/", "buildtools/THIRD_PARTY_NOTICES.md", "tests/guidance_cases/", "tests/fixtures/")
 
 OPENING = re.compile(r"(?:Of|What|Where|Whose)\b")
 ENDING = re.compile(

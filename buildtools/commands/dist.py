@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="the address that the site will have, so that links to it have a preview picture",
     )
-    parser.add_argument("--notices", action="store_true", help="only write THIRD_PARTY_NOTICES.md anew")
+    parser.add_argument("--notices", action="store_true", help="only write buildtools/THIRD_PARTY_NOTICES.md anew")
 
 
 def site_url(text: str) -> str:

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from .. import ROOT
 from ..cli import parsers
-from ..environment import run_tool
 
 __all__ = ["OPTIONS", "write_page"]
-
-PRETTIER = ROOT / "node_modules/prettier/bin/prettier.cjs"
 
 OPTIONS = ROOT / "docs/options.md"
 HEAD = """# Options of the command line
@@ -33,7 +30,6 @@ def write_page(page: Path = OPTIONS) -> Path:
     """Write the whole page."""
     sections = [section(name, parser) for name, parser in parsers().items()]
     page.write_text("\n".join([HEAD, *sections]) + TAIL, encoding="utf-8")
-    run_tool(["node", PRETTIER, "--config", ROOT / ".prettierrc.json", "--write", page], "mend the page's Markdown")
     return page
 
 

@@ -195,15 +195,15 @@ def test_the_notices_are_those_of_what_is_installed() -> None:
 
 def test_a_group_is_set_up_anew_when_a_file_of_pins_changes_that_its_own_includes() -> None:
     names = [path.name for path in environment._pinned("dev")]
-    assert names[0] == "requirements-dev.txt"
-    assert {"requirements-run.txt", "requirements-fleet.txt"} <= set(names)
+    assert names[0] == "dev.txt"
+    assert {"run.txt", "fleet.txt"} <= set(names)
 
 
 @pytest.mark.parametrize(
     ("group", "least"), [("run", 11), ("dev", 11), ("wheel", 11), ("docs", 11), ("fleet", 11), ("pip", 1)]
 )
 def test_every_package_for_python_has_a_version_and_hashes(group: str, least: int) -> None:
-    lines = (ROOT / f"requirements-{group}.txt").read_text().replace("\\\n", "").splitlines()
+    lines = (ROOT / f"requirements/{group}.txt").read_text().replace("\\\n", "").splitlines()
     packages = [line for line in lines if line and not line.startswith(("#", "-r "))]
     assert len(packages) >= least
     marker = '; python_version >= "3.12" '
