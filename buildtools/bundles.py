@@ -10,9 +10,16 @@ from capstan_host.errors import CommandError
 from . import ROOT
 from .environment import run_tool
 
-__all__ = ["CLIENT_AND_WORKER", "COLOURS", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
+__all__ = ["CLIENT_AND_WORKER", "COLOURS", "ENTRIES", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
 
-CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js", "ort_runtime": "ort_runtime.js"}
+SOURCES = ROOT / "web/src"
+ENTRIES = {"capstan": SOURCES / "page/capstan.ts", "chat": SOURCES / "chat/chat.ts", "ai": SOURCES / "page/ai.ts"}
+"""The entries of the npm package."""
+CLIENT_AND_WORKER = {
+    "capstan.js": ENTRIES["capstan"],
+    "worker.js": SOURCES / "worker/worker.ts",
+    "ort_runtime.js": SOURCES / "worker/ort_runtime.ts",
+}
 COLOURS = "./highlight.js"
 """The module with the colours of code, which <capstan-chat> imports on demand: it is a file beside the element's."""
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
@@ -29,14 +36,14 @@ def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
 
 def bundle_colours(folder: Path) -> Path:
     """highlight.js for `COLOURS`, in the folder of the element's script."""
-    return bundle(ROOT / "web/src/highlight.ts", folder / COLOURS, ["--minify", "--legal-comments=inline"])
+    return bundle(SOURCES / "chat/highlight.ts", folder / COLOURS, ["--minify", "--legal-comments=inline"])
 
 
 def bundle_wheel_host() -> Path:
     """A script, as Python cannot wait for a module while it imports; the value of the script is the host."""
     script = ["--format=iife", "--global-name=capstanHost", "--minify", "--legal-comments=inline"]
     value = ["--banner:js=(() => {", "--footer:js=return capstanHost.host; })()"]
-    return _built(ROOT / "web/src/wheel_host.ts", WHEEL_HOST, [*script, *value])
+    return _built(SOURCES / "worker/wheel_host.ts", WHEEL_HOST, [*script, *value])
 
 
 def _built(source: Path, target: Path, flags: Sequence[str]) -> Path:

@@ -133,7 +133,7 @@ def copy_python(headers: Sequence[Header]) -> list[Path]:
 
 def build_web() -> list[Path]:
     """The client, the worker and the pages."""
-    made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
+    made = [bundle(source, SITE / "capstan" / name) for name, source in CLIENT_AND_WORKER.items()]
     made.append(bundle_colours(SITE))
     for folder, (place, entries) in PAGE_FOLDERS.items():
         client = f"./{Path(CLIENT).relative_to(place).as_posix()}"

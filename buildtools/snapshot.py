@@ -24,7 +24,8 @@ SCRIPT, COMPILE = HERE / "snapshot.mjs", HERE / "compiled_wheels.py"
 WHEELS_FOLDER = "/lib/wheels/"
 """The folder of the wheels in the page's file system, in the snapshot and without it."""
 HOST = "_capstan_host"
-"""The module that the worker makes (web/src/host.ts): the only JavaScript object that Capstan holds when imported."""
+"""The module that the worker makes (web/src/worker/host.ts): the only JavaScript object that Capstan holds when
+imported."""
 START = "capstan._js.start"
 MODULES = ("capstan.page.page", START, "capstan.onnxruntime", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"

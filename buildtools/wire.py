@@ -1,7 +1,7 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
-- The requests of a page: web/src/requests.ts, from py_src/capstan/page/requests.py.
-- The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/engine_calls.ts, from
+- The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py.
+- The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
   py_src/capstan/device/webgpu/engine.py.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "wr
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
 ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
 OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
-"""Types that web/src/page_types.ts defines."""
+"""Types that web/src/wire/page_types.ts defines."""
 PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
 JS_TYPES = {
     **{name: PLAIN[name] for name in ("str", "int", "float", "bool")},
@@ -39,7 +39,7 @@ CLASSES = {
     "sessions": ("BoundSessions", "bound_sessions"),
     "tapes": ("Tapes", "tapes"),
 }
-"""The class of each object that Python calls, and its module in web/src."""
+"""The class of each object that Python calls, and its module in web/src/worker."""
 
 
 def wire_is_stale() -> bool:
@@ -179,7 +179,7 @@ __all__ = ["EngineCalls"]
 
 
 class EngineCalls:
-    """Each method is one call of web/src/engine.ts, bound_sessions.ts or tapes.ts."""
+    """Each method is one call of web/src/worker/engine.ts, bound_sessions.ts or tapes.ts."""
 
     def __init__(self, engine: Any) -> None:
         self.js = engine
@@ -302,9 +302,9 @@ def comment(text: str | None) -> str:
 
 
 GENERATED: dict[Path, tuple[Path, Callable[[str], str]]] = {
-    ROOT / "web/src/requests.ts": (REQUESTS, request_types),
-    ROOT / "web/src/engine_calls.ts": (ENGINE, engine_types),
-    ROOT / "web/src/engine_calls_check.ts": (ENGINE, engine_check),
+    ROOT / "web/src/wire/requests.ts": (REQUESTS, request_types),
+    ROOT / "web/src/worker/engine_calls.ts": (ENGINE, engine_types),
+    ROOT / "web/src/worker/engine_calls_check.ts": (ENGINE, engine_check),
     ROOT / "py_src/capstan/_js/engine_calls.py": (ENGINE, engine_calls),
 }
 """Each generated file, with its table and what makes its text from the table's."""

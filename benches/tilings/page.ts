@@ -1,6 +1,6 @@
 // Measures tilings of matvec_q4.wgsl for make.py: GPU time of a dispatch, each over other weights than the one before.
 
-import { FusedPipelines, type FusedPipeline } from "../../web/src/gpu/kernels";
+import { FusedPipelines, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
 
 interface Variant {
   name: string;

@@ -16,7 +16,7 @@ from capstan_host.models import BUNDLED, about_model, check_model
 from capstan_host.terminal import say
 
 from .. import BUILD, ROOT, SITE
-from ..bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
+from ..bundles import COLOURS, ENTRIES, bundle, bundle_colours
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import ensure, run_tool
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
@@ -157,10 +157,10 @@ def npm_package(target: Path) -> Path:
     copy_source_maps(package / "capstan")
     (package / "bin").mkdir()
     shutil.copy(ROOT / "web/bin/capstan-webgpu.mjs", package / "bin")
-    bundle(ROOT / "web/src/capstan.ts", package / "index.js", ["--alias:capstan-assets=" + str(named_assets(package))])
+    bundle(ENTRIES["capstan"], package / "index.js", ["--alias:capstan-assets=" + str(named_assets(package))])
     for name, flags in BESIDE.items():
         first = [f"--alias:{PACKAGE}=./index.js", "--external:./index.js"]
-        bundle(ROOT / f"web/src/{name}.ts", package / f"{name}.js", [*flags, *first])
+        bundle(ENTRIES[name], package / f"{name}.js", [*flags, *first])
     bundle_colours(package)
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
     entries = {".": ("capstan", "index")} | {f"./{name}": (name, name) for name in BESIDE}
@@ -217,13 +217,13 @@ def forget_ready(place: Path) -> None:
 
 
 def named_assets(package: Path) -> Path:
-    """A module in the place of web/src/assets_beside.ts that names each file the way that bundlers look for: they copy
-    what `new URL("...", import.meta.url)` names, and put its new address there."""
+    """A module in the place of web/src/page/assets_beside.ts that names each file the way that bundlers look for: they
+    copy what `new URL("...", import.meta.url)` names, and put its new address there."""
     names = sorted(path.relative_to(package).as_posix() for path in (package / "capstan").rglob("*") if path.is_file())
     entries = [
         f"  {json.dumps(name.removeprefix('capstan/'))}: at(new URL({json.dumps('./' + name)}, import.meta.url)),"
         for name in names
-        if Path(name).name not in (CLIENT_AND_WORKER["capstan"], *HARNESS) and not name.endswith(".map")
+        if Path(name).name not in ("capstan.js", *HARNESS) and not name.endswith(".map")
     ]
     made = BUILD / "cache/named_assets.ts"
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -255,11 +255,11 @@ def declare_types(target: Path) -> None:
     names = ["capstan", *BESIDE]
     # Those that are named on the way are behind them in the list.
     for name in names:
-        declared = next(made.rglob(f"{name}.d.ts")).read_text(encoding="utf-8")
-        found = re.findall(r"""(?:from|import\(|import) ?["']\./(\w+)["']""", declared)
-        names += sorted(set(found) - set(names))
+        declared = next(made.rglob(f"web/src/*/{name}.d.ts")).read_text(encoding="utf-8")
+        beside = r"""((?:from|import\(|import) ?["'])\.(?:/|\./\w+/)(\w+)(?=["'])"""
+        names += sorted({found for _, found in re.findall(beside, declared)} - set(names))
         # Who resolves modules as Node does needs the extension.
-        whole = re.sub(r"""((?:from|import\(|import) ?["']\./\w+)(?=["'])""", r"\1.js", declared)
+        whole = re.sub(beside, r"\1./\2.js", declared)
         (target / f"{name}.d.ts").write_text(whole, encoding="utf-8")
     for path in JSX:
         shutil.copy(path, target / f"jsx_{path.name}")

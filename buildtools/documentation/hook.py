@@ -13,8 +13,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from buildtools import ROOT
+from buildtools.bundles import ENTRIES
 from buildtools.documentation.links import INCLUDED, site_links
-from buildtools.documentation.reference import ENTRIES, TYPESCRIPT
+from buildtools.documentation.reference import TYPESCRIPT
 from buildtools.environment import distribution, site_packages
 
 __all__ = ["on_files", "on_page_markdown", "on_post_build"]
@@ -42,7 +43,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     name = page.file.src_uri
     if name.startswith("typescript/"):
         entry = Path(name).stem
-        return markdown.replace(f"# {entry}\n", f"# capstan-webgpu{'' if entry == ENTRIES[0] else '/' + entry}\n", 1)
+        return markdown.replace(f"# {entry}\n", f"# capstan-webgpu{'' if entry == 'capstan' else '/' + entry}\n", 1)
     if name == HOME:
         page.meta["hide"] = ["navigation", "toc"]
         markdown = markdown.replace("<!-- demo -->", DEMO if os.environ.get("CAPSTAN_DEMO") else "")

@@ -9,12 +9,11 @@ from pathlib import Path
 from capstan_host.locks import locked
 
 from .. import CACHE, ROOT
+from ..bundles import ENTRIES
 from ..environment import Stage, run_tool
 
-__all__ = ["ENTRIES", "TYPESCRIPT", "make_typescript_pages"]
+__all__ = ["TYPESCRIPT", "make_typescript_pages"]
 
-ENTRIES = ("capstan", "chat", "ai")
-"""The modules of web/src that are entries of the npm package."""
 TYPEDOC = Path(__file__).with_name("typedoc")
 """TypeDoc has a TypeScript of its own, and so a package and a lock file."""
 INSTALLED = CACHE / "typedoc-package"
@@ -31,7 +30,7 @@ def make_typescript_pages() -> Path:
     options = json.loads((TYPEDOC / "typedoc.json").read_text(encoding="utf-8"))
     plugin = INSTALLED / "node_modules/typedoc-plugin-markdown/dist/index.js"
     options |= {"plugin": [str(plugin)], "out": str(TYPESCRIPT), "tsconfig": str(ROOT / "tsconfig.json")}
-    options["entryPoints"] = [str(ROOT / f"web/src/{entry}.ts") for entry in ENTRIES]
+    options["entryPoints"] = [*map(str, ENTRIES.values())]
     written = INSTALLED / "typedoc.json"
     written.write_text(json.dumps(options), encoding="utf-8")
     typedoc = INSTALLED / "node_modules/typedoc/bin/typedoc"

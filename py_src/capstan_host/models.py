@@ -196,8 +196,8 @@ def bytes_of(model: Path) -> int | None:
 
 
 def facts(model: Path) -> dict[str, Any] | None:
-    """The name of a model and how its tokens are picked (ModelFacts in web/src/protocol.ts); None for a repository, and
-    for files that cannot be read, which the load explains."""
+    """The name of a model and how its tokens are picked (ModelFacts in web/src/wire/protocol.ts); None for a
+    repository, and for files that cannot be read, which the load explains."""
     from capstan.errors import CapstanError
     from capstan.loading.opening import search_options, told_facts
     from capstan.model_files.config import parse_genai_config

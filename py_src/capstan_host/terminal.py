@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["Event", "Output", "Progress", "say"]
 
 Event = dict[str, Any]
-"""See CapstanEvent in web/src/protocol.ts."""
+"""See CapstanEvent in web/src/wire/protocol.ts."""
 
 REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25

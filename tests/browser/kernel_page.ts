@@ -1,7 +1,7 @@
 // Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
-import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/gpu/kernels";
-import type { KernelText } from "../../web/src/gpu/wgsl";
+import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
+import type { KernelText } from "../../web/src/worker/gpu/wgsl";
 import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {

@@ -1,8 +1,8 @@
 // Runs fused kernels on buffers of its own for the tests of the kernels, inside error scopes.
 
-import { requestAdapter } from "../../web/src/gpu/adapter";
-import { FusedPipelines, kernelCode } from "../../web/src/gpu/kernels";
-import type { KernelText } from "../../web/src/gpu/wgsl";
+import { requestAdapter } from "../../web/src/wire/adapter";
+import { FusedPipelines, kernelCode } from "../../web/src/worker/gpu/kernels";
+import type { KernelText } from "../../web/src/worker/gpu/wgsl";
 import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {

@@ -1,7 +1,7 @@
 // Holds submits back, and reads parts of buffers, for tests/browser/test_held_submit.py; inside error scopes.
 
-import { WatchedDevice } from "../../web/src/gpu/device";
-import { Staging } from "../../web/src/gpu/staging";
+import { WatchedDevice } from "../../web/src/worker/gpu/device";
+import { Staging } from "../../web/src/worker/gpu/staging";
 
 const STORAGE = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
 const MAPPABLE = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;

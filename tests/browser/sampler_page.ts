@@ -1,8 +1,8 @@
 // Runs the sampler over whole batches for tests/browser/test_sampler.py: everything is poisoned first, every run is
 // inside error scopes, and the buffers are returned unchanged.
 
-import { Sampler } from "../../web/src/gpu/sampler";
-import type { SamplerProgram } from "../../web/src/gpu/sampler_program";
+import { Sampler } from "../../web/src/worker/gpu/sampler";
+import type { SamplerProgram } from "../../web/src/worker/gpu/sampler_program";
 
 interface SamplerRun {
   rows: number;

@@ -1,7 +1,7 @@
 // Executes span steps on buffers of its own for tests/browser/test_span_kernels.py, inside error scopes.
 
-import { WatchedDevice } from "../../web/src/gpu/device";
-import { SpanOps, type SpanLimits, type SpanStep } from "../../web/src/gpu/spans";
+import { WatchedDevice } from "../../web/src/worker/gpu/device";
+import { SpanOps, type SpanLimits, type SpanStep } from "../../web/src/worker/gpu/spans";
 
 interface SpanRun {
   /** The initial contents of the buffers, base64; sizes are multiples of 4. */

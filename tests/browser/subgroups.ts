@@ -1,7 +1,7 @@
 // Subgroups of any size on any adapter: the kernels' subgroup operations by way of workgroup memory and barriers.
 
-import type { FusedPipeline } from "../../web/src/gpu/kernels";
-import { declaredBindings } from "../../web/src/gpu/wgsl";
+import type { FusedPipeline } from "../../web/src/worker/gpu/kernels";
+import { declaredBindings } from "../../web/src/worker/gpu/wgsl";
 
 /** The one size of an adapter's subgroups; 0 if it has none, or several. */
 export function subgroupSize(adapter: GPUAdapter): number {

@@ -1,4 +1,4 @@
-"""web/src/shaders/truth/compare.wgsl against NumPy, and what a tape check makes of its numbers."""
+"""web/src/worker/shaders/truth/compare.wgsl against NumPy, and what a tape check makes of its numbers."""
 
 from __future__ import annotations
 

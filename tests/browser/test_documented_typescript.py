@@ -12,23 +12,25 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools import ROOT
+from buildtools.bundles import ENTRIES
 from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
 from tests.encoders import ENCODERS
 
-ENTRIES = {"capstan-webgpu": "capstan.ts", "capstan-webgpu/chat": "chat.ts", "capstan-webgpu/ai": "ai.ts"}
 SOURCES = ROOT / "web/src"
 DOCUMENT = (ROOT / "docs/typescript.md").read_text(encoding="utf-8")
 LISTED = re.compile(r"^export (?:type )?\{(.*?)\}", re.MULTILINE | re.DOTALL)
 DECLARED = re.compile(r"^export (?:class|function|interface|type|const) (\w+)", re.MULTILINE)
-ALL_OF = re.compile(r'^export \* from "\./(\w+)"', re.MULTILINE)
+ALL_OF = re.compile(r'^export \* from "(\.[./\w]*)"', re.MULTILINE)
 TOOLS = ROOT / "node_modules/.bin"
 
 
-def exported(file: str) -> set[str]:
-    text = (SOURCES / file).read_text(encoding="utf-8")
+def exported(file: Path) -> set[str]:
+    text = file.read_text(encoding="utf-8")
     listed = {name.split()[-1] for names in LISTED.findall(text) for name in names.split(",") if name.strip()}
-    return listed.union(DECLARED.findall(text), *(exported(f"{module}.ts") for module in ALL_OF.findall(text)))
+    return listed.union(
+        DECLARED.findall(text), *(exported(file.parent / f"{module}.ts") for module in ALL_OF.findall(text))
+    )
 
 
 def program() -> str:
@@ -36,11 +38,11 @@ def program() -> str:
     code = "".join(re.findall(r"^```ts\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
     used = set(re.findall(r"\w+", code))
     imports = []
-    for module, file in ENTRIES.items():
-        place = module if module == "capstan-webgpu" else SOURCES / file.removesuffix(".ts")
-        names = ", ".join(sorted(exported(file) & used - ({"Answer"} if file == "capstan.ts" else set())))
+    for entry, file in ENTRIES.items():
+        place = "capstan-webgpu" if entry == "capstan" else file.with_suffix("")
+        names = ", ".join(sorted(exported(file) & used - ({"Answer"} if entry == "capstan" else set())))
         imports.append(f"import {{ {names} }} from {json.dumps(str(place))};\n")
-        imports += [f"import {json.dumps(str(place))};\n"] if file == "chat.ts" else []
+        imports += [f"import {json.dumps(str(place))};\n"] if entry == "chat" else []
     return "".join(imports) + code
 
 
@@ -56,9 +58,9 @@ def test_the_examples_are_of_the_types_that_are_exported(tmp_path: Path) -> None
     options: dict[str, Any] = {
         "extends": str(ROOT / "tsconfig.json"),
         "include": [],
-        "files": ["examples.ts", *map(str, SOURCES.glob("*.d.ts"))],
+        "files": ["examples.ts", *map(str, SOURCES.rglob("*.d.ts"))],
     }
-    paths = {"capstan-assets": [str(SOURCES / "assets_beside.ts")], "capstan-webgpu": [str(SOURCES / "capstan.ts")]}
+    paths = {"capstan-assets": [str(SOURCES / "page/assets_beside.ts")], "capstan-webgpu": [str(ENTRIES["capstan"])]}
     roots = [str(ROOT / "node_modules/@types"), str(ROOT / "node_modules")]
     options["compilerOptions"] = {"paths": paths, "typeRoots": roots}
     (tmp_path / "tsconfig.json").write_text(json.dumps(options))

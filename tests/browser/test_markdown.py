@@ -165,7 +165,10 @@ Scripts = Mapping[str, bytes]
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Scripts:
     """The element, and the colours that it loads, bundled."""
     folder = tmp_path_factory.mktemp("markdown")
-    made = [bundle(ROOT / "web/src/chat.ts", folder / "chat.js", [f"--external:{COLOURS}"]), bundle_colours(folder)]
+    made = [
+        bundle(ROOT / "web/src/chat/chat.ts", folder / "chat.js", [f"--external:{COLOURS}"]),
+        bundle_colours(folder),
+    ]
     return {path.name: path.read_bytes() for path in made}
 
 

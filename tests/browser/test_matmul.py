@@ -1,4 +1,5 @@
-"""web/src/shaders/products/matmul_q4.wgsl and quantize_rows.wgsl against float64, on the adapter there is: float32.
+"""web/src/worker/shaders/products/matmul_q4.wgsl and quantize_rows.wgsl against float64, on the adapter there is:
+float32.
 
 Products and sums of a run of 32 are exact integers, so that y is compared with what the int8 values give: errors count
 relative to the sum of the absolute products of an element, as in test_matvec. How far int8 is from float32 is bounded

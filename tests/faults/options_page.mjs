@@ -2,8 +2,8 @@
 // prints the outcome of each case of that part as a line of JSON, and the request where one was sent. A value that is
 // taken must show in the request: one that changes nothing of it was ignored.
 
-import { capstanModel } from "../../web/src/ai.ts";
-import { Capstan, CapstanError, Client } from "../../web/src/capstan.ts";
+import { capstanModel } from "../../web/src/page/ai.ts";
+import { Capstan, CapstanError, Client } from "../../web/src/page/capstan.ts";
 
 const [seed, count, part, parts] = process.argv.slice(2).map(Number);
 /** Milliseconds after which a call counts as hanging. */

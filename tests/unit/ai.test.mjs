@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { capstanModel } from "../../web/src/ai.ts";
-import { Completions } from "../../web/src/completions.ts";
+import { capstanModel } from "../../web/src/page/ai.ts";
+import { Completions } from "../../web/src/page/completions.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */

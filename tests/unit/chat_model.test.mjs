@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ModelAnswers } from "../../web/src/chat_model.ts";
+import { ModelAnswers } from "../../web/src/chat/chat_model.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** The sentence below a conversation whose last run ended for that reason. */

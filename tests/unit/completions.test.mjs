@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Completions } from "../../web/src/completions.ts";
+import { Completions } from "../../web/src/page/completions.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** Completions over runs that say `parts`; what was asked for is kept in `asked`. */

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
-import { using } from "../../web/src/storage/in_use.ts";
+import { using } from "../../web/src/worker/storage/in_use.ts";
 
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc");

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LoadBytes } from "../../web/src/load_bytes.ts";
-import { LoadMeter, loadStatus } from "../../web/src/progress.ts";
+import { LoadBytes } from "../../web/src/worker/load_bytes.ts";
+import { LoadMeter, loadStatus } from "../../web/src/page/progress.ts";
 
 const MB = 1e6;
 

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { splitReasoning } from "../../web/src/reasoning.ts";
+import { splitReasoning } from "../../web/src/chat/reasoning.ts";
 
 const CASES = [
   ["", {}, "", ""],

@@ -1,4 +1,5 @@
-"""The declarations of our kernels as web/src/gpu/wgsl.ts makes them: bindings, constants and workgroup memory."""
+"""The declarations of our kernels as web/src/worker/gpu/wgsl.ts makes them: bindings, constants and workgroup
+memory."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def expanded(
     half: bool = False,
     lanes: int = 0,
 ) -> dict[str, Any]:
-    """The whole WGSL of a kernel, `code`, and its `bindings` as web/src/gpu/wgsl.ts gives them: those that each of its
-    operations has, and those in `has`.
+    """The whole WGSL of a kernel, `code`, and its `bindings` as web/src/worker/gpu/wgsl.ts gives them: those that each
+    of its operations has, and those in `has`.
 
     Raises ValueError, with the page's words, for a template that lacks something.
     """

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
-import { Capstan } from "../../web/src/capstan.ts";
+import { Capstan } from "../../web/src/page/capstan.ts";
 
 const LOADED = {
   device: "webgpu",

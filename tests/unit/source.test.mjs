@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
-import { ByteReader, Chunk } from "../../web/src/storage/chunk.ts";
-import { dropExpected, expectSource, HttpSource, openSource } from "../../web/src/storage/source.ts";
+import { ByteReader, Chunk } from "../../web/src/worker/storage/chunk.ts";
+import { dropExpected, expectSource, HttpSource, openSource } from "../../web/src/worker/storage/source.ts";
 
 const MIB = 1 << 20;
 /** More than the buffers between a server and a page take. */

@@ -102,5 +102,5 @@ def test_the_page_of_errors_is_the_tree() -> None:
     rows = {name: [base.strip("`") for base in bases.split(", ")] for name, bases in ROW.findall(text)}
     assert list(rows) == re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
     assert rows == {name: [base.__name__ for base in getattr(errors, name).__bases__] for name in rows}
-    codes = re.findall(r'^  \| "(\w+)"', (ROOT / "web/src/errors.ts").read_text(encoding="utf-8"), re.MULTILINE)
+    codes = re.findall(r'^  \| "(\w+)"', (ROOT / "web/src/wire/errors.ts").read_text(encoding="utf-8"), re.MULTILINE)
     assert {name for name, _ in ROW.findall(in_javascript)} == set(codes) - set(rows) - {"BrokenDownloadError"}

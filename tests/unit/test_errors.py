@@ -68,7 +68,7 @@ def test_what_catches_the_native_packages_errors_catches_these() -> None:
 
 
 def test_a_page_knows_the_name_of_each_error() -> None:
-    source = (ROOT / "web/src/errors.ts").read_text()
+    source = (ROOT / "web/src/wire/errors.ts").read_text()
     unions = re.findall(r"export type \w+ErrorCode =(.*?);\n", source, re.DOTALL)
     named = {name for union in unions for name in re.findall(r'"(\w+)"', union)}
     assert set(errors.__all__) <= named

@@ -5,6 +5,7 @@ The rules, which `problems` applies to the sources without importing them; impor
 - A module imports modules of rooms in its own layer or in a lower one (LAYERS), and within its package of its own floor
   or of a lower one (FLOORS).
 - No modules import one another in a circle, nor do rooms; buildtools, capstan_host and web have no circle either.
+- In web, what runs in a page and what runs in the worker meet in web/src/wire alone (THREADS).
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
 - Only `_js` and `page` import `js`, `pyodide`, and the page's object `_capstan_host`.
 
@@ -413,6 +414,36 @@ def test_there_is_no_circle(read: Callable[[], dict[str, set[str]]]) -> None:
     graph = read()
     assert circle(graph) == []
     assert sum(map(len, graph.values())) > len(graph), "imports are found"
+
+
+THREADS = {
+    "src/page": {"src/wire"},
+    "src/chat": {"src/page", "src/wire"},
+    "src/worker": {"src/wire"},
+    "src/wire": set[str](),
+    "demo": {"src/page", "src/chat", "src/wire"},
+    "harness": {"src/page", "src/wire"},
+}
+"""Folders of web, and those whose modules each may import; only src/worker runs in the worker."""
+
+
+def crossings(modules: Mapping[str, set[str]]) -> list[str]:
+    """Each import that the row of its folder in THREADS does not allow."""
+    folder = {name: next((each for each in THREADS if name.startswith(f"{each}/")), "") for name in modules}
+    return [
+        f"{name} imports {target}"
+        for name, targets in sorted(modules.items())
+        for target in sorted(targets)
+        if folder[name] and folder[target] not in {folder[name], *THREADS[folder[name]]}
+    ]
+
+
+def test_page_and_worker_meet_on_the_wire() -> None:
+    modules = page_modules()
+    assert {f"src/{Path(name).parts[1]}" for name in modules if name.startswith("src/")} <= THREADS.keys()
+    assert crossings(modules) == []
+    found = crossings({**modules, "src/page/run.ts": {"src/worker/ort.ts"}, "src/worker/ort.ts": {"src/page/run.ts"}})
+    assert found == ["src/page/run.ts imports src/worker/ort.ts", "src/worker/ort.ts imports src/page/run.ts"]
 
 
 def with_changes(changes: Mapping[str, str]) -> list[str]:

@@ -62,7 +62,7 @@ def test_there_are_faults_in_every_room() -> None:
     assert max(Counter(each.name for each in MUTATIONS).values()) == 1
     files = [each.file for each in MUTATIONS]
     rooms = [f"py_src/capstan/{room}" for room in ROOMS]
-    for room in (*rooms, "web/src/gpu", "web/src/storage", "web/src/shaders", "buildtools"):
+    for room in (*rooms, "web/src/worker/gpu", "web/src/worker/storage", "web/src/worker/shaders", "buildtools"):
         assert any(file.startswith((f"{room}/", f"{room}.py")) for file in files), room
 
 

@@ -27,7 +27,7 @@ from capstan.tape.witness import CacheRows, Witness, cache_rows
 from tests.second_compiler import Naga
 from tests.unit.shader_declarations import answered
 
-SHADERS = Path(__file__).parents[2] / "web" / "src" / "shaders"
+SHADERS = Path(__file__).parents[2] / "web/src/worker/shaders"
 LIMITS = (
     WorkgroupLimits(),
     WorkgroupLimits(buffers=10),

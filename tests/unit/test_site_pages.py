@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from buildtools import ROOT
+from buildtools.bundles import ENTRIES
 from buildtools.commands import docs
 from buildtools.documentation.links import INCLUDED, site_links
 from buildtools.documentation.options import OPTIONS, write_page
-from buildtools.documentation.reference import ENTRIES
 
 DOCS = ROOT / "docs"
 LISTED = re.compile(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", re.MULTILINE)
@@ -35,12 +35,13 @@ def test_links_become_those_of_the_site() -> None:
     text = (
         "- [Load](#load)\n- [Chat](#chat)\n\n"
         "[models.md](models.md#families), [here](../benches/NOTES.md), [min_p.py](../py_src/capstan/stages/min_p.py), "
-        "[the loop](../web/src/storage/load.ts#L1), [hub](https://huggingface.co/a.md), [README](../README.md#speed)\n"
+        "[the loop](../web/src/worker/storage/load.ts#L1), [hub](https://huggingface.co/a.md), "
+        "[README](../README.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links(text, "web.md") == (
         "[Which models run, and how](models.md#families), [here](notes.md), min_p.py, "
-        "the loop (`web/src/storage/load.ts`), [hub](https://huggingface.co/a.md), [README](index.md#speed)\n"
+        "the loop (`web/src/worker/storage/load.ts`), [hub](https://huggingface.co/a.md), [README](index.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links("[guide](../docs/lora.md) [x](results/)", "notes.md") == "[guide](lora.md) x (`benches/results`)"
@@ -96,7 +97,7 @@ def test_the_site_of_dist_leads_to_the_demo_beside_it(site: Path, tmp_path: Path
 def test_the_reference_has_every_export(site: Path, entry: str) -> None:
     text = (site / f"typescript/{entry}.html").read_text(encoding="utf-8")
     headings = set(re.findall(r">(\w+)(?:\(\))?<a class=\"headerlink", text))
-    found = exports(ROOT / f"web/src/{entry}.ts")
+    found = exports(ENTRIES[entry])
     assert found
     assert set(found) <= headings
 
@@ -106,5 +107,5 @@ def exports(module: Path) -> list[str]:
     text = module.read_text(encoding="utf-8")
     names = [name for group, single in EXPORT.findall(text) for name in ([single] if single else group.split(","))]
     plain = [name.strip().removeprefix("type ").split(" as ")[-1] for name in names if name.strip()]
-    passed = re.findall(r'^export (?:type )?\* from "\./(\w+)"', text, re.MULTILINE)
-    return [*plain, *(name for other in passed for name in exports(module.with_name(f"{other}.ts")))]
+    passed = re.findall(r'^export (?:type )?\* from "(\.[./\w]*)"', text, re.MULTILINE)
+    return [*plain, *(name for other in passed for name in exports(module.parent / f"{other}.ts"))]

@@ -1,4 +1,4 @@
-"""web/src/gpu/wgsl.ts declares the bindings that an operation names."""
+"""web/src/worker/gpu/wgsl.ts declares the bindings that an operation names."""
 
 from __future__ import annotations
 

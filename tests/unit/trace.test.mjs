@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Tracer } from "../../web/src/trace.ts";
+import { Tracer } from "../../web/src/worker/trace.ts";
 
 const ended = async (tracer) => JSON.parse(await tracer.end());
 

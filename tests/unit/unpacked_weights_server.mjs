@@ -1,7 +1,7 @@
 // Answers a line of JSON, {weight, data}, by the bytes that unpack() makes of a file's data; all bytes are in base64.
 
 import { createInterface } from "node:readline";
-import { unpack } from "../../web/src/unpacked_weights.ts";
+import { unpack } from "../../web/src/worker/unpacked_weights.ts";
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { weight, data } = JSON.parse(line);

@@ -1,11 +1,12 @@
-// Answers what web/src/gpu makes of kernel texts, one JSON line each way, for shader_declarations.py: of a fused kernel
-// its module, its bindings and the names of those that an operation may lack, of a program of the sampler all modules that it may take.
+// Answers what web/src/worker/gpu makes of kernel texts, one JSON line each way, for shader_declarations.py: of a fused
+// kernel its module, its bindings and the names of those that an operation may lack, of a program of the sampler all
+// modules that it may take.
 
 import { createInterface } from "node:readline";
-import { kernelCode, template } from "../../web/src/gpu/kernels.ts";
-import { dispatchesOf, SamplerPipelines, textOf } from "../../web/src/gpu/sampler_program.ts";
-import { SpanPipelines } from "../../web/src/gpu/span_pipelines.ts";
-import { declaredBindings, expanded } from "../../web/src/gpu/wgsl.ts";
+import { kernelCode, template } from "../../web/src/worker/gpu/kernels.ts";
+import { dispatchesOf, SamplerPipelines, textOf } from "../../web/src/worker/gpu/sampler_program.ts";
+import { SpanPipelines } from "../../web/src/worker/gpu/span_pipelines.ts";
+import { declaredBindings, expanded } from "../../web/src/worker/gpu/wgsl.ts";
 
 globalThis.GPUShaderStage = { COMPUTE: 4 };
 

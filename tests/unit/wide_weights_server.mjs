@@ -1,7 +1,7 @@
 // Answers a line of JSON, {wide, files}, by the bytes that widen() makes of the files; all bytes are in base64.
 
 import { createInterface } from "node:readline";
-import { widen } from "../../web/src/wide_weights.ts";
+import { widen } from "../../web/src/worker/wide_weights.ts";
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { wide, files } = JSON.parse(line);

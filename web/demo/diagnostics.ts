@@ -1,7 +1,7 @@
 // This machine and how the steps of a run are computed: adapter, device, capture, pace and counters.
 
 import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
-import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/gpu/adapter";
+import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/wire/adapter";
 import { button, element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
 import { needsGpu } from "./models";
 import { text } from "./settings";

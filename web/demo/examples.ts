@@ -1,6 +1,6 @@
 // The welcome of the conversation, with examples of what can be asked of the chosen model.
 
-import type { CapstanChat } from "../src/chat";
+import type { CapstanChat } from "../src/chat/chat";
 import { button, element, say } from "./elements";
 import { chosenModel } from "./models";
 import { FormError } from "./settings";

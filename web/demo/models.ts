@@ -3,9 +3,9 @@
 
 import type { GenerateRequest, KnownModel, ModelFacts, StartOptions } from "capstan-webgpu";
 import { bytes, element, say } from "./elements";
-import { knownModels } from "../src/known_models";
-import { requestAdapter, summarize } from "../src/gpu/adapter";
-import { modelAddress } from "../src/storage/gguf";
+import { knownModels } from "../src/page/known_models";
+import { requestAdapter, summarize } from "../src/wire/adapter";
+import { modelAddress } from "../src/wire/gguf";
 import { FormError, type Picking, showPicking, text } from "./settings";
 
 type Folder = GenerateRequest["model"];

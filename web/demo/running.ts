@@ -10,8 +10,8 @@ import type {
   LoadResult,
   Request,
 } from "capstan-webgpu";
-import { CapstanChat, type ChatTurn } from "../src/chat";
-import { LoadMeter, type LoadProgress, loadStatus } from "../src/progress";
+import { CapstanChat, type ChatTurn } from "../src/chat/chat";
+import { LoadMeter, type LoadProgress, loadStatus } from "../src/page/progress";
 import * as diagnostics from "./diagnostics";
 import { button, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";

@@ -34,8 +34,8 @@ full: str | None = None
 
 
 class TypedErrors:
-    """Raises an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError. Whatever fails
-    since the GPU process ended is a DeviceLostError.
+    """Raises an EngineError of web/src/wire/errors.ts as the exception its code names; others as DeviceError. Whatever
+    fails since the GPU process ended is a DeviceLostError.
 
     A failed copy into Python is an OutOfMemoryError, and ends the use of this interpreter (`spent`): every later call
     raises the same error, since JavaScript may have written beside what Python could not allocate.
@@ -118,7 +118,7 @@ def storage_errors() -> Iterator[None]:
 
 
 def _seconds(error: Any) -> float | None:
-    """The server's requested wait (Retry-After) in an EngineError of web/src/errors.ts."""
+    """The server's requested wait (Retry-After) in an EngineError of web/src/wire/errors.ts."""
     asked = getattr(error, "retryAfter", None)
     return float(asked) if isinstance(asked, (int, float)) else None
 

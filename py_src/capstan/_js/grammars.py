@@ -1,4 +1,4 @@
-"""The page's grammars (web/src/grammars.ts), as capstan.guidance drives them."""
+"""The page's grammars (web/src/worker/grammars.ts), as capstan.guidance drives them."""
 
 from __future__ import annotations
 

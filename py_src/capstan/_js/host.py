@@ -1,4 +1,4 @@
-"""The page's host object (web/src/host.ts): files, tokenizers, engines, events, waiting."""
+"""The page's host object (web/src/worker/host.ts): files, tokenizers, engines, events, waiting."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MOST_TOLD = 8.0
 
 
 def emit(event: dict[str, Any]) -> None:
-    """Send an event to the page (web/src/protocol.ts, CapstanEvent)."""
+    """Send an event to the page (web/src/wire/protocol.ts, CapstanEvent)."""
     capstan_host.emit(json.dumps(event))
 
 
@@ -73,7 +73,7 @@ def begin_trace() -> None:
 
 
 async def end_trace() -> HostSpans:
-    """The worker's spans (web/src/trace.ts)."""
+    """The worker's spans (web/src/worker/trace.ts)."""
     found: dict[str, Any] = json.loads(await capstan_host.endTrace())
     about: dict[str, Any] = {"pyodide": pyodide.__version__}
     engine = gpu()
@@ -178,7 +178,8 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter(*, required: bool = False) -> dict[str, Any] | None:
-    """The WebGPU adapter's description. Without one: None, or the error of web/src/gpu/adapter.ts if it is required."""
+    """The WebGPU adapter's description. Without one: None, or the error of web/src/wire/adapter.ts if it is
+    required."""
     with typed_errors():
         text = await capstan_host.adapter(required)
     found: dict[str, Any] | None = json.loads(text) if text else None
@@ -228,8 +229,8 @@ def gpu() -> JsGpuEngine | None:
 
 
 async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight | UnpackedWeight]) -> Any:
-    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` are JavaScript Memories
-    (web/src/storage/memory.ts) by the names of their files, `wide` weights to be made of these."""
+    """onnxruntime-web's CPU execution provider with one session (web/src/worker/wasm.ts); `external` are JavaScript
+    Memories (web/src/worker/storage/memory.ts) by the names of their files, `wide` weights to be made of these."""
 
     with typed_errors():
         paths, made = json.dumps(list(external)), json.dumps([each.as_json() for each in wide])
@@ -237,19 +238,19 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
 
 
 async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
-    """xgrammar over a vocabulary (web/src/grammars.ts)."""
+    """xgrammar over a vocabulary (web/src/worker/grammars.ts)."""
     with typed_errors():
         return await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
 
 
 def make_tokenizer(tokenizer_json: str) -> Any:
-    """The JavaScript tokenizer (web/src/tokenizers.ts)."""
+    """The JavaScript tokenizer (web/src/worker/tokenizers.ts)."""
     with typed_errors():
         return capstan_host.makeTokenizer(tokenizer_json)
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
-    """The results that the site has for a GGUF file (web/src/ready_made.ts)."""
+    """The results that the site has for a GGUF file (web/src/worker/ready_made.ts)."""
     found = await capstan_host.readyMade(name, size, dtype)
     if not hasattr(found, "sha256"):
         return None

@@ -1,4 +1,4 @@
-"""The page's host object (web/src/host.ts): the one that the worker registered, else the one in the wheel."""
+"""The page's host object (web/src/worker/host.ts): the one that the worker registered, else the one in the wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["capstan_host"]
 
 HOST = "_capstan_host"
 SCRIPT = "host.js"
-"""web/src/wheel_host.ts, built as a script that evaluates to the host. Capstan's own worker registers its host."""
+"""web/src/worker/wheel_host.ts, built as a script that evaluates to the host. Capstan's own worker registers its
+host."""
 OLDEST = (0, 28)
 """The oldest Pyodide that is tested: older ones pass Python objects to JavaScript by other rules."""
 

@@ -394,7 +394,7 @@ async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[
 
 
 class JsWasmSession:
-    """WasmSession over web/src/wasm.ts."""
+    """WasmSession over web/src/worker/wasm.ts."""
 
     def __init__(self, session: Any) -> None:
         self._js = session

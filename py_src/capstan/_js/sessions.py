@@ -1,4 +1,4 @@
-"""Sessions of any model (web/src/sessions.ts), as capstan.device.page_session drives them."""
+"""Sessions of any model (web/src/worker/sessions.ts), as capstan.device.page_session drives them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def wasm_opener(
 
 
 async def in_memory(external: ExternalData, progress: Progress) -> dict[str, Any]:
-    """The data files as JavaScript Memories (web/src/storage/memory.ts), by location."""
+    """The data files as JavaScript Memories (web/src/worker/storage/memory.ts), by location."""
     found: dict[str, Any] = {}
     for location, end in external.ends.items():
         data = memory(end)

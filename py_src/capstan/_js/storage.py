@@ -1,4 +1,4 @@
-"""Weights' sources, their loading and storage (web/src/storage), as capstan.host.storage describes them."""
+"""Weights' sources, their loading and storage (web/src/worker/storage), as capstan.host.storage describes them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def memory(size: int, start: int = 0) -> JsMemory:
 
 
 class JsSink:
-    """capstan.host.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
+    """capstan.host.storage.Sink over a WeightUpload (web/src/worker/gpu/weights.ts) or a Memory."""
 
     def __init__(self, sink: Any) -> None:
         self.js = sink
@@ -138,7 +138,7 @@ class JsSink:
 
 
 class JsMemory(JsSink):
-    """capstan.host.storage.MemorySink over web/src/storage/memory.ts."""
+    """capstan.host.storage.MemorySink over web/src/worker/storage/memory.ts."""
 
     def to_bytes(self) -> bytes:
         with typed_errors():
@@ -146,7 +146,7 @@ class JsMemory(JsSink):
 
 
 class JsSource:
-    """capstan.host.storage.Source over web/src/storage/source.ts."""
+    """capstan.host.storage.Source over web/src/worker/storage/source.ts."""
 
     def __init__(self, source: Any) -> None:
         self._js = source
@@ -177,7 +177,7 @@ class JsSource:
 
 
 class JsDataFile:
-    """capstan.host.storage.DataFile over web/src/storage/backing.ts."""
+    """capstan.host.storage.DataFile over web/src/worker/storage/backing.ts."""
 
     def __init__(self, file: Any, backing: Any) -> None:
         self.js = file
@@ -194,7 +194,7 @@ class JsDataFile:
 
 
 class JsBacking:
-    """capstan.host.storage.Backing over web/src/storage/backing.ts."""
+    """capstan.host.storage.Backing over web/src/worker/storage/backing.ts."""
 
     def __init__(self, backing: Any) -> None:
         self._js = backing

@@ -6,8 +6,8 @@
 
 V has the values of the tensor, `d * q` or `d * q + m`, with one rounding for each operation; products and tables of one
 tensor share it. V and every other weight that the graph reads rearranged are made while a model loads
-(web/src/unpacked_weights.ts does what capstan.device.reference.unpacked defines). benches/NOTES.md has the times of
-onnxruntime-web's products, which say why: those by packed weights take 14 times as long as those by floats.
+(web/src/worker/unpacked_weights.ts does what capstan.device.reference.unpacked defines). benches/NOTES.md has the
+times of onnxruntime-web's products, which say why: those by packed weights take 14 times as long as those by floats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnpackedWeight:
     parts: tuple[Part, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/unpacked_weights.ts reads it."""
+        """All of it as web/src/worker/unpacked_weights.ts reads it."""
         parts = [(part.offset, part.length, part.step, fields_of(part.change)) for part in self.parts]
         return {"location": self.location, "bytes": self.bytes, "file": self.file, "parts": parts}
 

@@ -4,7 +4,7 @@
 
 onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it brings the weights into floats in every run,
 which takes ten times as long as reading them as floats (benches/NOTES.md). V is made while a model loads
-(web/src/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
+(web/src/worker/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
 
 Products in float16 get a Cast before and one behind: the provider's own kernel computes them in float32, too, and there
 is none of a product by float16.
@@ -60,7 +60,7 @@ class WideWeight:
         return self.scales.onnx_type == TensorProto.FLOAT16
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/wide_weights.ts reads it."""
+        """All of it as web/src/worker/wide_weights.ts reads it."""
 
         def place(entry: WeightEntry) -> tuple[str, int]:
             return entry.location, entry.offset

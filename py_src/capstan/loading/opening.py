@@ -54,7 +54,7 @@ def search_options(config: GenaiConfig) -> SearchOptions:
 
 
 def told_facts(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
-    """A model's facts as pages have them (ModelFacts in web/src/protocol.ts); `search` is what its files say."""
+    """A model's facts as pages have them (ModelFacts in web/src/wire/protocol.ts); `search` is what its files say."""
     told = {name: getattr(facts, name) for name in ("name", "parameters", "bytes", "licence")}
     return {**told, "title": str(facts), "search": search.replace(**facts.search).picking()}
 

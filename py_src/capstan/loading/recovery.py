@@ -12,7 +12,7 @@ __all__ = ["PAUSES", "opened_again"]
 
 PAUSES = (0.0, 0.25, 0.5)
 """Seconds before each try: the new device may be lost, too. The page waits until there is a GPU adapter again
-(web/src/gpu/adapter.ts)."""
+(web/src/wire/adapter.ts)."""
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:

@@ -1,5 +1,5 @@
 // Compiles grammars and matches tokens for capstan.local.grammars: a call a JSON line, an answer a JSON line.
-// web/src/grammars.ts does the same in a page.
+// web/src/worker/grammars.ts does the same in a page.
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";

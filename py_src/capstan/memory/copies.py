@@ -1,7 +1,7 @@
 """Copies on a device, as few and as much in whole words as spans and the padding of buffers allow: pure planning.
 
 Devices copy whole words directly, and other bytes by a kernel. This module decides which copies and kernels a transfer
-needs; the device encodes them (web/src/gpu/span_plan.ts).
+needs; the device encodes them (web/src/worker/gpu/span_plan.ts).
 """
 
 from __future__ import annotations

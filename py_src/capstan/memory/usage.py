@@ -42,7 +42,7 @@ PLACES = {
         "WebGPU_Staging", "gpu-process", 8, frozenset({"map_read", "copy_dst"})
     ),
 }
-"""By device and memory type; others are HOST_PLACE. web/src/engine.ts makes the buffers."""
+"""By device and memory type; others are HOST_PLACE. web/src/worker/engine.ts makes the buffers."""
 
 
 class Use(NamedTuple):

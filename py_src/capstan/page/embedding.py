@@ -34,7 +34,7 @@ async def load_embedder(request: LoadEmbedderRequest, folder: str | HubRepositor
 
 
 async def embed(request: EmbedRequest) -> dict[str, Any]:
-    """An EmbedResult of web/src/protocol.ts."""
+    """An EmbedResult of web/src/wire/protocol.ts."""
     if loaded is None:
         raise OptionError("no encoder is loaded; ask with load_embedder first")
     vectors, tokens = await loaded.embed_counted(request["texts"])

@@ -1,4 +1,4 @@
-"""Answers the page's requests (web/src/protocol.ts): generate text, chat, run a script, look after stored weights.
+"""Answers the page's requests (web/src/wire/protocol.ts): generate text, chat, run a script, look after stored weights.
 
 The worker imports this module.
 """

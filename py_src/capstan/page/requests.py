@@ -1,8 +1,8 @@
 """The table of the requests that Python answers: their fields, and the fields' types.
 
-`read_request` checks each request against it, and `build.py` writes web/src/requests.ts from it (buildtools/wire.py). A
-field that is `NotRequired` may be left out, which means the same as null. `Message`, `Tool` and picked folders have
-TypeScript types of their own in web/src/page_types.ts.
+`read_request` checks each request against it, and `build.py` writes web/src/wire/requests.ts from it
+(buildtools/wire.py). A field that is `NotRequired` may be left out, which means the same as null. `Message`, `Tool`
+and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
 """
 
 # Annotations are values here, not text: read_request looks at them.

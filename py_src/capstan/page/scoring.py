@@ -18,7 +18,7 @@ __all__ = ["score"]
 
 
 async def score(model: Model, request: ScoreRequest, usual_length: int) -> dict[str, Any]:
-    """A ScoreResult of web/src/protocol.ts. The sequences have `usual_length` at most where the request has no
+    """A ScoreResult of web/src/wire/protocol.ts. The sequences have `usual_length` at most where the request has no
     max_length; one that begins as the one before it goes on from there."""
     tokenizer = Tokenizer(model)
     pairs = [pair_of(model, tokenizer, f"sequences[{place}]", each) for place, each in enumerate(request["sequences"])]

@@ -80,8 +80,8 @@ def watch(generator: Generator, request: RunRequest) -> None:
 
 
 def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest, row: int = 0) -> dict[str, Any] | None:
-    """A LogProbability of web/src/protocol.ts for the last token of a row's sequence; None unless the request asks for
-    it, and for a token that a grammar forced."""
+    """A LogProbability of web/src/wire/protocol.ts for the last token of a row's sequence; None unless the request
+    asks for it, and for a token that a grammar forced."""
     count = request.get("log_probabilities")
     if count is None:
         return None

@@ -35,8 +35,8 @@ class SamplerProgram:
     words: bytes
     """`params`, a uniform buffer: u32 words as `wgsl` declares them."""
     passes: tuple[str, ...]
-    """Kernels of a step in order, by the names in web/src/gpu/sampler_program.ts; `count` and `weight` are four rounds
-    each."""
+    """Kernels of a step in order, by the names in web/src/worker/gpu/sampler_program.ts; `count` and `weight` are four
+    rounds each."""
     wgsl: str
     """`struct Params`, and the functions of the active stages."""
     ban_wgsl: str

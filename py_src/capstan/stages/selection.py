@@ -78,7 +78,7 @@ class Selection(StageOptions):
         ),
         Option.integer("seed", -1, 2**64 - 1),
     )
-    # Its kernels are in web/src/shaders; which of them a step needs, `sampler_program` says.
+    # Its kernels are in web/src/worker/shaders; which of them a step needs, `sampler_program` says.
     stage: ClassVar[Stage | None] = Stage(
         "selection",
         active=lambda options: not options.greedy,

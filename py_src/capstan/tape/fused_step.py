@@ -28,7 +28,7 @@ class FusedStep:
     """u32 [capacity + 1, 3] each: workgroup counts by sequence length."""
 
     def spec(self, owner: str) -> dict[str, Any]:
-        """The FusedSpec of web/src/gpu/fused.ts."""
+        """The FusedSpec of web/src/worker/gpu/fused.ts."""
         return {"kernels": self.kernels, "scratch": self.scratch, "owner": owner}
 
 

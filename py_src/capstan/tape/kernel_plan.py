@@ -11,7 +11,8 @@ __all__ = ["KernelPlan", "MatrixSize", "WorkgroupLimits"]
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A template of web/src/shaders, its constants, and its workgroups: fixed, or a function of the sequence length."""
+    """A template of web/src/worker/shaders, its constants, and its workgroups: fixed, or a function of the sequence
+    length."""
 
     shader: str
     constants: Mapping[str, int | float | bool]

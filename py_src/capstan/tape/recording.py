@@ -1,4 +1,4 @@
-"""The commands that a device received during one captured run (web/src/gpu/recorder.ts), over integer ids."""
+"""The commands that a device received during one captured run (web/src/worker/gpu/recorder.ts), over integer ids."""
 
 from __future__ import annotations
 

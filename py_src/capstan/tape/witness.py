@@ -64,7 +64,7 @@ def nowhere(value: int) -> None:
 
 @dataclass
 class Witness:
-    """A WitnessSpec of web/src/gpu/witness.ts, while operations put it together; and what its results mean."""
+    """A WitnessSpec of web/src/worker/gpu/witness.ts, while operations put it together; and what its results mean."""
 
     owner: str
     state: tuple[int, int, int]

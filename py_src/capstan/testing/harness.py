@@ -71,7 +71,7 @@ class Harness:
     errors: list[str]
     events: list[dict[str, Any]] = field(default_factory=list)
     readiness: dict[str, Any] = field(default_factory=dict)
-    """How Python came up; see Readiness in web/src/protocol.ts."""
+    """How Python came up; see Readiness in web/src/wire/protocol.ts."""
 
     @classmethod
     def open(cls, page: Page, url: str, query: str = "") -> Harness:

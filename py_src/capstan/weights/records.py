@@ -86,7 +86,8 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class UploadNote:
-    """A plan of an upload, as text, which the page reads before Python is there (web/src/storage/weights_ahead.ts)."""
+    """A plan of an upload, as text, which the page reads before Python is there
+    (web/src/worker/storage/weights_ahead.ts)."""
 
     plan: str
 

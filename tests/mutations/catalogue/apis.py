@@ -128,7 +128,7 @@ APIS = (
     ),
     Mutation(
         "beams.parents",
-        "web/src/shaders/sampler/beams.wgsl",
+        "web/src/worker/shaders/sampler/beams.wgsl",
         "= old[parents[beam]];",
         "= old[beam];",
         "a beam goes on over the caches of the beam in its place",
@@ -136,7 +136,7 @@ APIS = (
     ),
     Mutation(
         "beams.ended_behind_on_the_gpu",
-        "web/src/shaders/sampler/beams.wgsl",
+        "web/src/worker/shaders/sampler/beams.wgsl",
         "if (place < BEAMS) {",
         "if (ended < BEAMS) {",
         "the GPU ends a beam although better ones go on",

@@ -9,7 +9,7 @@ __all__ = ["KERNELS"]
 KERNELS = (
     Mutation(
         "gemv.next_scale",
-        "web/src/shaders/products/matvec_request.wgsl",
+        "web/src/worker/shaders/products/matvec_request.wgsl",
         "  wanted.factors[SCALES * at] = scales[row * BLOCKS + block];",
         "  wanted.factors[SCALES * at] = scales[min(row + 1u, N - 1u) * BLOCKS + block];",
         "a row is multiplied by the scales of the next one",
@@ -17,7 +17,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.next_minimum",
-        "web/src/shaders/products/matvec_request.wgsl",
+        "web/src/worker/shaders/products/matvec_request.wgsl",
         "  wanted.minima[SCALES * at] = minima[block * N + row];",
         "  wanted.minima[SCALES * at] = minima[min(block + 1u, BLOCKS - 1u) * N + row];",
         "the minima of a block are those of the next one",
@@ -27,7 +27,7 @@ KERNELS = (
     ),
     Mutation(
         "few_rows.next_minimum",
-        "web/src/shaders/products/few_rows_q4.wgsl",
+        "web/src/worker/shaders/products/few_rows_q4.wgsl",
         "    wanted.minima[b * LINES + r] = minima[block * N + row];",
         "    wanted.minima[b * LINES + r] = minima[min(block + 1u, BLOCKS - 1u) * N + row];",
         "the minima of a block are those of the next one, for a few rows",
@@ -35,7 +35,7 @@ KERNELS = (
     ),
     Mutation(
         "few_rows_matrices.past_the_end",
-        "web/src/shaders/products/few_rows_matrices.wgsl",
+        "web/src/worker/shaders/products/few_rows_matrices.wgsl",
         "  wanted.factors[i * PER + b] = select(0.0, wanted.factors[i * PER + b], there);",
         "",
         "a few rows by subgroup matrices count the last weights of a row twice",
@@ -43,7 +43,7 @@ KERNELS = (
     ),
     Mutation(
         "few_rows_matrices.half_s_block",
-        "web/src/shaders/products/few_rows_matrices.wgsl",
+        "web/src/worker/shaders/products/few_rows_matrices.wgsl",
         "    let at = i * PER + half * (PER - 1u);",
         "    let at = i * PER;",
         "the second half of a run has the scale of the first, in blocks of 16",
@@ -51,7 +51,7 @@ KERNELS = (
     ),
     Mutation(
         "truth.minima",
-        "web/src/shaders/truth/truth_gemv.wgsl",
+        "web/src/worker/shaders/truth/truth_gemv.wgsl",
         "part += (w + least) * value.x;",
         "part += w * value.x;",
         "the truth of a product lacks its minima",
@@ -59,7 +59,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.lost_run",
-        "web/src/shaders/products/matvec_products.wgsl",
+        "web/src/worker/shaders/products/matvec_products.wgsl",
         "total_of(lower + upper) * f32(",
         "select(1.0, 0.0, member + s * SPAN == 1u) * total_of(lower + upper) * f32(",
         "a run of 32 weights is lost",
@@ -67,7 +67,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.off_by_one",
-        "web/src/shaders/products/packed_weights.wgsl",
+        "web/src/worker/shaders/products/packed_weights.wgsl",
         "(8388608.0 + zero)",
         "(8388609.0 + zero)",
         "every weight is one too small",
@@ -75,7 +75,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.lost_residual",
-        "web/src/shaders/products/matvec_q4.wgsl",
+        "web/src/worker/shaders/products/matvec_q4.wgsl",
         "added = f32(residual[n]);",
         "added = 0.0;",
         "the residual is not added",
@@ -83,7 +83,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.epsilon",
-        "web/src/shaders/products/matvec_held.wgsl",
+        "web/src/worker/shaders/products/matvec_held.wgsl",
         "inverseSqrt(squared / f32(K) + EPSILON)",
         "inverseSqrt(squared / f32(K) + EPSILON * 1000.0)",
         "the epsilon of a norm is a thousand times too large",
@@ -91,7 +91,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.swapped_heads",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "min(tile * TILE + i / CHUNKS, GROUP - 1u)",
         "(GROUP - 1u - i / CHUNKS % GROUP)",
         "heads of a group are swapped",
@@ -99,7 +99,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.stale_row",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "if (split == 0u && tile == 0u) {",
         "if (split == 1u && tile == 7u) {",
         "the new row is not written into the cache",
@@ -107,7 +107,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.one_too_few",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "let here = min(BLOCK, length - block * BLOCK);",
         "let here = min(BLOCK, length - 1u - min(length - 1u, block * BLOCK));",
         "the last position is not looked at",
@@ -115,7 +115,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.one_too_many",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "if (at < position) {",
         "if (at < position - 1u || at > position) {",
         "the position before the last is taken for the new one",
@@ -123,7 +123,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.rotation_before",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "q_rotation(chunk, rotation(chunk, turned(caches, total - 1u)))",
         "q_rotation(chunk, rotation(chunk, turned(caches, total - 2u)))",
         "queries are rotated by the position before",
@@ -131,7 +131,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.scale",
-        "web/src/shaders/attention/attention_shared.wgsl",
+        "web/src/worker/shaders/attention/attention_shared.wgsl",
         "const STRENGTH = SCALE * LOG2_E;",
         "const STRENGTH = SCALE * LOG2_E * 1.01;",
         "scores are a hundredth too large",
@@ -139,7 +139,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.table",
-        "web/src/shaders/attention/attention_shared.wgsl",
+        "web/src/worker/shaders/attention/attention_shared.wgsl",
         "(table[sequence * CAPACITY + position] * KV_HEADS + kv_head)",
         "(sequence * KV_HEADS + kv_head)",
         "a beam reads its own caches whatever the table says",
@@ -147,7 +147,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.window",
-        "web/src/shaders/attention/attention_shared.wgsl",
+        "web/src/worker/shaders/attention/attention_shared.wgsl",
         "return total - min(total, WINDOW);",
         "return total - min(total, WINDOW + 1u);",
         "one position more than the window is in sight",
@@ -155,7 +155,7 @@ KERNELS = (
     ),
     Mutation(
         "quantized_rows.middle",
-        "web/src/shaders/attention/quantized_rows.wgsl",
+        "web/src/worker/shaders/attention/quantized_rows.wgsl",
         "- vec4<f32>(8388736.0);",
         "- vec4<f32>(8388735.0);",
         "bytes of a quantized cache are around 127",
@@ -163,7 +163,7 @@ KERNELS = (
     ),
     Mutation(
         "quantized_rows.nibbles",
-        "web/src/shaders/attention/quantized_rows.wgsl",
+        "web/src/worker/shaders/attention/quantized_rows.wgsl",
         "levels[word & 15u], levels[extractBits(word, 4u, 4u)]",
         "levels[extractBits(word, 4u, 4u)], levels[word & 15u]",
         "elements of 4 bits change places",
@@ -171,7 +171,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.quantized_scale",
-        "web/src/shaders/attention/attention_rows.wgsl",
+        "web/src/worker/shaders/attention/attention_rows.wgsl",
         "return most / 127.0;",
         "return most / 63.0;",
         "a quantized row has half of its steps",
@@ -179,7 +179,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.value_scale",
-        "web/src/shaders/attention/attention_workgroup.wgsl",
+        "web/src/worker/shaders/attention/attention_workgroup.wgsl",
         "elements * (weights[i * TILE + h] * scale_of_cache(value));",
         "elements * weights[i * TILE + h];",
         "quantized values are summed without their scales",
@@ -187,7 +187,7 @@ KERNELS = (
     ),
     Mutation(
         "prefill_attention.quantized_row",
-        "web/src/shaders/attention/prefill_attention.wgsl",
+        "web/src/worker/shaders/attention/prefill_attention.wgsl",
         "  let high = quad_of_row(octet.x >> 16u) * scale;",
         "  let high = quad_of_row(octet.x) * scale;",
         "prompts read the first half of each word of 4 bits twice",
@@ -195,7 +195,7 @@ KERNELS = (
     ),
     Mutation(
         "attention_join.weights",
-        "web/src/shaders/attention/attention_join.wgsl",
+        "web/src/worker/shaders/attention/attention_join.wgsl",
         "sum += weight * sums[split];",
         "sum += sums[split];",
         "splits are joined without their weights",
@@ -203,7 +203,7 @@ KERNELS = (
     ),
     Mutation(
         "advance.mask",
-        "web/src/shaders/sampler/advance.wgsl",
+        "web/src/worker/shaders/sampler/advance.wgsl",
         "let element = 2u * (row * sizes.max_length + length);",
         "let element = 2u * (row * sizes.max_length + length + 1u);",
         "the mask is set one position too far",
@@ -211,7 +211,7 @@ KERNELS = (
     ),
     Mutation(
         "advance.end_fed",
-        "web/src/shaders/sampler/advance.wgsl",
+        "web/src/worker/shaders/sampler/advance.wgsl",
         """  if (is_end(token)) {
     state[at + 2u] = 1u;
     return;
@@ -224,7 +224,7 @@ KERNELS = (
     ),
     Mutation(
         "draw.rounds",
-        "web/src/shaders/sampler/draw.wgsl",
+        "web/src/worker/shaders/sampler/draw.wgsl",
         """for (var i = 0u; i < 10u; i++) {
     let product0""",
         """for (var i = 0u; i < 9u; i++) {
@@ -234,7 +234,7 @@ KERNELS = (
     ),
     Mutation(
         "greedy.highest_id",
-        "web/src/shaders/sampler/greedy.wgsl",
+        "web/src/worker/shaders/sampler/greedy.wgsl",
         "atomicMax(&winner, 0xffffffffu - atomicLoad(&scratch[record + 1u]));",
         "atomicMax(&winner, 0xffffffffu - block);",
         "of equal logits the block's number wins",
@@ -242,7 +242,7 @@ KERNELS = (
     ),
     Mutation(
         "prefix.equals",
-        "web/src/shaders/sampler/prefix.wgsl",
+        "web/src/worker/shaders/sampler/prefix.wgsl",
         "return add64(weight, multiply(min(equals, need), unit));",
         "return add64(weight, multiply(equals, unit));",
         "all tokens of equal logits at the cut count, not the ones that are kept",
@@ -250,7 +250,7 @@ KERNELS = (
     ),
     Mutation(
         "compare.unlike",
-        "web/src/shaders/truth/compare.wgsl",
+        "web/src/worker/shaders/truth/compare.wgsl",
         "select(0u, 1u, x_finite != y_finite)",
         "select(0u, 1u, !x_finite && y_finite)",
         "infinite elements of the second buffer alone are not counted",
@@ -258,7 +258,7 @@ KERNELS = (
     ),
     Mutation(
         "cast.ties",
-        "web/src/shaders/memory/cast.wgsl",
+        "web/src/worker/shaders/memory/cast.wgsl",
         "(rest == 0x80u && (n.x != 0u || (fraction & 1u) == 1u))",
         "(rest == 0x80u && n.x != 0u)",
         "an int64 halfway between two floats is not rounded to even",
@@ -266,7 +266,7 @@ KERNELS = (
     ),
     Mutation(
         "mask.element",
-        "web/src/shaders/memory/mask.wgsl",
+        "web/src/worker/shaders/memory/mask.wgsl",
         "value = 1u << (begins * 8u);",
         "value = 1u;",
         "ones of an unaligned mask are put into the wrong byte",
@@ -274,7 +274,7 @@ KERNELS = (
     ),
     Mutation(
         "matmul.zero_shift",
-        "web/src/shaders/products/matmul_q4.wgsl",
+        "web/src/worker/shaders/products/matmul_q4.wgsl",
         "(f32(1u << (BITS - 1u)) - f32(number_in(wanted.b_zeros[i], zero_at))) * scale;",
         "(f32(number_in(wanted.b_zeros[i], zero_at)) - f32(1u << (BITS - 1u))) * scale;",
         "zero points of a prompt's products have the wrong sign",
@@ -282,7 +282,7 @@ KERNELS = (
     ),
     Mutation(
         "matmul.next_minimum",
-        "web/src/shaders/products/matmul_q4.wgsl",
+        "web/src/worker/shaders/products/matmul_q4.wgsl",
         "    wanted.b_minima[i] = minima[least];",
         "    wanted.b_minima[i] = minima[min(least + N, BLOCKS * N - 1u)];",
         "the minima of a block are those of the next one, for many rows in int8",
@@ -290,7 +290,7 @@ KERNELS = (
     ),
     Mutation(
         "matmul_matrices.next_minimum",
-        "web/src/shaders/products/matmul_matrices.wgsl",
+        "web/src/worker/shaders/products/matmul_matrices.wgsl",
         "    wanted.b_minima[i] = minima[least];",
         "    wanted.b_minima[i] = minima[min(least + N, BLOCKS * N - 1u)];",
         "the minima of a block are those of the next one, for many rows by subgroup matrices",
@@ -298,7 +298,7 @@ KERNELS = (
     ),
     Mutation(
         "matmul_matrices.half_s_minimum",
-        "web/src/shaders/products/matmul_matrices.wgsl",
+        "web/src/worker/shaders/products/matmul_matrices.wgsl",
         "    wanted.b_minima[i] = minima_up[least];",
         "    wanted.b_minima[i] = minima[least];",
         "both halves of a gated layer have the minima of the first, for many rows",
@@ -306,7 +306,7 @@ KERNELS = (
     ),
     Mutation(
         "few_rows.last_row",
-        "web/src/shaders/products/few_rows_q4.wgsl",
+        "web/src/worker/shaders/products/few_rows_q4.wgsl",
         "let octet = x[min(top + m, M - 1u) * OCTETS + at];",
         "let octet = x[min(m, M - 1u) * OCTETS + at];",
         "rows past the first ones repeat these",
@@ -314,7 +314,7 @@ KERNELS = (
     ),
     Mutation(
         "norm_rows.past_the_end",
-        "web/src/shaders/products/norm_rows.wgsl",
+        "web/src/worker/shaders/products/norm_rows.wgsl",
         "line[i] = select(0.0, line[i] - mean, thread + i * WORKGROUP < K);",
         "line[i] = line[i] - mean;",
         "elements past the end of a row count in its variance",

@@ -9,7 +9,7 @@ __all__ = ["PAGE"]
 PAGE = (
     Mutation(
         "kinds.unknown",
-        "web/src/kinds.ts",
+        "web/src/page/kinds.ts",
         "if (more.length && !others)",
         "if (more.length && !others && place)",
         "a misspelt option is ignored",
@@ -17,7 +17,7 @@ PAGE = (
     ),
     Mutation(
         "kinds.part",
-        "web/src/kinds.ts",
+        "web/src/page/kinds.ts",
         "read(`${place}[${at}]`, each, item)",
         "each",
         "the items of a list are not looked into",
@@ -25,7 +25,7 @@ PAGE = (
     ),
     Mutation(
         "options.answers",
-        "web/src/options.ts",
+        "web/src/page/options.ts",
         "export const MOST_ANSWERS = 32;",
         "export const MOST_ANSWERS = 64;",
         "a page makes more answers than a model has, before the worker refuses them",
@@ -33,7 +33,7 @@ PAGE = (
     ),
     Mutation(
         "stored_models.all",
-        "web/src/stored_models.ts",
+        "web/src/page/stored_models.ts",
         "given.length ? model! : ALL",
         "model ?? ALL",
         "an undefined variable removes all models",
@@ -49,7 +49,7 @@ PAGE = (
     ),
     Mutation(
         "hub.size",
-        "web/src/storage/whole.ts",
+        "web/src/worker/storage/whole.ts",
         "Number(size) <= LARGEST_FILE",
         "Number(size) <= Infinity",
         "a hub may list a file of any size, over whose shards the worker hangs",
@@ -57,7 +57,7 @@ PAGE = (
     ),
     Mutation(
         "tokenizer_parts.next",
-        "web/src/tokenizer_parts/patterns.ts",
+        "web/src/worker/tokenizer_parts/patterns.ts",
         'const backwards = behavior === "MergedWithNext";',
         "const backwards = false;",
         "a match is merged with what is before it instead of what comes next",
@@ -65,7 +65,7 @@ PAGE = (
     ),
     Mutation(
         "tokenizer_parts.bytes",
-        "web/src/tokenizer_parts/decoders.ts",
+        "web/src/worker/tokenizer_parts/decoders.ts",
         'const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });',
         'const strict = new TextDecoder("utf-8", { fatal: true });',
         "U+FEFF gets lost where its bytes are tokens",
@@ -73,7 +73,7 @@ PAGE = (
     ),
     Mutation(
         "options.greedy",
-        "web/src/options.ts",
+        "web/src/page/options.ts",
         'if (run.temperature === 0) given["do_sample"] = false;',
         'if (run.temperature === 0) given["do_sample"] = true;',
         "a temperature of 0 draws tokens",
@@ -81,7 +81,7 @@ PAGE = (
     ),
     Mutation(
         "options.two_grammars",
-        "web/src/options.ts",
+        "web/src/page/options.ts",
         "if (given.length > 1) throw refused",
         "if (given.length > 2) throw refused",
         "of two grammars the second one is ignored",
@@ -89,7 +89,7 @@ PAGE = (
     ),
     Mutation(
         "run.next_too_early",
-        "web/src/run.ts",
+        "web/src/page/run.ts",
         "void reply.then(turn.end, turn.end);",
         "turn.end();",
         "the next run is sent while the worker computes an aborted one",
@@ -97,7 +97,7 @@ PAGE = (
     ),
     Mutation(
         "run.listener_left",
-        "web/src/run.ts",
+        "web/src/page/run.ts",
         """      signal?.removeEventListener("abort", abort);
 """,
         "",
@@ -106,7 +106,7 @@ PAGE = (
     ),
     Mutation(
         "capstan.failed_load",
-        "web/src/loading.ts",
+        "web/src/page/loading.ts",
         """  } catch (error) {
     client.close();
     signal?.throwIfAborted();
@@ -119,7 +119,7 @@ PAGE = (
     ),
     Mutation(
         "shared.scripts",
-        "web/src/capstan.ts",
+        "web/src/page/capstan.ts",
         "if (!this.scripts && !this.client.sharing.shared) return this.client;",
         "if (!this.scripts) return this.client;",
         "the script of a page runs in the worker that pages share",
@@ -127,7 +127,7 @@ PAGE = (
     ),
     Mutation(
         "client.kept_requests",
-        "web/src/client.ts",
+        "web/src/page/client.ts",
         """    for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
 """,
         "",
@@ -136,7 +136,7 @@ PAGE = (
     ),
     Mutation(
         "client.dead_start",
-        "web/src/client.ts",
+        "web/src/page/client.ts",
         "      this.fail(error as Error);\n      throw error;",
         "      throw error;",
         "requests wait for ever if a new worker does not start",
@@ -144,7 +144,7 @@ PAGE = (
     ),
     Mutation(
         "life.no_locks",
-        "web/src/life.ts",
+        "web/src/wire/life.ts",
         "return locks() ? `capstan worker ${crypto.randomUUID()}` : null;",
         "return `capstan worker ${crypto.randomUUID()}`;",
         "a worker is said to hold a lock where there are no locks",
@@ -160,7 +160,7 @@ PAGE = (
     ),
     Mutation(
         "network.shown",
-        "web/src/storage/network.ts",
+        "web/src/worker/storage/network.ts",
         'parsed.search = parsed.hash = parsed.username = parsed.password = "";',
         'parsed.hash = "";',
         "errors show the query of an address, with what is secret in it",
@@ -168,7 +168,7 @@ PAGE = (
     ),
     Mutation(
         "client.cancel_of_nothing",
-        "web/src/client.ts",
+        "web/src/page/client.ts",
         'const stops = request.kind === "cancel" ? this.running() : null;',
         "const stops = null;",
         "a cancel names no request, so that nothing sees that it ends",
@@ -176,7 +176,7 @@ PAGE = (
     ),
     Mutation(
         "completions.tokens",
-        "web/src/completions.ts",
+        "web/src/page/completions.ts",
         "total_tokens: prompt_tokens + completion_tokens,",
         "total_tokens: prompt_tokens,",
         "the tokens in all are those of the prompt",
@@ -208,7 +208,7 @@ PAGE = (
     ),
     Mutation(
         "ai.cached",
-        "web/src/ai.ts",
+        "web/src/page/ai.ts",
         "const noCache = total === undefined ? undefined : total - (cacheRead ?? 0);",
         "const noCache = total;",
         "tokens of the cache count twice",
@@ -216,7 +216,7 @@ PAGE = (
     ),
     Mutation(
         "wgsl.nested",
-        "web/src/gpu/wgsl.ts",
+        "web/src/worker/gpu/wgsl.ts",
         'if (word === "else") active = innermost.outer && !innermost.taken;',
         'if (word === "else") active = !innermost.taken;',
         "an #else counts inside of an #if that does not",
@@ -224,7 +224,7 @@ PAGE = (
     ),
     Mutation(
         "wgsl.missing",
-        "web/src/gpu/wgsl.ts",
+        "web/src/worker/gpu/wgsl.ts",
         "const missing = declared.filter((name) => !given.includes(name));",
         "const missing: string[] = [];",
         "an operation may lack any binding",
@@ -232,7 +232,7 @@ PAGE = (
     ),
     Mutation(
         "life.let_go",
-        "web/src/life.ts",
+        "web/src/wire/life.ts",
         "return ended;",
         "return Promise.resolve();",
         "a worker gives its lock back at once, as if it had ended",
@@ -240,7 +240,7 @@ PAGE = (
     ),
     Mutation(
         "held_submit.order",
-        "web/src/gpu/held_submit.ts",
+        "web/src/worker/gpu/held_submit.ts",
         "this.send([...this.taken(), ...commands]);",
         "this.send([...commands, ...this.taken()]);",
         "copies run before the run whose results they take",
@@ -248,7 +248,7 @@ PAGE = (
     ),
     Mutation(
         "staging.mapped_at",
-        "web/src/gpu/staging.ts",
+        "web/src/worker/gpu/staging.ts",
         "region.from = Math.min(region.from, offset - (offset % MAP_GRAIN));",
         "region.from = Math.min(region.from, offset - (offset % GRAIN));",
         "a map begins where WebGPU allows none",
@@ -256,7 +256,7 @@ PAGE = (
     ),
     Mutation(
         "staging.kept",
-        "web/src/gpu/staging.ts",
+        "web/src/worker/gpu/staging.ts",
         "      this.free = staging;",
         "      this.free ??= staging;",
         "a readback forgets the larger buffer that it should keep",
@@ -264,7 +264,7 @@ PAGE = (
     ),
     Mutation(
         "span_plan.direction",
-        "web/src/gpu/span_plan.ts",
+        "web/src/worker/gpu/span_plan.ts",
         "if (destination.offset > source.offset) starts.reverse();",
         "if (destination.offset < source.offset) starts.reverse();",
         "a copy within a buffer overwrites what is yet to be read",
@@ -272,7 +272,7 @@ PAGE = (
     ),
     Mutation(
         "span_plan.shared_word",
-        "web/src/gpu/span_plan.ts",
+        "web/src/worker/gpu/span_plan.ts",
         "const touches = !aligned(offset) && first &&",
         "const touches = aligned(offset) && first &&",
         "rows of a mask that share a word are written by one dispatch",
@@ -280,7 +280,7 @@ PAGE = (
     ),
     Mutation(
         "sampler.row_memory",
-        "web/src/gpu/sampler.ts",
+        "web/src/worker/gpu/sampler.ts",
         "this.write(this.memory, words, (this.memoryTable + row * rowWords) * 4);",
         "this.write(this.memory, words, (this.memoryTable + row) * 4);",
         "the sequence of a row is written over that of another one",
@@ -288,7 +288,7 @@ PAGE = (
     ),
     Mutation(
         "sampler.rounds",
-        "web/src/gpu/sampler.ts",
+        "web/src/worker/gpu/sampler.ts",
         "{ buffer: this.roundIndices, offset: round * stride, size: 16 }",
         "{ buffer: this.roundIndices, offset: 0, size: 16 }",
         "every round of a cut counts the same bits",
@@ -296,7 +296,7 @@ PAGE = (
     ),
     Mutation(
         "sampler.stale_pipeline",
-        "web/src/gpu/sampler_program.ts",
+        "web/src/worker/gpu/sampler_program.ts",
         "const key = `${kernel} ${stages}`;",
         "const key = `${kernel}`;",
         "a sampler with other stages runs the text of the stages before",
@@ -304,7 +304,7 @@ PAGE = (
     ),
     Mutation(
         "player.open_pass",
-        "web/src/gpu/player.ts",
+        "web/src/worker/gpu/player.ts",
         """      step.endPass();
       pipeline = null;
       groups = [];
@@ -317,7 +317,7 @@ PAGE = (
     ),
     Mutation(
         "player.destroyed",
-        "web/src/gpu/player.ts",
+        "web/src/worker/gpu/player.ts",
         "      info.onDestroy.add(destroyed);\n",
         "",
         "a tape goes on over buffers that were destroyed",
@@ -325,7 +325,7 @@ PAGE = (
     ),
     Mutation(
         "ring.not_given_back",
-        "web/src/gpu/ring.ts",
+        "web/src/worker/gpu/ring.ts",
         """    this.free.push(staging);
 """,
         "",
@@ -334,7 +334,7 @@ PAGE = (
     ),
     Mutation(
         "weights.held_bytes",
-        "web/src/gpu/weights.ts",
+        "web/src/worker/gpu/weights.ts",
         "    this.written += 4;\n",
         "",
         "what follows a word that was put together is written over it",
@@ -350,7 +350,7 @@ PAGE = (
     ),
     Mutation(
         "page.busy_removal",
-        "web/src/storage/opfs.ts",
+        "web/src/worker/storage/opfs.ts",
         "const REMOVALS = 40;",
         "const REMOVALS = 1;",
         "a file is not removed that another tab has open for a moment",
@@ -358,7 +358,7 @@ PAGE = (
     ),
     Mutation(
         "tapes.length_of_steps",
-        "web/src/tapes.ts",
+        "web/src/worker/tapes.ts",
         "played.encode(step, valid++);",
         "played.encode(step, valid);",
         "the steps of a burst all see the length of the first",
@@ -366,7 +366,7 @@ PAGE = (
     ),
     Mutation(
         "source.other_range",
-        "web/src/storage/source.ts",
+        "web/src/worker/storage/source.ts",
         "if (!right) throw this.otherRange(response, start, end);",
         "if (right === null) throw this.otherRange(response, start, end);",
         "another range than was asked for is taken",
@@ -374,7 +374,7 @@ PAGE = (
     ),
     Mutation(
         "network.busy",
-        "web/src/storage/network.ts",
+        "web/src/worker/storage/network.ts",
         "const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];",
         "const TRANSIENT = [408, 425, 500, 502, 504];",
         "a busy server is not asked again",
@@ -382,7 +382,7 @@ PAGE = (
     ),
     Mutation(
         "opfs.place",
-        "web/src/storage/opfs.ts",
+        "web/src/worker/storage/opfs.ts",
         "{ at: start + done }",
         "{ at: done }",
         "each stored shard is written over the first one",
@@ -390,7 +390,7 @@ PAGE = (
     ),
     Mutation(
         "cache.last_shard",
-        "web/src/storage/cache.ts",
+        "web/src/worker/storage/cache.ts",
         "const last = Math.max(0, Math.ceil(size / shardSize) - 1);",
         "const last = Math.ceil(size / shardSize);",
         "the last shard of a file in the Cache API is looked for behind the end",
@@ -398,7 +398,7 @@ PAGE = (
     ),
     Mutation(
         "chat.put_back",
-        "web/src/chat.ts",
+        "web/src/chat/chat.ts",
         """          this.put(...gone.splice(0));
 """,
         "",
@@ -407,7 +407,7 @@ PAGE = (
     ),
     Mutation(
         "chat_model.changed",
-        "web/src/chat_model.ts",
+        "web/src/chat/chat_model.ts",
         "if (this.session && JSON.stringify(kept) === JSON.stringify(before))",
         "if (this.session && kept)",
         "the model does not hear of an answer that the page changed",
@@ -415,7 +415,7 @@ PAGE = (
     ),
     Mutation(
         "chat_turn.brought",
-        "web/src/chat_turn.ts",
+        "web/src/chat/chat_turn.ts",
         "for (const root of [this.element, ...this.brought]) disable(root, on);",
         "disable(this.element, on);",
         "a button that the page brought into a turn works while an answer comes",
@@ -423,7 +423,7 @@ PAGE = (
     ),
     Mutation(
         "chat_answer.finish",
-        "web/src/chat_turn.ts",
+        "web/src/chat/chat_turn.ts",
         "    if (!own) this.words.finish();\n",
         "",
         "an answer that ended stays as it looked while more of it was to come",
@@ -431,7 +431,7 @@ PAGE = (
     ),
     Mutation(
         "chat_turn.continued",
-        "web/src/chat_turn.ts",
+        "web/src/chat/chat_turn.ts",
         'this.continuing ? "source" : this.host',
         "this.host",
         "a continued text is shown as Markdown",
@@ -439,7 +439,7 @@ PAGE = (
     ),
     Mutation(
         "markdown.html",
-        "web/src/markdown.ts",
+        "web/src/chat/markdown.ts",
         "  override tag(): undefined {}\n",
         "",
         "HTML of an answer is left out, its words are shown",
@@ -447,7 +447,7 @@ PAGE = (
     ),
     Mutation(
         "markdown.focus",
-        "web/src/chat_answer.ts",
+        "web/src/chat/chat_answer.ts",
         "    replace(before, [...now.childNodes]);\n    same++;\n",
         "",
         "a block that grows is another one: the focus and the selection in it go",
@@ -463,7 +463,7 @@ PAGE = (
     ),
     Mutation(
         "markdown.links",
-        "web/src/markdown.ts",
+        "web/src/chat/markdown.ts",
         "  ALLOWED_URI_REGEXP: /^(?:https?:\\/\\/|mailto:)/i,\n",
         "",
         "links of an answer lead into the page and to other programs",
@@ -471,7 +471,7 @@ PAGE = (
     ),
     Mutation(
         "stored_models.belongs",
-        "web/src/stored_models.ts",
+        "web/src/page/stored_models.ts",
         'const asking = { kind: "plan", model: folder, dtype, device, ...caches } as const;',
         'const asking = { kind: "plan", model: folder, dtype: null, device, ...caches } as const;',
         "whether a model fits is told of another of its graphs",
@@ -479,7 +479,7 @@ PAGE = (
     ),
     Mutation(
         "completions.reasoning",
-        "web/src/completions.ts",
+        "web/src/page/completions.ts",
         'return kind === "reasoning" ? this.chunk({ reasoning_content: text })',
         'return kind === "reasoning" ? this.chunk({ content: text })',
         "reasoning streams as a part of the answer",
@@ -511,7 +511,7 @@ PAGE = (
     ),
     Mutation(
         "chat_model.limits",
-        "web/src/chat_model.ts",
+        "web/src/chat/chat_model.ts",
         'max_new_tokens: "answer"',
         'max_new_tokens: "conversation"',
         "an answer that was cut tells that the conversation is full",
@@ -527,7 +527,7 @@ PAGE = (
     ),
     Mutation(
         "choices.sampled",
-        "web/src/options.ts",
+        "web/src/page/options.ts",
         " || (run.n ?? 1) > 1",
         "",
         "several answers of a greedy model are refused, though no temperature was given",
@@ -535,7 +535,7 @@ PAGE = (
     ),
     Mutation(
         "choices.parts",
-        "web/src/run.ts",
+        "web/src/page/run.ts",
         "if (choice === 0 && text) yield text;",
         "if (text) yield text;",
         "the iteration over a run mixes the texts of its answers",
@@ -543,7 +543,7 @@ PAGE = (
     ),
     Mutation(
         "ai_versions.finish",
-        "web/src/ai_versions.ts",
+        "web/src/page/ai_versions.ts",
         "return { type, finishReason: reason(finishReason), usage: used(usage) };",
         "return part as unknown as LanguageModelV2StreamPart;",
         "a stream of specification 2 ends with the finish of specification 4",
@@ -551,7 +551,7 @@ PAGE = (
     ),
     Mutation(
         "assets.opaque",
-        "web/src/assets.ts",
+        "web/src/wire/assets.ts",
         'if (globalThis.origin === "null")',
         'if (globalThis.origin === "")',
         "the error in a sandboxed frame names no remedy",

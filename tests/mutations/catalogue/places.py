@@ -209,7 +209,7 @@ PLACES = (
     ),
     Mutation(
         "places.query_in_javascript",
-        "web/src/storage/gguf.ts",
+        "web/src/wire/gguf.ts",
         "address.split(/[?#]/, 1)[0]!",
         "address",
         "the address of a GGUF file with a query gets a slash behind it",
@@ -217,7 +217,7 @@ PLACES = (
     ),
     Mutation(
         "places.repository_of_file",
-        "web/src/storage/hub.ts",
+        "web/src/worker/storage/hub.ts",
         'return id.split(":", 1)[0]!;',
         "return id;",
         "a hub is asked for a repository by the name of a file in it",

@@ -9,7 +9,7 @@ __all__ = ["WEIGHTS"]
 WEIGHTS = (
     Mutation(
         "load.journal_first",
-        "web/src/storage/load.ts",
+        "web/src/worker/storage/load.ts",
         """await this.wait("store", () => this.file!.write(chunk, at, length));
       this.unnoted += JSON.stringify([shard, digest]) + "\\n";
 """,
@@ -22,7 +22,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.journal_by_shards",
-        "web/src/storage/load.ts",
+        "web/src/worker/storage/load.ts",
         "setInterval(() => this.note(), JOURNAL_MS);",
         "setInterval(() => undefined, JOURNAL_MS);",
         "the journal is written at the end of a load alone",
@@ -30,7 +30,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.clock_goes_on",
-        "web/src/storage/load.ts",
+        "web/src/worker/storage/load.ts",
         "      clearInterval(clock);\n",
         "",
         "the clock of the journal outlives the load",
@@ -38,7 +38,7 @@ WEIGHTS = (
     ),
     Mutation(
         "source.range_in_32_bits",
-        "web/src/storage/source.ts",
+        "web/src/worker/storage/source.ts",
         "`bytes=${start}-${end",
         "`bytes=${start >>> 0}-${end",
         "a request for what is behind 4 GiB of a file asks for its beginning",
@@ -46,7 +46,7 @@ WEIGHTS = (
     ),
     Mutation(
         "upload.offset_in_32_bits",
-        "web/src/gpu/weights.ts",
+        "web/src/worker/gpu/weights.ts",
         "writers[last]!.piece.offset < start + length)",
         "writers[last]!.piece.offset < ((start + length) | 0))",
         "weights behind 2 GiB of a file are not wanted",
@@ -54,7 +54,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.unchecked",
-        "web/src/storage/load.ts",
+        "web/src/worker/storage/load.ts",
         "if (expected && digest !== expected) {",
         "if (expected && digest !== expected && plan.alone) {",
         "a shard that was spoilt on the way is taken from the stream",
@@ -62,7 +62,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.request_over_stored",
-        "web/src/storage/load.ts",
+        "web/src/worker/storage/load.ts",
         "plan.stored.find((one) => one > shard)",
         "plan.stored.find((one) => one > shard && plan.alone)",
         "a request asks for shards that are stored",
@@ -103,7 +103,7 @@ WEIGHTS = (
     ),
     Mutation(
         "opfs.empty",
-        "web/src/storage/opfs.ts",
+        "web/src/worker/storage/opfs.ts",
         ".text()) || null;",
         ".text());",
         "an empty file that a closed page left is a damaged note",
@@ -111,7 +111,7 @@ WEIGHTS = (
     ),
     Mutation(
         "opfs.collected",
-        "web/src/storage/in_use.ts",
+        "web/src/worker/storage/in_use.ts",
         "const held = { handle };",
         "const held = { handle: {} };",
         "a file handle is collected while a call of it is under way",
@@ -119,7 +119,7 @@ WEIGHTS = (
     ),
     Mutation(
         "opfs.left_empty",
-        "web/src/storage/opfs.ts",
+        "web/src/worker/storage/opfs.ts",
         "if (size === 0) await using",
         "if (size < 0) await using",
         "a file that could not be begun is left empty",
@@ -127,7 +127,7 @@ WEIGHTS = (
     ),
     Mutation(
         "opfs.refused_untold",
-        "web/src/storage/opfs.ts",
+        "web/src/worker/storage/opfs.ts",
         "      refused(reason(error));\n",
         "",
         "a private file system that the browser refuses is not told",
@@ -135,7 +135,7 @@ WEIGHTS = (
     ),
     Mutation(
         "device.waits_for_ever",
-        "web/src/gpu/device.ts",
+        "web/src/worker/gpu/device.ts",
         "      this.stopWaiting();\n    };",
         "    };",
         "a compilation that a lost device leaves pending is waited for",
@@ -183,7 +183,7 @@ WEIGHTS = (
     ),
     Mutation(
         "hashing.here",
-        "web/src/storage/hashing.ts",
+        "web/src/worker/storage/hashing.ts",
         "if (!this.started) return",
         "if (this.shards) return",
         "all shards of a large file are hashed in the thread that stores them",
@@ -191,7 +191,7 @@ WEIGHTS = (
     ),
     Mutation(
         "hashing.buffer",
-        "web/src/storage/hashing.ts",
+        "web/src/worker/storage/hashing.ts",
         "    chunk.giveBack(buffer);\n",
         "",
         "a shard is stored as zeros once it was hashed beside",

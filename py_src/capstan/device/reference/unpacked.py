@@ -1,4 +1,4 @@
-"""The definition of how tensors of a GGUF file are rearranged: web/src/shaders/memory/unpack.wgsl does the same.
+"""The definition of how tensors of a GGUF file are rearranged: web/src/worker/shaders/memory/unpack.wgsl does the same.
 
 Each type's function takes blocks of bytes, [blocks, bytes], and gives for each block its q, [blocks, elements], and its
 d and m, [blocks, elements / block]; see graph/gguf/types.py. m is None for types without minima. d is exact in float32,

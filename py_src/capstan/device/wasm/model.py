@@ -47,10 +47,10 @@ class WasmSequence(Protocol):
 
 
 class WasmSession(Protocol):
-    """The engine's one session (web/src/wasm.ts)."""
+    """The engine's one session (web/src/worker/wasm.ts)."""
 
     def sequence(self, spec: dict[str, Any]) -> WasmSequence:
-        """`spec` as web/src/wasm.ts has it."""
+        """`spec` as web/src/worker/wasm.ts has it."""
 
     async def close(self) -> None: ...
 

@@ -21,7 +21,7 @@ from ..rope_tables import RopeTables, read_tables
 __all__ = ["WasmGraph", "prepare", "ready_graph", "wasm_graph"]
 
 FIRST_LOGITS = "capstan_first_logits"
-"""The input that says from which position on logits are computed; web/src/wasm.ts feeds it."""
+"""The input that says from which position on logits are computed; web/src/worker/wasm.ts feeds it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/engine.ts).
+"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/worker/engine.ts).
 
 The protocols here are the table of the calls. From each method `build.py` writes the call in `_js/engine_calls.py` and
-its type in web/src/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the object
-that has the method; JsGpuEngine has those that are `by_hand`.
+its type in web/src/worker/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the
+object that has the method; JsGpuEngine has those that are `by_hand`.
 """
 
 from __future__ import annotations
@@ -250,12 +250,12 @@ class GpuTapes(GpuAdapter, Protocol):
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
     ) -> int:
-        """A tape of `played` operations; `fused` is a FusedSpec of web/src/gpu/fused.ts: the kernels of its own.
+        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts: the kernels of its own.
         Without memory for their scratch, OutOfMemoryError, which is no fault of the device."""
 
     async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
-        """A tape as a StoredTape of web/src/gpu/stored_tape.ts; `given` are the recorded ids of the buffers that it is
-        to be given again. TapeError if it cannot be stored."""
+        """A tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the buffers
+        that it is to be given again. TapeError if it cannot be stored."""
 
     @js("tapes", span="restore a stored tape")
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
@@ -274,7 +274,7 @@ class GpuTapes(GpuAdapter, Protocol):
     @js("tapes", span="compare with the truth")
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
-        web/src/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
+        web/src/worker/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
         OutOfMemoryError, which is no fault of the device."""
 
     async def counts_by_length(
@@ -325,7 +325,7 @@ class GpuSampling(GpuAdapter, Protocol):
         self, tape: int, search: int, picks: int, choose_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
         """As `burst`, with choices of a beam search for picks, and for ids the records of each step: u32 words, as
-        web/src/shaders/sampler/beams.wgsl has them."""
+        web/src/worker/shaders/sampler/beams.wgsl has them."""
 
     def eager_burst(
         self, binding: int, valid: int, sampler: int, cursor: int, base: int = 0

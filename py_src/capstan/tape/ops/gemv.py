@@ -353,8 +353,8 @@ def fits_matvec(what: MatVec) -> bool:
 
 
 def unfit_matvec(what: MatVec) -> str:
-    """Why neither web/src/shaders/products/matvec_q4.wgsl nor, for dense ones, matvec_dense.wgsl covers these weights;
-    empty for weights that one covers."""
+    """Why neither web/src/worker/shaders/products/matvec_q4.wgsl nor, for dense ones, matvec_dense.wgsl covers these
+    weights; empty for weights that one covers."""
     if what.scales is None:
         width = column_width(what.element == "f16")
         fits = what.k % 4 == 0 and what.n % width == 0

@@ -1,4 +1,5 @@
-"""How web/src/shaders/products/matvec_q4.wgsl is cut into workgroups for a shape of the weights and an adapter."""
+"""How web/src/worker/shaders/products/matvec_q4.wgsl is cut into workgroups for a shape of the weights and an
+adapter."""
 
 from __future__ import annotations
 

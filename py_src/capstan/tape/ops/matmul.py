@@ -228,7 +228,7 @@ def plan_quantize(what: Quantize) -> KernelPlan:
 
 
 def _fits(weights: NBitsWeights) -> bool:
-    """Whether web/src/shaders/products/matmul_q4.wgsl covers these weights."""
+    """Whether web/src/worker/shaders/products/matmul_q4.wgsl covers these weights."""
     whole = weights.k % RUN == 0 and weights.block > 0 and weights.block % RUN == 0
     return whole and weights.n % 4 == 0 and weights.bits in (4, 8)
 

@@ -1,0 +1,370 @@
+/**
+ * A language model in a page: `Capstan.load`, then `chat`.
+ *
+ * @module capstan
+ */
+
+import { Client, type StartOptions } from "./client";
+import { Completions } from "./completions";
+import { Embedder, type EmbedderOptions } from "./embedder";
+import { asCapstanError, refused } from "../wire/errors";
+import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
+import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
+import { chatRequest, completeRequest, loadRequest, messageList, modelFolder, MODEL_KINDS } from "./options";
+import { tokenizerRequest } from "./options";
+import type { ChatOptions, ModelOptions, RunOptions } from "./options";
+import { fits, type Fit, type FitOptions, models, type Models } from "./stored_models";
+import type {
+  CapstanEvent,
+  ChatRequest,
+  GenerateRequest,
+  HubRepository,
+  LoadResult,
+  MemoryResult,
+  Message,
+  ModelFacts,
+  ModelFolder,
+  Request,
+  ScoreResult,
+  TokenizerResult,
+  Trace,
+} from "../wire/protocol";
+import { reading, readOptions } from "./page_request";
+import { Run, type RunResult, Turns } from "./run";
+import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
+import { Session } from "./session";
+import { sharedName } from "./sharing";
+import { Tokenizer } from "./tokenizer";
+
+export * from "./client";
+export { Embedder, type EmbedderOptions } from "./embedder";
+export type { Embedding, EmbeddingParams, EmbeddingResponse } from "./embedder";
+export { CapstanError, type CapstanErrorCode } from "../wire/errors";
+export type { WorkerOptions } from "./loading";
+export type {
+  Completion,
+  CompletionChunk,
+  CompletionLogprobs,
+  CompletionMessage,
+  CompletionOptions,
+  CompletionParams,
+  Completions,
+  CompletionStream,
+  CompletionToken,
+  CompletionTool,
+  CompletionUsage,
+  FinishReason,
+} from "./completions";
+export type { ChatOptions, ModelOptions, RunOptions } from "./options";
+export type { AnswerPart, ToolCall } from "../wire/protocol";
+export {
+  type LikelyToken,
+  Run,
+  type RunChoice,
+  type RunEnd,
+  type RunPart,
+  type RunResult,
+  type TokenLogprob,
+} from "./run";
+export type { Scored, ScoredToken, ScoreOptions } from "./score";
+export { Session } from "./session";
+export type { KnownModel } from "./known_models";
+export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
+export { type TemplateOptions, Tokenizer } from "./tokenizer";
+export type { LoadProgress } from "./progress";
+
+export interface LoadOptions extends ModelOptions, WorkerOptions {
+  /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
+  cancelDeadline?: number;
+  /** Take a trace, from the worker's start on; see Capstan.trace. */
+  trace?: boolean;
+  /**
+   * Share the worker and the model with other pages of the origin that load the same with the same options. If a
+   * SharedWorker has no WebGPU, this page has a worker of its own: `stats().sharedNote` and an event `unshared` say why.
+   */
+  shared?: boolean;
+}
+
+/** How a Python script ended. */
+export interface PythonResult {
+  status: number;
+  stdout: string;
+  stderr: string;
+}
+
+type Ready = Extract<CapstanEvent, { kind: "ready" }>;
+
+/** How the model was loaded, how it decodes, and what was run. */
+export interface Stats {
+  model: ModelFacts;
+  device: string;
+  adapter: string;
+  /** How decode steps run, and why not the way that was asked for; null before the first run of a model without chats. */
+  capture: string | null;
+  captureNote: string | null;
+  /** The result of each pass over the tape, or the reason why it changed nothing. */
+  tapePasses: Record<string, string>;
+  contextLength: number;
+  /** Whether the model has a chat template; without one `chat` rejects with ConfigError. */
+  canChat: boolean;
+  /** When each phase of the load began and ended, in milliseconds. */
+  loadTimes: Record<string, [begin: number, end: number]>;
+  /** Milliseconds from the worker's start until Python was ready. */
+  pythonMs: number;
+  python: "snapshot" | "plain";
+  /** Whether the worker is shared with other pages. If it was to be and is not, `sharedNote` has the reason. */
+  shared: boolean;
+  sharedNote: string | null;
+  /** Runs that ended, and the tokens that they generated. */
+  runs: number;
+  tokens: number;
+  lastRun: RunResult | null;
+}
+
+const LOAD_KINDS: Kinds = {
+  ...{ ...MODEL_KINDS, ...WORKER_KINDS, cancelDeadline: millisecondsAboveZero, trace: flag, shared: flag },
+};
+
+/** See Capstan.chat. */
+export interface Chat {
+  (messages: readonly Message[], options?: ChatOptions): Run;
+  readonly completions: Completions;
+}
+
+/** See Capstan.trace. */
+export interface Tracing {
+  (): Promise<Trace>;
+  /** Begin a trace, after the runs that were asked for before. Rejects with OptionError if one is being taken. */
+  start(): Promise<void>;
+}
+
+/** One model in one worker. Runs wait for one another, in the order of their calls. */
+export class Capstan {
+  private readonly turns = new Turns();
+  /** The worker of this page's own in which its scripts run, where the model's worker is shared. */
+  private scripts: Promise<Client> | null = null;
+  private readonly sums = { runs: 0, tokens: 0, lastRun: null as RunResult | null };
+
+  private constructor(
+    private readonly client: Client,
+    private readonly folder: ModelFolder,
+    private readonly options: ModelOptions,
+    private readonly about: LoadResult,
+    private readonly readyNow: () => Ready | null,
+  ) {
+    const chat = (messages: readonly Message[], given: ChatOptions = {}): Run =>
+      this.run(chatRequest(this.folder, this.options, messages, given), given);
+    this.chat = Object.assign(chat, { completions: new Completions(chat) });
+    this.tokenizer = new Tokenizer(
+      async (action, given) =>
+        (await this.inTurn(tokenizerRequest(this.folder, this.options, action, given))) as TokenizerResult,
+    );
+    const traced = (action: "start" | "stop"): Promise<unknown> => this.inTurn({ kind: "trace", action });
+    this.trace = Object.assign(async () => (await traced("stop")) as Trace, {
+      start: async () => void (await traced("start")),
+    });
+  }
+
+  /**
+   * Load a model: the URL of a folder or a GGUF file, a hub's id, or what the user picked. Rejects with a CapstanError, whose
+   * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
+   */
+  static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
+    const options = readOptions("the options", given, LOAD_KINDS);
+    options.signal?.throwIfAborted();
+    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
+    const { cancelDeadline, trace } = options;
+    const shared = await sharedName(folder, options);
+    const start: StartOptions = {
+      ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
+      ...(trace === undefined ? {} : { trace }),
+      ...(shared === null ? {} : { shared: { name: shared, device: options.device ?? "auto" } }),
+      // The worker would begin with weights that are stored.
+      ...(expectable(folder) && !options.disableFileMappedWeights ? { expected: expectedOf(folder, options) } : {}),
+    };
+    let ready: Ready | null = null;
+    const { client, about } = await loadInWorker(
+      options,
+      start,
+      () => loadRequest(folder, options),
+      (event) => {
+        if (event.kind === "ready") ready = event;
+      },
+    );
+    return new Capstan(client, folder, options, about as LoadResult, () => ready);
+  }
+
+  /**
+   * Load an encoder of texts (BERT, MiniLM, MPNet, bge, e5, gte and their like, as ONNX) for embeddings: the URL of a folder
+   * in the layout of Transformers.js or sentence-transformers, a hub's id, or what the user picked. Rejects as `load`.
+   */
+  static loadEmbedder(model: ModelFolder, options: EmbedderOptions = {}): Promise<Embedder> {
+    return Embedder.load(model, options);
+  }
+
+  /** The models that are known to fit; `list`, `size`, `delete` and `verify` are about those that this origin keeps. */
+  static readonly models: Models = models;
+
+  /**
+   * Whether a model fits this machine, by its configuration and graph: before its weights are read. It takes the model
+   * as `load` does; rejects with a CapstanError as that.
+   */
+  static fits(model: ModelFolder, options: FitOptions = {}): Promise<Fit> {
+    return fits(model, options);
+  }
+
+  /** Text to token ids and back, and the prompts of conversations. */
+  readonly tokenizer: Tokenizer;
+
+  /**
+   * `chat(messages, options)` answers the last message of a conversation by the model's chat template. Send all messages
+   * each time: what was computed for the conversation before is kept, and the model runs on what is new, also where an
+   * earlier message was edited. `chat.completions.create` does it with OpenAI's parameters and results.
+   */
+  readonly chat: Chat;
+
+  /** Continue a text, or token ids. */
+  complete(prompt: string | readonly number[], options: RunOptions = {}): Run {
+    return this.run(completeRequest(this.folder, this.options, prompt, options), options);
+  }
+
+  /** How probable a text is behind a context, by the model's own logits: the model is run over both, as over a prompt. */
+  async score(text: string, options: ScoreOptions = {}): Promise<Scored> {
+    return scoredText((await this.inTurn(scoring(this.folder, this.options, text, options))) as ScoreResult);
+  }
+
+  /** A conversation that keeps its messages, and what was computed for them, from turn to turn. */
+  session(messages: readonly Message[] = []): Session {
+    const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run => {
+      const request = chatRequest(this.folder, this.options, asked, given);
+      const { num_return_sequences: count = 1 } = request.search;
+      if (count !== 1) throw refused(`n is ${shown(count)}; a session goes on from one answer: leave it out`);
+      return this.run({ ...request, session }, given);
+    };
+    const end = async (session: string): Promise<void> => void (await this.inTurn({ kind: "end_session", session }));
+    return new Session(
+      answer,
+      end,
+      reading("messages", () => read("messages", messages, messageList) as Message[]),
+    );
+  }
+
+  /**
+   * Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. If pages share the
+   * model's worker, scripts run in another one, of this page's own: one that never ends keeps no other page waiting.
+   */
+  async python(code: string, argv: readonly string[] = []): Promise<PythonResult> {
+    const printed = { stdout: "", stderr: "" };
+    const request: Request = {
+      kind: "exec",
+      source: read("the code", code, text) as string,
+      filename: "script.py",
+      argv: reading("argv", () => ["script.py", ...(read("argv", argv, listOf("strings", text)) as string[])]),
+      models: { model: this.folder },
+      files: {},
+    };
+    const heard = (event: CapstanEvent): void => {
+      if (event.kind === "stdout" || event.kind === "stderr") printed[event.kind] += event.text;
+    };
+    const result = await this.inTurn(request, heard, () => this.scriptClient());
+    return { ...(result as { status: number }), ...printed };
+  }
+
+  /**
+   * `trace()` ends the trace that `load` began with the option `trace`, or `trace.start()`, after the runs that were asked
+   * for before, and resolves to it. Rejects with OptionError if none is being taken.
+   */
+  readonly trace: Tracing;
+
+  /** Live memory of the GPU and of Python's sessions, by purpose. */
+  async memory(): Promise<MemoryResult> {
+    return (await this.inTurn({ kind: "memory" })) as MemoryResult;
+  }
+
+  /** How the model was loaded and what was run. */
+  stats(): Stats {
+    const { ready_ms: pythonMs, python } = this.client.readiness;
+    const { model, device, adapter } = this.about;
+    const { can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
+    const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
+    const decoding = { device, adapter, capture, captureNote, tapePasses };
+    const { shared, note: sharedNote } = this.client.sharing;
+    return {
+      model,
+      ...decoding,
+      contextLength,
+      canChat,
+      loadTimes,
+      pythonMs,
+      python,
+      shared,
+      sharedNote,
+      ...this.sums,
+    };
+  }
+
+  /**
+   * End the worker and give its memory back; runs under way reject with ClosedError. A shared worker ends once the last
+   * page has left it.
+   */
+  close(): void {
+    this.client.close();
+    this.scripts?.then((client) => client.close()).catch(() => undefined);
+  }
+
+  private async scriptClient(): Promise<Client> {
+    if (!this.scripts && !this.client.sharing.shared) return this.client;
+    this.scripts ??= this.client.beside();
+    try {
+      return await this.scripts;
+    } catch (error) {
+      this.scripts = null;
+      throw error;
+    }
+  }
+
+  private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+    if (request.logits_processor != null && this.client.sharing.shared)
+      throw refused(
+        `logitsProcessor is ${shown(request.logits_processor)}, but a worker that pages share runs no page's script; ` +
+          "load the model without shared",
+      );
+    if (request.kind === "chat" && request.messages.length === 0)
+      throw refused("messages is an empty list; give at least one message to answer");
+    const run = new Run(this.client, this.turns, request, signal);
+    void run.result.then(
+      (result) => {
+        this.sums.runs++;
+        for (const { tokenIds } of result.choices) this.sums.tokens += tokenIds.length;
+        this.sums.lastRun = result;
+      },
+      () => undefined,
+    );
+    return run;
+  }
+
+  private async inTurn(
+    request: Request,
+    onEvent?: (event: CapstanEvent, id: number) => void,
+    client: () => Promise<Client> = async () => this.client,
+  ): Promise<unknown> {
+    const turn = this.turns.take();
+    await turn.begun;
+    try {
+      return await ask(await client(), request, onEvent);
+    } catch (error) {
+      throw asCapstanError(error);
+    } finally {
+      turn.end();
+    }
+  }
+}
+
+/** Whether the worker can begin with a model while Python starts; picked files are there anyway. */
+function expectable(folder: ModelFolder): folder is string | HubRepository {
+  return typeof folder === "string" || "repository" in folder;
+}
+
+function expectedOf(model: string | HubRepository, { dtype, device }: ModelOptions): StartOptions["expected"] & {} {
+  return { model, ...(dtype === undefined ? {} : { dtype }), ...(device === undefined ? {} : { device }) };
+}

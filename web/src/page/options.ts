@@ -1,0 +1,365 @@
+// Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
+
+import { refused } from "../wire/errors";
+import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
+import { shown, signal, text, whole } from "./kinds";
+import { pickedFolder, reading, readOptions } from "./page_request";
+import type {
+  ChatRequest,
+  GenerateRequest,
+  Guidance,
+  HubRepository,
+  LoadRequest,
+  Message,
+  ModelFolder,
+  ModelRequest,
+  ScoreRequest,
+  TokenizerRequest,
+} from "../wire/protocol";
+import { isGguf, modelAddress } from "../wire/gguf";
+
+/** The place of a model, and the way it is computed; options that are left out have their defaults. */
+export interface ModelOptions {
+  /**
+   * The address of the hub where a model's id is, as OWNER/NAME or OWNER/NAME:FILE.gguf; https://huggingface.co unless
+   * given. With null no hub is asked: an id is refused.
+   */
+  hub?: string | null;
+  /** A branch, a tag or a commit of the hub's repository. */
+  revision?: string;
+  /** For a hub's private repositories; it goes to the hub alone. */
+  token?: string;
+  /** Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device. */
+  dtype?: string;
+  /** By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm"). */
+  device?: "webgpu" | "wasm" | "auto";
+  /** How decode steps run on WebGPU; by default as the model's configuration says (enableGraphCapture), else "tape". */
+  capture?: "tape" | "ort" | "off";
+  /** Decode steps in one submit; by default adapted to the measured round trip. */
+  runAhead?: number;
+  /** How often a run may have its GPU device lost and go on, on another one; 0 rejects at the first loss. */
+  recoveries?: number;
+  /** Bytes of the device that may hold what conversations began with, for others that begin so; by default none. */
+  prefixCache?: number;
+  /**
+   * The type of the key/value caches on WebGPU: "int8" and "int4" take a half and a quarter of float16's memory, and answers
+   * may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's.
+   */
+  kvCacheDtype?: "float" | "int8" | "int4";
+  /**
+   * Tokens that the longest conversation may have, prompt and answer together; runs have no more unless they say so. A load
+   * whose caches have no room for them is refused before any weight is fetched.
+   */
+  maxLength?: number;
+  /** Keep no weights in the browser's storage, and take none from there: each load fetches them. */
+  disableFileMappedWeights?: boolean;
+}
+
+/** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
+export interface RunOptions {
+  /** Ends the run; what was generated until then is its result, with the finish reason "abort". */
+  signal?: AbortSignal;
+  /** 0 takes the most probable token each time. */
+  temperature?: number;
+  topK?: number;
+  topP?: number;
+  minP?: number;
+  repetitionPenalty?: number;
+  frequencyPenalty?: number;
+  presencePenalty?: number;
+  /** The same seed draws the same tokens. */
+  seed?: number;
+  /** Texts before which the answer ends. */
+  stop?: string | string[];
+  /** Tokens of this answer. */
+  maxTokens?: number;
+  /**
+   * So many answers, up to 32, sampled side by side as rows of one batch: the result has them as `choices`. The first one is
+   * what comes with the same seed without `n`. A session takes 1 only.
+   */
+  n?: number;
+  /** Tokens of prompt and answer together. */
+  maxLength?: number;
+  /** A constraint of the output; docs/guidance.md lists the supported features. At most one of the four. */
+  jsonSchema?: object | string;
+  regex?: string;
+  larkGrammar?: string;
+  ebnf?: string;
+  /**
+   * The name of a function that edits logits before each pick, defined in `llm.python` by `@capstan.logits_processor` or
+   * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return. Refused
+   * where pages share the worker, which runs no page's script.
+   */
+  logitsProcessor?: string;
+  /** Tell each token's log probability in the result; each token then waits for its logits. */
+  logprobs?: boolean;
+  /** With `logprobs`: so many of the most probable tokens are told besides each token, 0 to 20; 0 unless given. */
+  topLogprobs?: number;
+  /** Any other search option, by its name in capstan.SearchOptions. */
+  search?: Record<string, unknown>;
+}
+
+export interface ChatOptions extends RunOptions {
+  /**
+   * The tools that the model may call, in the form for its chat template: OpenAI's `{ type: "function", function: {...}
+   * }`.
+   */
+  tools?: readonly object[];
+  /** Whether the answer has to be a call: of one of the tools ("required"), or of the function of that name. */
+  toolChoice?: "auto" | "required" | { name: string };
+  /** With false only the first call of an answer is told as such; others stay in its text. */
+  parallelToolCalls?: boolean;
+  /** Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite). */
+  thinking?: boolean;
+  /** Other variables of the chat template, by their names: `{ reasoning_effort: "low" }`. One that it does not have is refused. */
+  chatTemplateKwargs?: Record<string, unknown>;
+}
+
+const SEARCH = {
+  n: "num_return_sequences",
+  topK: "top_k",
+  topP: "top_p",
+  minP: "min_p",
+  repetitionPenalty: "repetition_penalty",
+  frequencyPenalty: "frequency_penalty",
+  presencePenalty: "presence_penalty",
+  seed: "random_seed",
+} as const;
+const DRAWING = ["topK", "topP", "minP"] as const;
+const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
+/** OpenAI's limit. */
+const MOST_LOGPROBS = 20;
+/** MAX_ROWS of py_src/capstan/stages/search.py. */
+export const MOST_ANSWERS = 32;
+export const answers = whole(1, MOST_ANSWERS);
+export const topLogprobs = whole(0, MOST_LOGPROBS);
+export const stops = either(text, listOf("strings", text));
+/** The answers of a run are made by their number here; Python checks all other options of a search. */
+const search = fields({ num_return_sequences: answers }, { others: plain });
+const RUN_KINDS: Kinds = {
+  ...{ signal, temperature: number, topK: number, topP: number, minP: number, seed: number, n: answers },
+  ...{ repetitionPenalty: number, frequencyPenalty: number, presencePenalty: number },
+  ...{ stop: stops, maxTokens: number, maxLength: number, logprobs: flag, topLogprobs, logitsProcessor: text, search },
+  ...{ jsonSchema: either(object, text), regex: text, larkGrammar: text, ebnf: text },
+};
+const tools = listOf("objects", object);
+/** The kinds of the values that chat templates take besides messages. */
+export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag, chatTemplateKwargs: fields({}, { others: plain }) };
+/** Those of the calls that an answer may make. */
+const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
+/** Python has the fields of messages. */
+export const messageList = listOf("objects with role and content", object);
+export const device = oneOf("webgpu", "wasm", "auto");
+export const kvCacheDtype = oneOf("float", "int8", "int4");
+export const hub = orNull(text);
+/** The kinds of ModelOptions. */
+export const MODEL_KINDS: Kinds = {
+  ...{ hub, revision: text, token: text, dtype: text, device, kvCacheDtype },
+  ...{ capture: oneOf("tape", "ort", "off"), disableFileMappedWeights: flag },
+  ...{ runAhead: number, recoveries: number, prefixCache: number, maxLength: number },
+};
+const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
+/** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
+export const HUGGING_FACE = "https://huggingface.co";
+
+/** Whether a text is a repository's id, and no address: a folder's has a slash before or behind, a file's no colon. */
+function isId(model: string): boolean {
+  return REPOSITORY.test(model) && !/^\.{1,2}\//.test(model) && (model.includes(":") || !isGguf(model));
+}
+
+/** A model as the worker knows it: a hub's repository by its id, else the absolute address of a folder or file. */
+export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
+  if (!model || !["string", "object"].includes(typeof model))
+    throw refused(`the model is ${shown(model)}; it must be an address, a hub's id, or what was picked`);
+  if (typeof model !== "string") {
+    const picked = pickedFolder(model);
+    if (typeof picked === "object" && picked !== null) return picked as ModelFolder;
+    throw refused(`the model is ${shown(picked)}; it must be an address, a hub's id, or what was picked`);
+  }
+  const { hub = HUGGING_FACE, revision = null, token = null } = options;
+  const named = options.hub !== undefined && options.hub !== null;
+  const id = named ? REPOSITORY.test(model) : isId(model);
+  if (id && hub === null)
+    throw refused(
+      `${JSON.stringify(model)} reads as the id of a hub's repository, and hub is null, so that no hub is asked: ` +
+        `leave hub out, or write ${JSON.stringify(`./${model}/`)} for a folder beside this page`,
+    );
+  if (id) return { repository: model, hub: address(hub!, "hub", page), revision, token } satisfies HubRepository;
+  if (named)
+    throw refused(
+      `the model is ${JSON.stringify(model)}; a hub's repository is named OWNER/NAME, a GGUF file of it ` +
+        "OWNER/NAME:FILE.gguf",
+    );
+  if (revision !== null || token !== null)
+    throw refused(`revision and token are a hub's, but ${JSON.stringify(model)} is the address of a folder or file`);
+  return modelAddress(address(model, "the model", page));
+}
+
+function address(text: string, what: string, page: string): string {
+  let found: URL;
+  try {
+    found = new URL(text, page);
+  } catch {
+    throw refused(`${what} is ${JSON.stringify(text)}; it must be a URL`);
+  }
+  // A browser extension's pages, and those of apps around a web view, read their own files.
+  const own = new URL(page).protocol;
+  if (!["http:", "https:", own].includes(found.protocol) || found.protocol === "file:")
+    throw refused(
+      `${what} is ${JSON.stringify(text)}; a page can only read http: and https: addresses, so serve the files`,
+    );
+  return found.href;
+}
+
+type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
+
+function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
+  return {
+    model,
+    dtype: options.dtype ?? null,
+    device: options.device ?? "auto",
+    capture: options.capture ?? null,
+    run_ahead: options.runAhead ?? null,
+    ...(options.prefixCache === undefined ? {} : { prefix_cache: options.prefixCache }),
+    ...(options.disableFileMappedWeights === undefined
+      ? {}
+      : { disable_file_mapped_weights: options.disableFileMappedWeights }),
+    ...(options.kvCacheDtype === undefined ? {} : { kv_cache_dtype: options.kvCacheDtype }),
+  };
+}
+
+function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
+  return {
+    ...modelRequest(model, options),
+    ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
+    ...logprobs(run),
+    max_new_tokens: run.maxTokens ?? null,
+    search: searchOf(run),
+    guidance: guidance(run),
+    ...(run.logitsProcessor === undefined ? {} : { logits_processor: run.logitsProcessor }),
+  };
+}
+
+function logprobs({ logprobs: asked, topLogprobs: top = 0 }: RunOptions): Pick<Shared, "log_probabilities"> {
+  if (top && !asked) throw refused(`topLogprobs is ${top} without logprobs; set logprobs to true`);
+  return asked ? { log_probabilities: top } : {};
+}
+
+function searchOf(run: RunOptions): Record<string, unknown> {
+  const given: Record<string, unknown> = {};
+  for (const [name, theirs] of Object.entries(SEARCH)) {
+    const value = run[name as keyof typeof SEARCH];
+    if (value !== undefined) given[theirs] = value;
+  }
+  // Whoever sets how tokens are sampled, or wants several answers, wants them sampled, whatever the model's own
+  // configuration says.
+  if (DRAWING.some((name) => run[name] !== undefined) || (run.n ?? 1) > 1) given["do_sample"] = true;
+  // One answer is asked for as without `n`, so that a conversation goes on from what was computed.
+  if (run.n === 1) delete given["num_return_sequences"];
+  if (run.temperature === 0) given["do_sample"] = false;
+  else if (run.temperature !== undefined) Object.assign(given, { do_sample: true, temperature: run.temperature });
+  if (run.stop !== undefined) given["stop_strings"] = typeof run.stop === "string" ? [run.stop] : run.stop;
+  return { ...given, ...run.search };
+}
+
+function guidance(run: RunOptions): Guidance | null {
+  const given = Object.entries(GRAMMARS).filter(([name]) => run[name as keyof typeof GRAMMARS] !== undefined);
+  if (given.length > 1) throw refused(`${given.map(([name]) => name).join(" and ")}: a run has one grammar; give one`);
+  const [first] = given;
+  if (!first) return null;
+  const data = run[first[0] as keyof typeof GRAMMARS]!;
+  return { type: first[1], data: typeof data === "string" ? data : JSON.stringify(data) };
+}
+
+/** The request that loads a model. */
+export function loadRequest(model: ModelFolder, options: ModelOptions): LoadRequest {
+  return { kind: "load", ...shared(model, options, {}), max_length: options.maxLength ?? null };
+}
+
+/** The request that answers a conversation; without messages it makes the model ready for one. */
+export function chatRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  messages: readonly Message[],
+  given: ChatOptions,
+): ChatRequest {
+  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS, ...CALL_KINDS });
+  return reading("messages and options", () => ({
+    kind: "chat",
+    ...shared(model, options, run),
+    messages: read("messages", messages, messageList) as Message[],
+    max_length: run.maxLength ?? options.maxLength ?? null,
+    ...templateOptions(run),
+    ...called(run),
+    ...(run.parallelToolCalls === false ? { most_calls: 1 } : {}),
+  }));
+}
+
+/** The functions one of which has to be called. */
+function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { called?: string[] } {
+  if (choice === "auto") return {};
+  if (choice === "required") {
+    const functions = tools.map((tool) => ("function" in tool ? tool.function : tool) as { name?: unknown });
+    return { called: functions.map(({ name }) => String(name)) };
+  }
+  const name = typeof choice === "object" ? choice?.name : null;
+  if (typeof name !== "string")
+    throw refused(`toolChoice is ${shown(choice)}; it must be "auto", "required" or { name: a function's name }`);
+  return { called: [name] };
+}
+
+/** The fields of a request about the prompt that messages make. */
+export function templateOptions({
+  tools,
+  thinking,
+  chatTemplateKwargs,
+}: Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">): Pick<
+  ChatRequest,
+  "tools" | "thinking" | "chat_template_kwargs"
+> {
+  return {
+    tools: tools?.length ? [...tools] : null,
+    ...(thinking === undefined ? {} : { thinking }),
+    ...(chatTemplateKwargs === undefined ? {} : { chat_template_kwargs: chatTemplateKwargs }),
+  };
+}
+
+/** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */
+export function tokenizerRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  action: TokenizerRequest["action"],
+  given: Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>,
+): TokenizerRequest {
+  return { kind: "tokenizer", ...modelRequest(model, options), action, ...given };
+}
+
+/** The request that scores a text behind a context. */
+export function scoreRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  text: string,
+  context: string | null,
+  maxLength: number | null,
+): ScoreRequest {
+  const sequences = [{ text, context }];
+  return { kind: "score", ...modelRequest(model, options), sequences, max_length: maxLength, token_texts: true };
+}
+
+/** The request that completes a text, or goes on from token ids. */
+export function completeRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  prompt: string | readonly number[],
+  given: RunOptions,
+): GenerateRequest {
+  const run = readOptions("the options", given, RUN_KINDS);
+  return reading("prompt and options", () => {
+    const request = shared(model, options, run);
+    if (options.maxLength !== undefined) request.search = { max_length: options.maxLength, ...request.search };
+    if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
+    const given = read("the prompt", prompt, either(text, ids)) as string | number[];
+    const [prompt_text, prompt_ids] = typeof given === "string" ? [given, null] : [null, given];
+    return { kind: "generate", ...request, prompt: prompt_text, prompt_ids };
+  });
+}

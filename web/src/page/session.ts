@@ -1,0 +1,120 @@
+// A conversation of its own: its messages, and what was computed for them, are kept from turn to turn.
+
+import { refused } from "../wire/errors";
+import { shown } from "./kinds";
+import type { ChatOptions } from "./options";
+import type { Message } from "../wire/protocol";
+import type { Run } from "./run";
+
+/** Answers the last of the messages, with what was computed for the session of that name. */
+export type Answer = (messages: readonly Message[], options: ChatOptions, session: string) => Run;
+/** Gives back what was computed for a session. */
+export type End = (session: string) => Promise<void>;
+
+let count = 0;
+
+/**
+ * Messages to which a model's answers are added. Change them with `rewind` and `edit`: a turn runs the model on what differs
+ * from the turn before only. Sessions of one model take turns, and each holds a KV cache until `close`.
+ */
+export class Session {
+  private readonly name = `session ${++count}`;
+  private kept: Message[];
+  private running = false;
+  private closed = false;
+
+  constructor(
+    private readonly answer: Answer,
+    private readonly end: End,
+    messages: readonly Message[] = [],
+  ) {
+    this.kept = [...messages];
+  }
+
+  /** The conversation so far, including the answers. */
+  get messages(): readonly Message[] {
+    return [...this.kept];
+  }
+
+  /**
+   * Say something, a text as the user, and have it answered. The answer, without its reasoning, is a message once the
+   * run's result is there, as far as it came if the run was aborted; if the run fails, the session is what it was before.
+   * Calls of tools are `tool_calls` of that message: send what they returned as messages of the role "tool".
+   */
+  send(message: string | Message, options: ChatOptions = {}): Run {
+    this.requireIdle();
+    const said = typeof message === "string" ? { role: "user", content: message } : message;
+    return this.perform([...this.kept, said], options);
+  }
+
+  /** Answer the last message that is not the model's once more; the answers behind it go. */
+  regenerate(options: ChatOptions = {}): Run {
+    this.requireIdle();
+    let length = this.kept.length;
+    while (length > 0 && this.kept[length - 1]!.role === "assistant") length--;
+    if (length === 0) throw refused("there is no message to answer; send one");
+    return this.perform(this.kept.slice(0, length), options);
+  }
+
+  /** Go back to the first `count` messages. */
+  rewind(count: number): void {
+    this.requireIdle();
+    this.requirePlace(count, this.kept.length);
+    this.kept.length = count;
+  }
+
+  /** Say something else in the place of a message, and have it answered; what came after it goes. */
+  edit(place: number, message: string | Message, options: ChatOptions = {}): Run {
+    this.requireIdle();
+    this.requirePlace(place, this.kept.length - 1);
+    const said = typeof message === "string" ? { ...this.kept[place]!, content: message } : message;
+    return this.perform([...this.kept.slice(0, place), said], options);
+  }
+
+  /**
+   * Another session that begins with these messages. With `prefixCache` in the options of the load its first turn takes
+   * over what was computed for this one, else it is computed again.
+   */
+  fork(): Session {
+    this.requireIdle();
+    return new Session(this.answer, this.end, this.kept);
+  }
+
+  /** Give back its KV cache. */
+  async close(): Promise<void> {
+    if (this.closed) return;
+    this.closed = true;
+    await this.end(this.name);
+  }
+
+  private perform(asked: Message[], options: ChatOptions): Run {
+    const before = this.kept;
+    const run = this.answer(asked, options, this.name);
+    this.running = true;
+    this.kept = asked;
+    void run.result.then(
+      ({ answer, reasoning, toolCalls }) => {
+        this.running = false;
+        // A model that goes on behind its calls goes on from what it thought before them.
+        const thought = reasoning ? { reasoning_content: reasoning } : {};
+        const calls = toolCalls.length ? { tool_calls: toolCalls, ...thought } : {};
+        this.kept = [...asked, { role: "assistant", content: answer, ...calls }];
+      },
+      () => {
+        this.running = false;
+        this.kept = before;
+      },
+    );
+    return run;
+  }
+
+  private requireIdle(): void {
+    if (this.closed) throw refused("the session was closed; begin another one");
+    if (this.running) throw refused("a run of this session is under way; await its result, or abort it, first");
+  }
+
+  private requirePlace(place: number, last: number): void {
+    if (!Number.isInteger(place) || place < 0 || place > last)
+      throw refused(`${shown(place)} is no place among ${this.kept.length} messages; it must be from 0 to ${last}`);
+  }
+}

@@ -1,0 +1,44 @@
+// `llm.tokenizer`: the tokenizer of a loaded model.
+
+import { ids, read, text } from "./kinds";
+import { type ChatOptions, messageList, TEMPLATE_KINDS, templateOptions } from "./options";
+import { reading, readOptions } from "./page_request";
+import type { Message, ModelRequest, TokenizerRequest, TokenizerResult } from "../wire/protocol";
+
+/** The options of `chat` that are its template's. */
+export type TemplateOptions = Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">;
+
+type Given = Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>;
+type Ask = (action: TokenizerRequest["action"], given: Given) => Promise<TokenizerResult>;
+
+/** Text to token ids and back, in the model's worker, after the runs that were asked for before. */
+export class Tokenizer {
+  constructor(private readonly ask: Ask) {}
+
+  /** The token ids of a text; no special tokens are added. */
+  async encode(given: string): Promise<number[]> {
+    return (await this.ask("encode", { text: read("the text", given, text) as string })).ids!;
+  }
+
+  /** The text of token ids, without special tokens. */
+  async decode(given: readonly number[]): Promise<string> {
+    return (await this.ask("decode", { ids: reading("ids", () => read("ids", given, ids) as number[]) })).text;
+  }
+
+  /** The number of tokens of a text, or of the prompt that messages make. */
+  async count(given: string | readonly Message[], options: TemplateOptions = {}): Promise<number> {
+    if (typeof given === "string") return (await this.encode(given)).length;
+    return (await this.rendered(given, options)).ids!.length;
+  }
+
+  /** The prompt that messages make by the model's chat template. Rejects with ConfigError if it has none. */
+  async template(messages: readonly Message[], options: TemplateOptions = {}): Promise<string> {
+    return (await this.rendered(messages, options)).text;
+  }
+
+  private async rendered(messages: readonly Message[], given: TemplateOptions): Promise<TokenizerResult> {
+    const options = readOptions("the options", given, TEMPLATE_KINDS) as TemplateOptions;
+    const listed = reading("messages", () => read("messages", messages, messageList) as Message[]);
+    return this.ask("template", { messages: listed, ...templateOptions(options) });
+  }
+}

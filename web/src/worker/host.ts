@@ -1,0 +1,111 @@
+// The module `_capstan_host` in Python: files, storage, tokenizers, grammars, and devices.
+//
+// The worker adds what belongs to its page (worker.ts); the wheel brings it to any Pyodide (wheel_host.ts).
+
+import type { PyProxy } from "pyodide/ffi";
+import { type Assets, placeAssets } from "../wire/assets";
+import { GpuEngine } from "./engine";
+import { Grammars } from "./grammars";
+import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
+import { type Backing, digest, freeBytes } from "./storage/backing";
+import { openBacking } from "./storage/open_backing";
+import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
+import { forgetFolders, keepFolder } from "./storage/folders";
+import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
+import { takeDamaged } from "./storage/kept";
+import { type LoadPlan, WeightLoad } from "./storage/load";
+import { Memory } from "./storage/memory";
+import { adopt, listing } from "./storage/picked";
+import { sha256 } from "../wire/sha256";
+import { absolute, assumedSource, openSource } from "./storage/source";
+import { setStallTimeout } from "./storage/whole";
+import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "./ort";
+import { ModelSession } from "./sessions";
+import { tracer } from "./trace";
+import { makeTokenizer } from "./tokenizers";
+import { WasmEngine } from "./wasm";
+
+export function makeHost(assets: Assets): Record<string, unknown> {
+  return {
+    now: () => performance.now(),
+    /** Hears why Python is not used any more; a worker of ours is replaced (worker.ts). */
+    spent: (_reason: string) => {},
+    beginTrace: () => tracer.begin(),
+    endTrace: () => tracer.end(),
+    configure: (ortUrl: string | undefined, xgrammarUrl: string | undefined) => {
+      if (ortUrl !== undefined) requireUnloaded();
+      placeAssets(assets, { "ort/": ortUrl, "xgrammar/": xgrammarUrl });
+    },
+    readNow,
+    adoptFiles,
+    fetchBytes,
+    fetchOptional,
+    fileExists,
+    storage: { ...storage, load: (plan: string, ...given: AfterPlan) => loadWeights(assets, plan, ...given) },
+    makeTokenizer,
+    /** Only a site of ours has anything ready-made; see worker.ts. */
+    readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
+    openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
+    openGpu: () => GpuEngine.open(assets),
+    openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
+      WasmEngine.open(assets, model, paths, wide, external),
+    openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
+      ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
+    cpu: () => {
+      const shared = typeof SharedArrayBuffer !== "undefined";
+      const memory = machineMemory();
+      return JSON.stringify({ threads: cpuThreads(), shared, memory, provider: PROVIDERS.wasm });
+    },
+    adapter: async (required: boolean) => {
+      const adapter = await (required ? requireAdapter() : requestAdapter());
+      return adapter ? JSON.stringify(summarize(adapter)) : null;
+    },
+  };
+}
+
+type AfterPlan =
+  ConstructorParameters<typeof WeightLoad> extends [LoadPlan, Assets | null, ...infer Rest] ? Rest : never;
+
+async function loadWeights(assets: Assets, plan: string, ...given: AfterPlan): Promise<string> {
+  return JSON.stringify(await new WeightLoad(JSON.parse(plan) as LoadPlan, assets, ...given).run());
+}
+
+const storage = {
+  adopt,
+  openRepository,
+  keepRepository,
+  forgetRepositories,
+  keepFolder,
+  forgetFolders,
+  takeDamaged,
+  listing,
+  absolute,
+  openBacking,
+  readText,
+  freeBytes,
+  setStallTimeout,
+  openSource,
+  assumedSource,
+  digest,
+  memory: (size: number, start: number) => new Memory(size, start),
+};
+
+/** A file's text as UTF-8, null if there is none: Pyodide copies bytes at once, and a string by characters. */
+async function readText(backing: Backing, name: string): Promise<Uint8Array | null> {
+  const text = await backing.readText(name);
+  return text === null ? null : new TextEncoder().encode(text);
+}
+
+/** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */
+async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string> {
+  const paths = JSON.parse(names) as string[];
+  const files = await Promise.all(
+    paths.map(async (path, i) => {
+      const bytes = new Uint8Array(contents[i]!.toJs() as Uint8Array<ArrayBuffer>);
+      const digest = await sha256(bytes);
+      // Files of the same content get the same name, whenever they were written.
+      return new File([bytes], path, { lastModified: new DataView(digest.buffer, digest.byteOffset).getUint32(0) });
+    }),
+  );
+  return adopt(files);
+}

@@ -1,0 +1,422 @@
+// The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.page.
+
+import type { PyodideInterface } from "pyodide";
+import type { PyCallable, PyProxy } from "pyodide/ffi";
+import { dropAhead, openGpu, prepare } from "./ahead";
+import { type Assets, here, startWorker } from "../wire/assets";
+import { EngineError } from "../wire/errors";
+import { requestAdapter, summarize } from "../wire/adapter";
+import { makeHost } from "./host";
+import { awaitEnd, holdLife, whileAlone } from "../wire/life";
+import { countAssets, loadBytes } from "./load_bytes";
+import type {
+  CapstanEvent,
+  Device,
+  FromHelper,
+  FromWorker,
+  HubRepository,
+  ModelFolder,
+  Readiness,
+  Reply,
+  Request,
+  ToWorker,
+} from "../wire/protocol";
+import { hashShards } from "./storage/hashing";
+import { adopt } from "./storage/picked";
+import { type Build, onFatalError, warmUpOrt } from "./ort";
+import { knownFiles, startPython } from "./python";
+import { readyMade } from "./ready_made";
+import { type Asked, Tab, Tabs } from "./tabs";
+import { tracer } from "./trace";
+import { unpackPieces } from "./unpack";
+import { doorName } from "../wire/worker_link";
+
+type Handler = PyCallable & {
+  (request: string, id: number): Promise<string>;
+  callPromising(request: string, id: number): Promise<string>;
+};
+
+/** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
+const CAN_WAIT = "Suspending" in WebAssembly;
+
+type Page = PyProxy & {
+  handle: Handler;
+  cancel: PyCallable;
+  look_after_weights(milliseconds: number): void;
+  begin_trace(): void;
+};
+type Start = PyProxy & { begin(refused: string | undefined, vendored: string): void };
+
+let handler: Handler | null = null;
+let cancel: PyCallable | null = null;
+/** The page writes a signal's number here to interrupt Python. */
+let signal: Uint8Array | null = null;
+const tabs = new Tabs();
+/** The number of the last request in Python; it is the page's own for a page that has the worker to itself. */
+let number = 0;
+
+/** Why no request is begun any more. */
+let spent: string | null = null;
+
+function spend(reason: string): void {
+  spent = reason;
+  if (!tabs.answering) endFor({ tag: "spent", reason });
+}
+
+/** Whether pages share this worker. */
+const SHARED = "SharedWorkerGlobalScope" in self;
+
+/** Tell that this worker is of no use any more: its page ends it, or starts another one with the pages that share it. */
+function endFor(message: FromWorker): void {
+  if (SHARED) void leaveTo(() => tabs.post(message));
+  else tabs.post(message);
+}
+
+/** End a worker that pages share, while none joins it. */
+function leaveTo(before: () => boolean | void): Promise<void> {
+  return whileAlone(doorName(self.name), async () => {
+    if (before() === false) return;
+    close();
+    // The lock ends with the worker.
+    await new Promise(() => {});
+  });
+}
+
+/** The last load that succeeded: the pages that share this worker join it. */
+let loaded: { request: string; reply: Reply } | null = null;
+/** How decode steps run, as it was told last. */
+let ready: CapstanEvent | null = null;
+
+/** End a shared worker that has no page. */
+async function endUnused(): Promise<void> {
+  if (tabs.count === 0) await leaveTo(() => tabs.count === 0);
+}
+
+function emit(event: CapstanEvent): void {
+  if (event.kind === "ready") ready = event;
+  tabs.tell(event);
+}
+
+/** Pass an event on, of Python or of a load ahead of it. */
+function tellEvent(event: CapstanEvent): void {
+  if (event.kind === "progress") loadBytes.reachedOf(event.what, event.done, event.total);
+  emit(event);
+}
+
+/** Python's file system, once Python is there. */
+let fileSystem: PyodideInterface["FS"] | null = null;
+
+/** Put a file of the server into Python's file system; it is read when it is opened. */
+function mountFile(folder: string, name: string, url: string): void {
+  (fileSystem as unknown as LazyFiles).createLazyFile(folder, name, new URL(url, here()).href, true, false);
+}
+
+/** The part of Emscripten's file system that Pyodide's types leave out. */
+interface LazyFiles {
+  createLazyFile(folder: string, name: string, url: string, canRead: boolean, canWrite: boolean): unknown;
+}
+
+let giveLine: (line: string | null) => void = () => {};
+
+/** The next line of a script's input, null at its end. */
+function readLine(): Promise<string | null> {
+  return new Promise((resolve) => {
+    giveLine = resolve;
+    tabs.current?.tab?.post({ tag: "input" });
+  });
+}
+
+function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => number } {
+  const decoder = new TextDecoder();
+  return {
+    write: (bytes) => {
+      const text = decoder.decode(bytes, { stream: true });
+      if (text) emit({ kind, text });
+      return bytes.length;
+    },
+  };
+}
+
+/**
+ * A promise that rejects with the first rejection nobody handles: where one of its files cannot be fetched, Pyodide
+ * leaves `loadPyodide` pending for ever.
+ */
+function unhandledRejection(): { promise: Promise<never>; stop: () => void } {
+  let stop = (): void => {};
+  const promise = new Promise<never>((_, reject) => {
+    const listen = (event: PromiseRejectionEvent): void => reject(describe(event.reason));
+    self.addEventListener("unhandledrejection", listen);
+    stop = () => self.removeEventListener("unhandledrejection", listen);
+  });
+  return { promise, stop };
+}
+
+/** Anything thrown, as an error with a message. */
+function describe(thrown: unknown): Error {
+  if (thrown instanceof Error) return thrown;
+  const text = typeof thrown === "object" ? JSON.stringify(thrown) : String(thrown);
+  return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
+}
+
+/**
+ * Warm onnxruntime-web up in a worker of its own first. A browser compiles a function of it when it is first called, in
+ * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. If
+ * there can be no such worker, everything is compiled here.
+ */
+async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
+  const begun = performance.now();
+  let helper: Worker | null = null;
+  try {
+    const started = (helper = startWorker(assets));
+    await new Promise<void>((resolve) => {
+      started.onmessage = ({ data }: MessageEvent<FromHelper | "warm">) => {
+        if (data === "warm") resolve();
+        else if ("sent" in data) loadBytes.sentAs(data.url, data.sent, data.packed);
+        else loadBytes.reached(data.url, data.done);
+      };
+      started.onerror = () => resolve();
+      started.postMessage({ tag: "warm up", assets, bytes } satisfies ToWorker);
+    });
+  } catch {
+    // It is warmed up here alone, as in a SharedWorker, which can start no other.
+  }
+  await warmUpOrt(assets);
+  tracer.add("load", "compile onnxruntime-web in a second worker", begun);
+  // Its compiled code is kept as long as somebody uses it.
+  helper?.terminate();
+}
+
+/** Tell the page that this worker is of no use any more. */
+function died(what: string, error: unknown): void {
+  endFor({ tag: "fatal", reason: `${what} ended by a fatal error, ${String(error)}` });
+}
+
+/** The part of Pyodide that its types leave out. */
+interface WithFatal {
+  _api: { on_fatal?: (error: unknown) => void };
+}
+
+/**
+ * The build of onnxruntime-web that a device needs, "auto" as `choose_device` in Python chooses. Null where no device is expected
+ * and the adapter is software.
+ */
+async function preparedBuild(device: Device | null): Promise<Build | null> {
+  if (device === "wasm" || device === "webgpu") return device === "wasm" ? "cpu" : "webgpu";
+  const adapter = await requestAdapter();
+  if (!adapter) return "cpu";
+  if (!summarize(adapter).software) return "webgpu";
+  return device === "auto" ? "cpu" : null;
+}
+
+type Boot = Extract<ToWorker, { tag: "boot" }>;
+
+async function boot(given: Boot): Promise<Readiness> {
+  const { assets, interrupt, snapshot, expected, verifyAfter, trace, bytes } = given;
+  if (trace) tracer.begin();
+  if (bytes || SHARED) {
+    loadBytes.begin(emit);
+    countAssets(assets, loadBytes);
+  }
+  tracer.add("load", "start the worker", 0);
+  onFatalError((error) => died("onnxruntime-web", error));
+  emit({ kind: "status", text: "starting Python" });
+  const host = {
+    ...makeHost(assets),
+    emit: (event: string) => tellEvent(JSON.parse(event) as CapstanEvent),
+    readLine,
+    mountFile,
+    openGpu: () => openGpu(assets),
+    readyMade: async (name: string, size: number, dtype: string) =>
+      readyMade(assets, await knownFiles(assets), name, size, dtype),
+    spent: spend,
+  };
+  const begun = performance.now();
+  const build = preparedBuild(expected?.device ?? null).catch(() => null);
+  const starting = startPython(assets, host, snapshot, build);
+  // Both take their time, and nearly everything that Python is asked for needs them.
+  void build.then((known) => {
+    if (known) void (known === "cpu" ? warmUpOrt(assets, known) : warmUpBeside(assets, bytes));
+  });
+  (expected ? prepare(assets, expected, tellEvent) : requestAdapter()).catch(() => undefined);
+  const { pyodide, from, vendored, refused } = await starting;
+  tracer.add("load", "start Python", begun, performance.now(), { from });
+  const started = performance.now();
+  fileSystem = pyodide.FS;
+  (pyodide as unknown as WithFatal)._api.on_fatal = (error) => died("Python", error);
+  if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
+  pyodide.setStdout(forward("stdout"));
+  pyodide.setStderr(forward("stderr"));
+  (pyodide.pyimport("capstan._js.start") as Start).begin(refused, JSON.stringify(vendored));
+  const page = pyodide.pyimport("capstan.page.page") as Page;
+  page.look_after_weights(verifyAfter);
+  if (trace) page.begin_trace();
+  tracer.add("load", "import capstan", started);
+  handler = page.handle;
+  cancel = page.cancel;
+  return { ready_ms: performance.now(), python: from };
+}
+
+/** Python's start; the first page asks for it. */
+let booting: Promise<Readiness> | null = null;
+
+/** Why a page that shares a worker is better off with its own, null if it is not. */
+async function unsuited(device: Device): Promise<string | null> {
+  if (device === "wasm") return null;
+  const adapter = await requestAdapter().catch(() => null);
+  if (!adapter) return "this browser gives a SharedWorker no WebGPU";
+  if (device === "webgpu" || !summarize(adapter).software) return null;
+  return "the GPU is a software adapter, so that the model is computed by the CPU, which has no threads in a SharedWorker";
+}
+
+/** Take a page on: start Python if it is the first. */
+async function join(tab: Tab, given: Boot): Promise<void> {
+  const { life, shared } = given;
+  if (shared) {
+    const reason = await unsuited(shared.device);
+    if (reason !== null) {
+      tab.post({ tag: "unsuited", reason });
+      return endUnused();
+    }
+    tab.left = awaitEnd(shared.tab, () => leave(tab));
+  }
+  tabs.add(tab);
+  if (life) void holdLife(life).then(() => tab.post({ tag: "alive" }));
+  try {
+    tab.post({ tag: "booted", id: 0, ...(await (booting ??= bootOrFail(given))) });
+  } catch (error) {
+    tab.post({ tag: "reply", id: 0, reply: failure(error) });
+  }
+}
+
+function bootOrFail(given: Boot): Promise<Readiness> {
+  const unhandled = unhandledRejection();
+  return Promise.race([boot(given), unhandled.promise]).finally(unhandled.stop);
+}
+
+/** A page has gone: nothing of it is answered or kept, and the last one ends the worker. */
+function leave(tab: Tab): void {
+  if (!tabs.remove(tab)) return;
+  if (tabs.answering && tabs.current?.tab === tab) cancel!(number);
+  void serve();
+  void endUnused();
+}
+
+/** A model folder as Python knows it. */
+type ModelName = string | HubRepository;
+
+/** The request as Python reads it: picked folders by the names they are adopted under. */
+async function prepared(request: Request): Promise<string> {
+  const name = (folder: ModelFolder): ModelName | Promise<ModelName> =>
+    typeof folder !== "object" || folder === null || "repository" in folder ? folder : adopt(folder);
+  if (typeof request !== "object" || request === null) return JSON.stringify(request ?? null);
+  if ("model" in request) return JSON.stringify({ ...request, model: await name(request.model) });
+  if (request.kind !== "exec" || !request.models) return JSON.stringify(request);
+  const models: Record<string, ModelName> = {};
+  for (const [key, folder] of Object.entries(request.models)) models[key] = await name(folder);
+  return JSON.stringify({ ...request, models });
+}
+
+/** Answer requests, one after the other; `cancel` does not wait for them. */
+async function serve(): Promise<void> {
+  while (!tabs.answering && spent === null) {
+    const asked = tabs.begin();
+    if (!asked) return;
+    await answer(asked);
+  }
+}
+
+async function answer({ tab, id, request }: Asked): Promise<void> {
+  number = Math.max(id, number + 1);
+  // A signal that came too late for the request before is not meant for this one.
+  if (signal) signal[0] = 0;
+  const reply = await replyOf(number, tab ? tab.owned(request) : request);
+  tabs.end();
+  if (!reply) return;
+  tab?.post({ tag: "reply", id, reply });
+  if (SHARED && request.kind === "load" && reply.ok) loaded = { request: JSON.stringify(request), reply };
+  if (spent !== null) endFor({ tag: "spent", reason: spent });
+  if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan" && request?.kind !== "trace")
+    dropAhead();
+}
+
+/** Python's reply; null if Python ended, or has no memory left. Any other error of Python's own is a reply as well. */
+async function replyOf(id: number, request: Request): Promise<Reply | null> {
+  let asked: string;
+  try {
+    asked = await prepared(request);
+  } catch (error) {
+    return failure(error);
+  }
+  try {
+    return JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
+  } catch (error) {
+    const { name, type } = error as { name?: string; type?: string };
+    if (name === "PythonError" && type !== "MemoryError") return failure(error);
+    died("Python", error);
+    return null;
+  }
+}
+
+function failure(error: unknown): Reply {
+  const { name, message, stack } = describe(error);
+  const type = error instanceof EngineError ? error.code : name;
+  return { ok: false, error: { type, message, traceback: stack ?? "" } };
+}
+
+/** Stop a request at its next wait; one that was not begun is answered at once. */
+function stop(tab: Tab, id: number): void {
+  const { current } = tabs;
+  if (tabs.takeBack(tab, id)) {
+    const error = { type: "KeyboardInterrupt", message: "stopped by the user", traceback: "" };
+    tab.post({ tag: "reply", id, reply: { ok: false, error } });
+  } else if (tabs.answering && current?.tab === tab && current.id === id) cancel!(number);
+}
+
+/** The messages of a page, or of another worker that this one helps. */
+function listen(to: MessagePort): void {
+  let tab: Tab;
+  to.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+    if (data.tag === "boot") {
+      tab = new Tab((message) => to.postMessage(message), data.shared?.tab ?? null, data.bytes);
+      void join(tab, data);
+    } else if (data.tag === "input") {
+      if (tabs.current?.tab === tab) giveLine(data.line);
+    } else if (data.tag !== "request") {
+      help(data);
+    } else if (data.request?.kind === "cancel") {
+      if (data.stops !== null) stop(tab, data.stops);
+      tab.post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
+    } else if (data.request?.kind === "load" && JSON.stringify(data.request) === loaded?.request) {
+      if (ready) tab.post({ tag: "event", id: data.id, event: ready });
+      tab.post({ tag: "reply", id: data.id, reply: loaded.reply });
+    } else {
+      tab.waiting.push({ tab, id: data.id, request: data.request });
+      void serve();
+    }
+  };
+}
+
+/** Work for another worker. */
+function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request" }>): void {
+  if (data.tag === "warm up") {
+    const answer = postMessage as (message: FromHelper | "warm") => void;
+    if (data.bytes)
+      countAssets(data.assets, {
+        reached: (url, done) => answer({ url, done }),
+        sentAs: (url, sent, packed) => answer({ url, sent, packed }),
+      });
+    void warmUpOrt(data.assets).then(() => answer("warm"));
+  } else if (data.tag === "unpack") {
+    void unpackPieces(data.pieces, data.url, data.bytes);
+  } else {
+    hashShards(data.shards);
+  }
+}
+
+if (SHARED) {
+  void holdLife(self.name);
+  const scope = self as unknown as { onconnect: (event: MessageEvent) => void };
+  scope.onconnect = ({ ports: [port] }) => listen(port!);
+  // A page hears of such an error by itself where the worker is its own.
+  self.addEventListener("error", ({ message }) => endFor({ tag: "fatal", reason: message }));
+} else listen(self as unknown as MessagePort);
