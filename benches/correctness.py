@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from capstan.testing.harness import generate_request
+from capstan_host.testing.harness import generate_request
 from tests import oracle
 
 ROOT = Path(__file__).parents[1]

@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 from benches.runner.readme import grid  # noqa: E402  # on the path just above
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan.headless.browser import flags  # noqa: E402
 from capstan.model_files.model_types import REFUSED_TYPES  # noqa: E402
-from capstan.testing.harness import Harness  # noqa: E402
+from capstan_host.headless.browser import flags  # noqa: E402
 from capstan_host.server import serving  # noqa: E402
+from capstan_host.testing.harness import Harness  # noqa: E402
 from tests.browser.page_scripts import PageScripts  # noqa: E402
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, Family, Found, measured  # noqa: E402
 

@@ -2,7 +2,7 @@
 
 usage: .venv/bin/python benches/fleet.py [--model PLACE] [--site FOLDER] [--browsers 1 2 4] [--items N] [--new-tokens N]
 
-It is the worker's half of capstan.fleet without Dask: threads hand batches to the browsers. It needs Python with
+It is the worker's half of capstan_host.fleet without Dask: threads hand batches to the browsers. It needs Python with
 playwright and jinja2, a Chromium, and a site folder (build/site of this checkout unless another one is named); no
 network. CAPSTAN_ADAPTER=hardware has it on the GPU alone.
 """
@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "py_src"))
 
-from capstan.fleet.browsers import Browsers, HeadlessSlot, Outcome, Serving  # noqa: E402  # on the path just above
-from capstan.fleet.items import Entry  # noqa: E402
+from capstan_host.fleet.browsers import Browsers, HeadlessSlot, Outcome, Serving  # noqa: E402  # on the path just above
+from capstan_host.fleet.items import Entry  # noqa: E402
 
 PROMPT = "def main():\n    # step"
 LENGTH = 256

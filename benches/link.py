@@ -27,8 +27,8 @@ from playwright.sync_api import BrowserContext, sync_playwright  # noqa: E402  #
 
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan.headless.browser import flags  # noqa: E402
-from capstan.headless.server import StaticHandler, running  # noqa: E402
+from capstan_host.headless.browser import flags  # noqa: E402
+from capstan_host.headless.server import StaticHandler, running  # noqa: E402
 from capstan_host.server import SiteServer  # noqa: E402
 
 __all__ = ["SlowLink", "Visit", "first_visit"]

@@ -8,14 +8,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from capstan.headless.browser import (
+from capstan_host.errors import CommandError
+from capstan_host.headless.browser import (
     REMEDY,
     BrowserError,
     browser_version,
     installed_browser,
     named_browser,
 )
-from capstan_host.errors import CommandError
 from capstan_host.locks import locked
 from capstan_host.terminal import say
 

@@ -78,7 +78,7 @@ def is_worth_it(path: Path) -> bool:
 
 def forms(path: Path) -> list[Path]:
     """The paths of a file's compressed forms."""
-    from capstan.headless.server import ENCODINGS
+    from capstan_host.headless.server import ENCODINGS
 
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
 

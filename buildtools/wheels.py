@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from capstan_host.locks import locked
@@ -16,8 +15,6 @@ from .environment import PROTOBUF_WHEELS, distribution, run_tool, venv_python
 
 __all__ = ["NO_HOOKS", "build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
 
-ON_CPYTHON = ("evaluation", "fleet", "headless", "testing")
-"""Rooms of the package that drive a page from CPython: the page's own wheel lacks them."""
 NO_HOOKS = {"HATCH_BUILD_NO_HOOKS": "true"}
 """Has hatchling leave the page's files out (page_in_wheel.py)."""
 PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -25,9 +22,8 @@ PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-
 
 def wheel_inputs() -> list[Path]:
     """The inputs of the page's own wheel."""
-    sources = (path for path in (ROOT / "py_src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    rooms = [ROOT / "py_src/capstan_host", *(ROOT / "py_src/capstan" / room for room in ON_CPYTHON)]
-    kept = (path for path in sources if path != WHEEL_HOST and not any(path.is_relative_to(room) for room in rooms))
+    found = (path for name in ("capstan", "in_the_wheel") for path in (ROOT / "py_src" / name).rglob("*"))
+    kept = (path for path in found if path.is_file() and path != WHEEL_HOST and "__pycache__" not in path.parts)
     return sorted([*kept, ROOT / "pyproject.toml"])
 
 
@@ -37,24 +33,24 @@ def build_wheel(target: Path) -> Path:
 
 
 def page_wheels() -> list[Path]:
-    """The wheels that our own page loads: ours, freshly built, without what its worker brings and what drives a page
-    from outside, and protobuf's."""
+    """The wheels that our own page loads: ours, freshly built, of the package `capstan` alone and without what the
+    page's worker brings, and protobuf's."""
     wheel = _built(CACHE / "wheel", with_host=False)
-    leave_out(wheel, ["capstan_host/", *(f"capstan/{room}/" for room in ON_CPYTHON)])
+    leave_out(wheel, "capstan_host/")
     return [wheel, *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
 
 
-def leave_out(wheel: Path, folders: Sequence[str]) -> None:
-    """Take the files below these folders out of a wheel, and their lines out of its RECORD."""
+def leave_out(wheel: Path, folder: str) -> None:
+    """Take the files of a folder out of a wheel, and their lines out of its RECORD."""
     smaller = wheel.with_suffix(".new")
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED) as kept:
         for entry in whole.infolist():
-            if entry.filename.startswith(tuple(folders)):
+            if entry.filename.startswith(folder):
                 continue
             content = whole.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 lines = content.decode().splitlines(keepends=True)
-                content = "".join(line for line in lines if not line.startswith(tuple(folders))).encode()
+                content = "".join(line for line in lines if not line.startswith(folder)).encode()
             kept.writestr(entry, content)
     smaller.replace(wheel)
 

@@ -14,16 +14,16 @@ from xdist.remote import Producer
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
-from capstan.headless.browser import flags
-from capstan.testing.harness import Harness, watch
+from capstan_host.headless.browser import flags
 from capstan_host.models import BUNDLED, mounts
 from capstan_host.server import SiteServer, serving
+from capstan_host.testing.harness import Harness, watch
 from tests.browser.page_scripts import PageScripts
 from tests.default import has_default
 from tests.extended import ALL, DEFAULT, EXTENDED, OnePage, leave_out, shares_a_page
 from tests.other_browsers import harness_in
 
-pytest_plugins = ("capstan.testing.plugin",)
+pytest_plugins = ("capstan_host.testing.plugin",)
 """Who installs the wheel has it by its entry point."""
 
 TESTS = Path(__file__).parent

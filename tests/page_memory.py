@@ -22,7 +22,7 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, CDPSession, Page
 
-from capstan.testing.harness import before_worker
+from capstan_host.testing.harness import before_worker
 
 __all__ = ["Growth", "PageMemory", "prepare"]
 

@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from capstan.headless.server import FilePart, StaticHandler, open_below
+from capstan_host.headless.server import FilePart, StaticHandler, open_below
 from capstan_host.server import SiteServer
 
 from .external_data import split_data

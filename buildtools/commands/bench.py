@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return pack(args.pack, {**real, **(args.models if args.model else {})}, args.without or ())
     args.models = {**real, **args.models}
     from benches.runner.main import Bench
-    from capstan.headless.browser import adapters_to_try, flags
+    from capstan_host.headless.browser import adapters_to_try, flags
 
     from ..browser import find_browser
     from ..contenders import install
@@ -203,7 +203,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     """Write all parts of a pack but the contenders `without` into a new folder; `own` are the models with correctness
     cases."""
     from benches.correctness import cases
-    from capstan.headless.browser import HARDWARE_LINUX
+    from capstan_host.headless.browser import HARDWARE_LINUX
 
     from ..contenders import CONTENDERS, install
     from ..site import assemble

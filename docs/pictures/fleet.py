@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster  # noqa: E402  # on the path just a
 
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan.fleet import Fleet  # noqa: E402
+from capstan_host.fleet import Fleet  # noqa: E402
 from capstan_host.models import BUNDLED  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 620

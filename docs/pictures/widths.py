@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.commands.docs import TARGET  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan.headless.browser import flags  # noqa: E402  # on the path just above
+from capstan_host.headless.browser import flags  # noqa: E402  # on the path just above
 from capstan_host.models import BUNDLED, mounts  # noqa: E402
 from capstan_host.server import serving  # noqa: E402
 

@@ -34,11 +34,18 @@ __all__ = ["check_arguments", "check_methods", "checked", "read_annotations"]
 
 CALLED = ("__init__", "__call__", "__getitem__", "__setitem__", "__delitem__")
 """Methods with arguments of users' that have no public name."""
-PACKAGE = __name__.partition(".")[0]
 SUBSCRIPT = re.compile(r"\b(array|memoryview)\[\w+\]")
 """Classes with an item type in annotations, which not every Python lets be evaluated."""
 _done: set[type] = set()
 _made: list[Signature] = []
+
+
+def package_of(module: str) -> str:
+    """The name of a module's top package."""
+    return module.partition(".")[0]
+
+
+OURS = package_of(__name__)
 
 
 def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> None:
@@ -51,7 +58,7 @@ def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> No
             setattr(module, name, checked(public, name))
         elif isinstance(public, type) and not issubclass(public, BaseException):
             for base in public.__mro__:
-                if base.__module__.partition(".")[0] == PACKAGE and base not in _done:
+                if package_of(base.__module__) in (package_of(module.__name__), OURS) and base not in _done:
                     _done.add(base)
                     check_methods(base, constructor=base not in themselves)
 
@@ -180,7 +187,7 @@ class Names(dict[str, Any]):
             if name in vars(module):
                 return vars(module)[name]
         for place, module in list(sys.modules.items()):
-            if place.partition(".")[0] == PACKAGE and getattr(vars(module).get(name), "__module__", "") == place:
+            if package_of(place) in (around[0], OURS) and getattr(vars(module).get(name), "__module__", "") == place:
                 return vars(module)[name]
         self.unknown = True
         return type(name, (), {})

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capstan.errors import CapstanError
-from capstan.headless.browser import find_browser
-from capstan.headless.site import PACKAGED, find_site
 
 from .errors import CommandError
+from .headless.browser import find_browser
+from .headless.site import PACKAGED, find_site
 
 __all__ = ["INSTALLED", "Machine"]
 

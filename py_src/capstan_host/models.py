@@ -297,6 +297,6 @@ def mounts(models: Iterable[Path]) -> dict[str, Path]:
 
 def model_url(name: str) -> str:
     """The address of a mounted model in the page."""
-    from capstan.headless.server import model_path
+    from .headless.server import model_path
 
     return model_path(name)

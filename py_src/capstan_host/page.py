@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from capstan.errors import OptionError
-from capstan.headless import page
-from capstan.headless.browser import BrowserError
 
 from .errors import CommandError
+from .headless import page
+from .headless.browser import BrowserError
 from .terminal import Event, say
 
 __all__ = ["open_harness"]
@@ -26,7 +26,7 @@ async def open_harness(
     trace: bool = False,
     device: str = "auto",
 ) -> AsyncIterator[page.HarnessPage]:
-    """See capstan.headless.page; a browser's or a page's failure is a CommandError."""
+    """See capstan_host.headless.page; a browser's or a page's failure is a CommandError."""
     opened = page.open_harness(
         url, on_event, program=browser, say=say, debug=debug, on_input=on_input, trace=trace, device=device
     )

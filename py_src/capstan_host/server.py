@@ -10,9 +10,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capstan.headless.server import FilePart, StaticServer, running
-
 from .errors import CommandError
+from .headless.server import FilePart, StaticServer, running
 from .models import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from .errors import CommandError, raise_remote
 from .terminal import say
 
 if TYPE_CHECKING:
-    from capstan.headless.page import HarnessPage
     from capstan.host.tracing import TraceFile
+
+    from .headless.page import HarnessPage
 
 __all__ = ["add_trace_argument", "trace_file", "write_trace"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests.browser.demo_page import Demo
 from tests.browser.kernel_page import KernelPage
 from tests.browser.model_variants import Variants

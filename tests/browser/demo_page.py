@@ -13,8 +13,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Worker, expect
 
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 
 __all__ = ["BOOT_MS", "RUN_MS", "Demo", "choose", "png_size"]
 

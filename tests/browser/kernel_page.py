@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page
 
-from capstan.testing.harness import watch
+from capstan_host.testing.harness import watch
 
 __all__ = ["BOUND", "EPSILON", "KernelPage", "guarded", "packed", "results"]
 

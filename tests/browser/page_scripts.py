@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capstan.testing.harness import Harness, exec_request
+from capstan_host.testing.harness import Harness, exec_request
 
 __all__ = ["PageScripts"]
 

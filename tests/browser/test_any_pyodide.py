@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import watch
+from capstan_host.testing.harness import watch
 from tests import oracle
 from tests.browser.any_pyodide import PROMPT
 from tests.other_pyodide import FIXTURES, installers, serving_pyodide

@@ -17,8 +17,8 @@ from buildtools.browser import find_browser
 from buildtools.commands.bench import PAGE
 from buildtools.contenders import install
 from buildtools.site import assemble
-from capstan.headless.browser import flags
-from capstan.testing.harness import exec_request
+from capstan_host.headless.browser import flags
+from capstan_host.testing.harness import exec_request
 from tests import oracle
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"

@@ -16,8 +16,8 @@ import pytest
 
 from buildtools import ROOT
 from capstan import Model, Tokenizer
-from capstan.testing.harness import Harness
 from capstan.text.stream import alike
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.chat_templates import CHATS, ENDLESS, TEMPLATES, VARIABLES
 from tests.chat_templates import oracle as oracle_text

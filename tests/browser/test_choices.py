@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from capstan import Generator, GeneratorParams, Model
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 from tests.browser.model_variants import LLAMA
 
 QWEN2 = LLAMA.parent / "nano-qwen2"

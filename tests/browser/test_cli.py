@@ -14,8 +14,8 @@ import pytest
 
 from buildtools import ROOT
 from capstan.model_files.gguf.header import GgmlType
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests.gguf_models import FURTHER, make, write
 from tests.trace_format import slices_by_track
 

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser
 
 from buildtools import ROOT
 from buildtools.bundles import ENTRIES
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 from tests.encoders import ENCODERS
 
 SOURCES = ROOT / "web/src"

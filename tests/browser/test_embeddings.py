@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from buildtools import ROOT
 from buildtools.site import assemble
-from capstan.headless.server import running
+from capstan_host.headless.server import running
 from capstan_host.server import SiteServer
 from tests.encoders import ENCODERS, KINDS, TEXTS, vectors
 

@@ -20,9 +20,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from capstan.evaluation import TASKS, CapstanLM, RequestError
 from capstan.model_files.config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
+from capstan_host.evaluation import TASKS, CapstanLM, RequestError
 from capstan_host.server import SiteServer
 from tests.gguf_models import make, write
 from tests.llama_cpp import LlamaScores, install_llama_cpp
@@ -197,8 +197,8 @@ def test_a_request_that_the_page_refuses_is_an_error_of_its_class(lm: CapstanLM)
 @pytest.mark.extended
 @pytest.mark.parametrize("way", ["plain", "module"])
 def test_the_command_prints_the_harness_table(way: str, site: SiteServer) -> None:
-    """`lm_eval` itself finds the model by our task files, `python -m capstan.evaluation` for all tasks."""
-    program = ["-m", "lm_eval"] if way == "plain" else ["-m", "capstan.evaluation"]
+    """`lm_eval` itself finds the model by our task files, `python -m capstan_host.evaluation` for all tasks."""
+    program = ["-m", "lm_eval"] if way == "plain" else ["-m", "capstan_host.evaluation"]
     task = str(TASKS / "capstan_topics.yaml") if way == "plain" else "capstan_topics"
     arguments = [
         "--model",

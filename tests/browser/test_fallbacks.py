@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.model_variants import Variants, through_hardmax

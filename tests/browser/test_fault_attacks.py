@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests.faults.main import corpus, model_files
 from tests.faults.page import Folders, OpenedPage, page_attacks
 from tests.faults.share import Share

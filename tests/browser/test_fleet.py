@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from distributed import Client, LocalCluster
 
-from capstan.fleet import Fleet
+from capstan_host.fleet import Fleet
 from capstan_host.server import SiteServer
 from tests import oracle
 

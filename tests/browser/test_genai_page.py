@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 
 SCRIPT = Path(__file__).parent / "scripts/native_names.py"
 MODEL = Path(__file__).parents[1] / "fixtures/nano-llama"

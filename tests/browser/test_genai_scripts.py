@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
 
 CASES = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from capstan.model_files.gguf.header import GgmlType
-from capstan.testing.harness import Harness, generate_request
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness, generate_request
 from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_models import Made, make, write, write_shards, write_spread

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from capstan.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.hub_server import HubServer, Replaced, Repository, running_hub
 from tests.browser.model_variants import LLAMA

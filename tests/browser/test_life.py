@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from capstan.testing.harness import Harness, before_worker, exec_request, generate_request
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness, before_worker, exec_request, generate_request
 from tests import oracle
 
 pytestmark = pytest.mark.own_page

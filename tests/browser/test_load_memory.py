@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from buildtools.browser import find_browser
-from capstan.headless.browser import flags
-from capstan.testing.harness import Harness, exec_request
+from capstan_host.headless.browser import flags
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness, exec_request
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
 from tests.page_memory import Growth, PageMemory, prepare

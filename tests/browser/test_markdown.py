@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from buildtools import ROOT
 from buildtools.bundles import COLOURS, bundle, bundle_colours
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 from tests.looped import looped
 
 STRICT = "default-src *; script-src 'self'; style-src 'self'; require-trusted-types-for 'script'; trusted-types "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from capstan import genai
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 from tests.browser.model_variants import Variants, telling_hidden_states
 from tests.unit.test_not_finite import NAN, PROMPT, spoil
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import Harness, before_worker
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness, before_worker
 from tests import oracle
 from tests.browser.least_limits import LEAST
 from tests.browser.page_scripts import PageScripts

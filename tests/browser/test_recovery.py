@@ -16,9 +16,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.browser import find_browser
-from capstan.headless.browser import flags
-from capstan.testing.harness import Harness
+from capstan_host.headless.browser import flags
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.soak.memory import processes

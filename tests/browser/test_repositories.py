@@ -13,8 +13,8 @@ import pytest
 
 from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
 from tests.browser.page_scripts import PageScripts

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from capstan import Generator, GeneratorParams, Model, Score, Tokenizer
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests.conftest import BOOT_MS
 
 pytestmark = pytest.mark.extended

@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.site import assemble
-from capstan.headless.server import running
-from capstan.testing.harness import Harness
+from capstan_host.headless.server import running
+from capstan_host.testing.harness import Harness
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import WeightServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 
 pytestmark = [pytest.mark.extended, pytest.mark.own_page]
 

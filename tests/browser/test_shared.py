@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from buildtools.site import assemble
-from capstan.headless.server import running
+from capstan_host.headless.server import running
 from tests import oracle
 from tests.browser.weight_server import WeightServer
 from tests.plain_server import serving_plainly

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page
 
 from capstan.device.casts import ELEMENT_BYTES
 from capstan.memory import StridedCopy
-from capstan.testing.harness import watch
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import watch
 from tests.unit.test_host_memory import INPUTS, PAIRS, Heap, filled
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capstan.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 

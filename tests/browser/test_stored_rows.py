@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from capstan.tape import PASSES
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.conftest import BOOT_MS
 from tests.unit.test_speculation import FEW

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, BrowserContext
 
 from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
-from capstan.testing.harness import Harness, exec_request
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness, exec_request
 from tests.conftest import BOOT_MS
 from tests.gguf_models import make, write
 

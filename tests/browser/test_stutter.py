@@ -10,7 +10,7 @@ import json
 import pytest
 from playwright.sync_api import Browser, Page
 
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 
 LONGEST_MS = 50.0
 """Over this a task counts as long for a page."""

@@ -1,4 +1,4 @@
-"""capstan.testing's fixtures in a page: ids against oracles, a wrong weight, goldens, counters, a mutual speed."""
+"""capstan_host.testing's fixtures in a page: ids against oracles, a wrong weight, goldens, counters, a mutual speed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from capstan.errors import OptionError
 from capstan.model_files.gguf.header import GgmlType
-from capstan.testing.answers import MismatchError
-from capstan.testing.harness import RemoteError
-from capstan.testing.oracles import Golden, NativeGenai
-from capstan.testing.pages import PageModel
+from capstan_host.testing.answers import MismatchError
+from capstan_host.testing.harness import RemoteError
+from capstan_host.testing.oracles import Golden, NativeGenai
+from capstan_host.testing.pages import PageModel
 from tests.gguf_models import make, write
 from tests.llama_cpp import install_llama_cpp
 
@@ -66,7 +66,7 @@ def test_what_a_page_refuses_comes_with_its_type(capstan_model: Opened) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::capstan.testing.NearTieWarning")
+@pytest.mark.filterwarnings("ignore::capstan_host.testing.NearTieWarning")
 def test_ids_of_a_gguf_file_are_those_of_llama_cpp(
     capstan_model: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,8 @@ def kept_of(app: Path, test: str) -> set[str]:
 
 
 def run_tests(app: Path, *arguments: str, baseline: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider", *arguments]
+    plugins = ["-p", "capstan_host.testing.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), "CAPSTAN_BASELINE": str(baseline or assemble())}
     environment |= {"CAPSTAN_BROWSER_ARGS": f"{TIERING} {UNCHECKED}"}
     environment |= {"CAPSTAN_ADAPTER": os.environ.get("CAPSTAN_ADAPTER", "software")}

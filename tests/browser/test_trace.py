@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import Harness
 from capstan_host.server import SiteServer
+from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.trace_format import Slices, slices_by_track

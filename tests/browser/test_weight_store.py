@@ -22,12 +22,12 @@ from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan import graph
 from capstan.device.reference import unpacked as definition
-from capstan.headless.browser import flags
-from capstan.headless.server import running
 from capstan.model_files.gguf.header import GgmlType
-from capstan.testing.harness import Harness, exec_request
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from capstan_host.digests import Digests
+from capstan_host.headless.browser import flags
+from capstan_host.headless.server import running
+from capstan_host.testing.harness import Harness, exec_request
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts

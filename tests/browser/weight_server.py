@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
-from capstan.headless.server import StaticHandler
+from capstan_host.headless.server import StaticHandler
 from capstan_host.server import SiteServer
 
 __all__ = ["Faults", "WeightServer"]

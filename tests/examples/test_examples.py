@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
 from buildtools.browser import find_browser
-from capstan.headless.browser import flags
+from capstan_host.headless.browser import flags
 from capstan_host.models import BUNDLED
 from tests import products
 from tests.browser.test_testing_example import run_tests

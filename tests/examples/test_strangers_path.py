@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize
 
 from buildtools import ROOT
-from capstan.testing.harness import watch
+from capstan_host.testing.harness import watch
 from tests import products
 from tests.examples.film import Film
 

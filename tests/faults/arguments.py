@@ -16,7 +16,7 @@ from capstan.errors import ArgumentTypeError
 
 __all__ = ["PACKAGES", "VALUES", "Parameter", "call", "functions", "not_refused", "parameters"]
 
-HOSTS = ("capstan.fleet", "capstan.testing", "capstan.evaluation")
+HOSTS = ("capstan_host.fleet", "capstan_host.testing", "capstan_host.evaluation")
 """Packages that pages lack."""
 PACKAGES = (
     *("capstan", "capstan.memory", "capstan.measure", "capstan.notebook", "capstan.genai", "capstan.onnxruntime"),

@@ -7,7 +7,7 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from capstan.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import Harness, generate_request
 from tests.browser.page_scripts import PageScripts
 
 from .report import Outcome

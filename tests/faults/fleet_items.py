@@ -20,12 +20,12 @@ from unittest import mock
 from distributed import Client, LocalCluster
 
 from capstan.errors import CapstanError
-from capstan.fleet import Fleet, Item, ResultFile
-from capstan.fleet import worker as fleet_worker
-from capstan.fleet.browsers import Serving
-from capstan.fleet.items import Entry
-from capstan.headless.browser import BrowserError
 from capstan_host.commands.fleet import lines
+from capstan_host.fleet import Fleet, Item, ResultFile
+from capstan_host.fleet import worker as fleet_worker
+from capstan_host.fleet.browsers import Serving
+from capstan_host.fleet.items import Entry
+from capstan_host.headless.browser import BrowserError
 
 from .mutations import mutated_bytes
 from .report import Outcome, fault_of

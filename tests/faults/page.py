@@ -20,8 +20,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from buildtools.site import assemble
 from capstan import errors
-from capstan.testing.harness import Harness, generate_request
 from capstan_host.server import SiteServer, serving
+from capstan_host.testing.harness import Harness, generate_request
 from tests.plain_browser import plain_browser
 
 from .cancels import attack_cancelled_requests, attack_cancelled_scripts

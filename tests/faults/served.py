@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from capstan.headless import server as local_server
+from capstan_host.headless import server as local_server
 from capstan_host.server import SiteServer, serving
 
 from .report import Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Browser
 
 from buildtools import ROOT
-from capstan.testing.harness import watch
+from capstan_host.testing.harness import watch
 from tests.other_pyodide import installers, serving_pyodide
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/pyodide.md").read_text(), re.MULTILINE | re.DOTALL)

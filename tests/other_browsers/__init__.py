@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Error, Page
 
 from buildtools.other_browsers import FIREFOX, WEBKIT, OtherBrowser
-from capstan.testing.harness import Harness
+from capstan_host.testing.harness import Harness
 
 from .firefox import Firefox
 from .remote_page import PATIENCE, Driver, RemotePage

@@ -1,4 +1,4 @@
-"""A page of a browser that Playwright does not drive, with as much of its Page as capstan.testing needs."""
+"""A page of a browser that Playwright does not drive, with as much of its Page as capstan_host.testing needs."""
 
 from __future__ import annotations
 

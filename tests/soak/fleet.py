@@ -31,9 +31,9 @@ from distributed import Client
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
-from capstan.fleet import Fleet, FleetError, ResultFileError
-from capstan.headless.page import open_harness
-from capstan.headless.server import StaticServer, running
+from capstan_host.fleet import Fleet, FleetError, ResultFileError
+from capstan_host.headless.page import open_harness
+from capstan_host.headless.server import StaticServer, running
 
 __all__ = ["Cluster", "kill_part", "main", "of_one_page"]
 

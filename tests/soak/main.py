@@ -17,8 +17,8 @@ from playwright.sync_api import sync_playwright
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
-from capstan.headless.browser import flags
-from capstan.headless.page import PROBE
+from capstan_host.headless.browser import flags
+from capstan_host.headless.page import PROBE
 from capstan_host.models import mounts
 from capstan_host.server import serving
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
-from capstan.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import Harness, generate_request
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.page_memory import prepare

@@ -14,10 +14,10 @@ import pytest
 import buildtools.cli
 from buildtools import ROOT
 from buildtools.page_in_wheel import PLACE, PageInWheel
-from capstan.headless import site as headless_site
-from capstan.headless.site import PAGE, SiteError, find_site
 from capstan_host import cli, machine
 from capstan_host.errors import CommandError
+from capstan_host.headless import site as headless_site
+from capstan_host.headless.site import PAGE, SiteError, find_site
 from capstan_host.machine import INSTALLED
 from capstan_host.places import user_cache
 

@@ -14,14 +14,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from capstan.errors import OptionError
-from capstan.evaluation import CapstanLM, RequestError
-from capstan.evaluation.place import model_place
-from capstan.evaluation.runners import Pages
-from capstan.fleet import Item
-from capstan.fleet.browsers import Serving
-from capstan.fleet.items import Entry
-from capstan.headless.browser import BrowserError
 from capstan.model_files.hub import HubRepository
+from capstan_host.evaluation import CapstanLM, RequestError
+from capstan_host.evaluation.place import model_place
+from capstan_host.evaluation.runners import Pages
+from capstan_host.fleet import Item
+from capstan_host.fleet.browsers import Serving
+from capstan_host.fleet.items import Entry
+from capstan_host.headless.browser import BrowserError
 
 MODEL = str(Path(__file__).parents[1] / "fixtures" / "nano-llama")
 BEGIN = 1
@@ -239,7 +239,7 @@ def test_the_harness_default_device_is_the_pages_own_and_a_batch_has_so_many_row
         opened.append(pages)
         return PaperRunner()
 
-    monkeypatch.setattr("capstan.evaluation.model.OneMachine", one_machine)
+    monkeypatch.setattr("capstan_host.evaluation.model.OneMachine", one_machine)
     CapstanLM(MODEL, device="cuda:0", batch_size="auto", browsers=2)
     CapstanLM(MODEL, device="auto", batch_size="3", kv_cache_dtype="int8", timeout=5)
     assert opened == [
@@ -277,8 +277,8 @@ def browsers_of_paper(
 ) -> Iterator[CapstanLM]:
     (tmp_path / "capstan").mkdir()
     (tmp_path / "capstan/harness.html").touch()
-    monkeypatch.setattr("capstan.evaluation.runners.HeadlessSlot", PaperSlot)
-    monkeypatch.setattr("capstan.fleet.worker.HeadlessSlot", PaperSlot)
+    monkeypatch.setattr("capstan_host.evaluation.runners.HeadlessSlot", PaperSlot)
+    monkeypatch.setattr("capstan_host.fleet.worker.HeadlessSlot", PaperSlot)
     options: dict[str, Any] = {"site": str(tmp_path), "browsers": 2, "timeout": 60, "batch_size": 2}
     with ExitStack() as stack:
         if request.param == "cluster":

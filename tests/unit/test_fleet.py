@@ -23,12 +23,12 @@ import pytest
 from distributed import Client, LocalCluster
 
 from capstan.errors import OptionError
-from capstan.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
-from capstan.fleet import worker as fleet_worker
-from capstan.fleet.browsers import Browsers, HeadlessSlot, Serving
-from capstan.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
-from capstan.headless.browser import BrowserError
 from capstan_host.commands import fleet as fleet_command
+from capstan_host.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
+from capstan_host.fleet import worker as fleet_worker
+from capstan_host.fleet.browsers import Browsers, HeadlessSlot, Serving
+from capstan_host.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
+from capstan_host.headless.browser import BrowserError
 
 SERVING = Serving("/models/paper", 2, None, {}, 0.5, 3)
 SOURCES = str(Path(__file__).parents[2] / "py_src")
@@ -132,7 +132,7 @@ class TestBrowsers:
     def test_a_worker_whose_browsers_do_not_start_is_unfit_after_three_tries(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
         tries = []
 
         class Unfit(PaperSlot):
@@ -267,10 +267,8 @@ class TestResultFile:
 
     def test_the_file_of_a_process_that_was_killed_is_free(self, tmp_path: Path) -> None:
         path = tmp_path / "r.jsonl"
-        script = (
-            "import sys, time; from capstan.fleet import ResultFile; f = ResultFile(sys.argv[1]); print(1, flush=True)"
-        )
-        command = [sys.executable, "-c", f"{script}; time.sleep(600)", str(path)]
+        script = "import sys, time; from capstan_host.fleet import ResultFile; f = ResultFile(sys.argv[1])"
+        command = [sys.executable, "-c", f"{script}; print(1, flush=True); time.sleep(600)", str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCES}) as other:
             try:
                 assert other.stdout is not None
@@ -418,10 +416,10 @@ class TestFleet:
     ) -> None:
         def register(plugin: object) -> None:
             # The text that Dask gives for it.
-            raise RuntimeError("ModuleNotFoundError(\"No module named 'capstan.fleet'\")")
+            raise RuntimeError("ModuleNotFoundError(\"No module named 'capstan_host.fleet'\")")
 
         monkeypatch.setattr(client, "register_plugin", register)
-        with pytest.raises(FleetError, match=r"No module named 'capstan.fleet'.*: install capstan-webgpu\[fleet\]"):
+        with pytest.raises(FleetError, match=r"'capstan_host.fleet'.*: install capstan-webgpu\[fleet\]"):
             Fleet(client, "/models/paper")
 
     def test_a_second_run_computes_what_the_first_did_not(self, client: Client, paper: object, tmp_path: Path) -> None:
@@ -492,7 +490,7 @@ class TestFleet:
     def test_workers_that_cannot_answer_are_left_and_without_others_the_reasons_are_told(
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
         cluster: Any = client.cluster
         unfit: list[Any] = []
         answer = paper.answer
@@ -519,8 +517,8 @@ class TestFleet:
     def test_workers_that_could_not_answer_are_asked_again_after_a_rest(
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
-        monkeypatch.setattr("capstan.fleet.fleet.REST_SECONDS", 0.3)
+        monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
+        monkeypatch.setattr("capstan_host.fleet.fleet.REST_SECONDS", 0.3)
         answer, back = paper.answer, time.monotonic() + 1
 
         async def late(slot: Any, job: Any, given: Any, done: Any) -> None:
@@ -545,7 +543,7 @@ class TestFleet:
     def test_a_batch_for_workers_that_are_gone_goes_to_others(
         self, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("capstan.fleet.browsers.PAUSE_SECONDS", 0)
+        monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
         answer, unfit, hanging, begun = paper.answer, [], [], threading.Event()
 
         async def some(slot: Any, job: Any, given: Any, done: Any) -> None:

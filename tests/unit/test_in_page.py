@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from capstan import Generator, GeneratorParams, Tokenizer
-from capstan.fleet import in_page
 from capstan.generation.row_pool import RowPool
+from capstan_host.fleet import in_page
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

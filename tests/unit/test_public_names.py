@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,12 +41,14 @@ GENAI = {
 }
 """Names that a script written for onnxruntime-genai uses."""
 
-IN_THE_PAGE = ("capstan._js", "capstan.page", "capstan.fleet.in_page")
+IN_THE_PAGE = ("capstan._js", "capstan.page", "capstan_host.fleet.in_page")
 
 
 def modules() -> list[str]:
-    found = pkgutil.walk_packages(capstan.__path__, "capstan.", onerror=lambda name: None)
-    return [module.name for module in found if not module.name.startswith(IN_THE_PAGE)]
+    places = [str(Path(capstan.__path__[0]).parent)]
+    found = pkgutil.walk_packages(places, onerror=lambda name: None)
+    ours = (module.name for module in found if module.name.startswith(("capstan.", "capstan_host.")))
+    return [name for name in ours if not name.startswith(IN_THE_PAGE)]
 
 
 def test_public_names_are_pinned() -> None:

@@ -22,7 +22,7 @@ from capstan.guidance import Guidance
 from capstan.memory import DeviceSpan
 from capstan.signatures import checked, read_annotations
 from capstan.stages.search import SearchOptions
-from capstan.testing.pages import AppModel, PageModel
+from capstan_host.testing.pages import AppModel, PageModel
 from tests.faults.arguments import VALUES, not_refused
 from tests.onnx_models import model as onnx_model
 from tests.unit.genai_cases import generator as genai_generator

@@ -1,4 +1,4 @@
-"""capstan.testing without a page: how ids are judged, goldens kept and ratios told."""
+"""capstan_host.testing without a page: how ids are judged, goldens kept and ratios told."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from capstan.errors import OptionError
-from capstan.testing.answers import Answer, MismatchError, NearTieWarning
-from capstan.testing.model import TestedModel
-from capstan.testing.oracles import Expected, Golden, LlamaCpp, NativeGenai, Oracle, OracleError, Subject
-from capstan.testing.timing import compare, ratio_of
+from capstan_host.testing.answers import Answer, MismatchError, NearTieWarning
+from capstan_host.testing.model import TestedModel
+from capstan_host.testing.oracles import Expected, Golden, LlamaCpp, NativeGenai, Oracle, OracleError, Subject
+from capstan_host.testing.timing import compare, ratio_of
 
 ROOT = Path(__file__).parents[2]
 PROMPT = [1, 2]
@@ -259,7 +259,7 @@ def test_counters_are_told_for_a_token() -> None:
 PAPER_PAGES = """
 from types import SimpleNamespace
 import pytest
-from capstan.testing.plugin import PAGES
+from capstan_host.testing.plugin import PAGES
 
 errors = []
 page = SimpleNamespace(name="paper", keep=lambda folder, write: write(folder / "errors.json", errors))
@@ -282,7 +282,7 @@ def test_right_again(): pass
 
 def pytest_in(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The folder's tests with the plugin."""
-    command = [sys.executable, "-m", "pytest", "-p", "capstan.testing.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "capstan_host.testing.plugin", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "py_src"), **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -303,7 +303,7 @@ def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None
 PAPER_BROWSER = """
 from types import SimpleNamespace
 import pytest
-from capstan.headless import browser
+from capstan_host.headless import browser
 
 browser.gpu_devices = lambda: []
 
@@ -332,7 +332,8 @@ def test_a_run_that_does_not_use_the_plugin_imports_no_playwright(tmp_path: Path
     (tmp_path / "test_it.py").write_text(
         "import sys\n\ndef test_it():\n    assert 'playwright' not in sys.modules and 'numpy' not in sys.modules\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "capstan.testing.plugin", "--rootdir", tmp_path, tmp_path]
+    plugin = ["-p", "capstan_host.testing.plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "--rootdir", tmp_path, tmp_path]
     environment = {"PYTHONPATH": str(ROOT / "py_src"), "PATH": ""}
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout

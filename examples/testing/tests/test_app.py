@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capstan.testing import NativeGenai
+from capstan_host.testing import NativeGenai
 
 APP = Path(__file__).parents[1]
 BASELINE = Path(os.environ.get("CAPSTAN_BASELINE", APP / "node_modules/capstan-baseline"))

@@ -83,8 +83,9 @@ def check(args: argparse.Namespace) -> None:
 
 def lines(path: str) -> Iterator[Any]:
     """The values of the file's lines, a NoItem for a line without one."""
-    from capstan.fleet.items import NoItem
     from capstan.model_files.json_text import NotJsonError, read_json
+
+    from ..fleet.items import NoItem
 
     with Path(path).open("rb") as file:
         for line in file:
@@ -96,7 +97,7 @@ def lines(path: str) -> Iterator[Any]:
 
 def checked(path: str) -> int:
     """The number of items of a file, with a message about lines that are none. CommandError without a good line."""
-    from capstan.fleet.items import Item, entries, prompt_input
+    from ..fleet.items import Item, entries, prompt_input
 
     count, bad, first = 0, 0, ""
     for count, entry in enumerate(entries(lines(path), {}, prompt_input), 1):
@@ -138,8 +139,9 @@ def cluster(args: argparse.Namespace) -> Iterator[Client]:
 def run(args: argparse.Namespace) -> int:
     """Answer the prompts; 1 if some failed."""
     from capstan.errors import CapstanError
-    from capstan.fleet import Fleet
     from capstan.model_files.hub import HubRepository
+
+    from ..fleet import Fleet
 
     total = checked(args.prompts)
     site = None if args.scheduler else args.machine.site()

@@ -1,4 +1,4 @@
-"""Faults in what drives pages from CPython: capstan.testing and capstan.fleet."""
+"""Faults in what drives pages from CPython: capstan_host.testing and capstan_host.fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["DRIVERS"]
 DRIVERS = (
     Mutation(
         "headless.silent_step_down",
-        "py_src/capstan/headless/browser.py",
+        "py_src/capstan_host/headless/browser.py",
         '({self.failure})" if self.failure else',
         '({self.failure})" if False else',
         "a browser that fails with the GPU is told as a machine without one",
@@ -17,7 +17,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.last_token",
-        "py_src/capstan/testing/answers.py",
+        "py_src/capstan_host/testing/answers.py",
         "enumerate(zip(one, other, strict=False))",
         "enumerate(zip(one[:-1], other, strict=False))",
         "the last token is not compared with the oracle's",
@@ -25,7 +25,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.sure_oracle",
-        "py_src/capstan/testing/model.py",
+        "py_src/capstan_host/testing/model.py",
         "if own < tie and exact and (theirs is None or theirs < tie):",
         "if own < tie and exact:",
         "a near tie of the page is excused, although the oracle was sure of its token",
@@ -33,7 +33,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.inverted_ratio",
-        "py_src/capstan/testing/timing.py",
+        "py_src/capstan_host/testing/timing.py",
         "sorted(run / baseline for run, baseline in taken)",
         "sorted(baseline / run for run, baseline in taken)",
         "a slower run is told as a faster one",
@@ -41,7 +41,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.narrow_interval",
-        "py_src/capstan/testing/timing.py",
+        "py_src/capstan_host/testing/timing.py",
         "while 2 * (below :=",
         "while 0.1 * (below :=",
         "the interval of a ratio lacks the true median far more often than it says",
@@ -49,7 +49,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.order_of_rounds",
-        "py_src/capstan/testing/timing.py",
+        "py_src/capstan_host/testing/timing.py",
         "        if number % 2:\n",
         "        if False:\n",
         "the baseline is always measured second, when the machine is warmer",
@@ -57,7 +57,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.golden_of_another",
-        "py_src/capstan/testing/oracles.py",
+        "py_src/capstan_host/testing/oracles.py",
         "if digests is not None and stored is not None and stored != digests:",
         "if digests is not None and stored is not None and stored.keys() != digests.keys():",
         "a model is compared with the golden of other weights",
@@ -65,7 +65,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.nothing_kept",
-        "py_src/capstan/testing/plugin.py",
+        "py_src/capstan_host/testing/plugin.py",
         'report.when in ("setup", "call") and',
         'report.when == "setup" and',
         "of a test that failed nothing is kept",
@@ -73,7 +73,7 @@ DRIVERS = (
     ),
     Mutation(
         "testing.silent_page",
-        "py_src/capstan/testing/plugin.py",
+        "py_src/capstan_host/testing/plugin.py",
         "(errors := pages.errors()):",
         "(errors := pages.errors()[1:]):",
         "a test passes whose page threw an exception",
@@ -81,7 +81,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.one_attempt",
-        "py_src/capstan/fleet/browsers.py",
+        "py_src/capstan_host/fleet/browsers.py",
         "if failures[entry.id] < self._serving.attempts:",
         "if False:",
         "an item is given up at its first failure",
@@ -89,7 +89,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.blamed_in_company",
-        "py_src/capstan/fleet/browsers.py",
+        "py_src/capstan_host/fleet/browsers.py",
         "if len(rest) == 1 and len(batch) == 1:",
         "if len(rest) == 1:",
         "a dead browser counts against an item that was not alone in it",
@@ -97,7 +97,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.order_in_batch",
-        "py_src/capstan/fleet/browsers.py",
+        "py_src/capstan_host/fleet/browsers.py",
         "return [outcomes[entry.id] for entry in entries]",
         "return [*outcomes.values()]",
         "results stand in the order in which they came, not in that of the items",
@@ -105,7 +105,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.lost_batch",
-        "py_src/capstan/fleet/fleet.py",
+        "py_src/capstan_host/fleet/fleet.py",
         """* rest, 2 * rest
             return [], [batch]
 """,
@@ -117,7 +117,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.bound_for_ever",
-        "py_src/capstan/fleet/fleet.py",
+        "py_src/capstan_host/fleet/fleet.py",
         """if future.status != "pending" or (here and flight.workers and not flight.workers & here)""",
         """if future.status != "pending\"""",
         "a batch that was meant for workers that are gone is waited for",
@@ -125,7 +125,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.no_rest",
-        "py_src/capstan/fleet/fleet.py",
+        "py_src/capstan_host/fleet/fleet.py",
         "if each not in self._rests or self._rests[each][0] <= now]",
         "if each not in self._rests]",
         "a worker that could not answer once is never asked again",
@@ -133,7 +133,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.finished_again",
-        "py_src/capstan/fleet/fleet.py",
+        "py_src/capstan_host/fleet/fleet.py",
         "fresh = (each for each in numbered if isinstance(each, Item) or file is None or not file.has(each))",
         "fresh = numbered",
         "items that the file has are computed and yielded once more",
@@ -141,7 +141,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.stale_result",
-        "py_src/capstan/fleet/results.py",
+        "py_src/capstan_host/fleet/results.py",
         "return self.finished.get(entry.id) == entry.digest",
         "return entry.id in self.finished",
         "the result of another input or option counts as this item's",
@@ -149,7 +149,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.torn_line",
-        "py_src/capstan/fleet/results.py",
+        "py_src/capstan_host/fleet/results.py",
         '                if not line.endswith(b"\\n"):\n                    continue\n',
         "",
         "a run does not go on after a line that was not written whole",
@@ -157,7 +157,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.half_written",
-        "py_src/capstan/fleet/results.py",
+        "py_src/capstan_host/fleet/results.py",
         "            self._file.truncate(start)\n",
         "",
         "a full disk leaves a part of a line in the file",
@@ -173,7 +173,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.not_a_number",
-        "py_src/capstan/fleet/items.py",
+        "py_src/capstan_host/fleet/items.py",
         "text = json.dumps(told, ensure_ascii=False, allow_nan=False)",
         "text = json.dumps(told, ensure_ascii=False)",
         "a result file has NaN, which is no JSON",
@@ -181,7 +181,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.same_id",
-        "py_src/capstan/fleet/items.py",
+        "py_src/capstan_host/fleet/items.py",
         'name += f" (item {index})"',
         "break",
         "the error of an item takes the place of another item's result in the file",

@@ -9,7 +9,7 @@ __all__ = ["EVALUATION"]
 EVALUATION = (
     Mutation(
         "evaluation.cut",
-        "py_src/capstan/evaluation/model.py",
+        "py_src/capstan_host/evaluation/model.py",
         "scored = min(len(tokens), len(whole) - 1)",
         "scored = min(len(tokens), len(whole) - 2)",
         "the first token that is scored of a text longer than max_length is left out",
@@ -17,7 +17,7 @@ EVALUATION = (
     ),
     Mutation(
         "evaluation.failed_item",
-        "py_src/capstan/evaluation/runners.py",
+        "py_src/capstan_host/evaluation/runners.py",
         "        if item.error is not None:\n",
         "        if False:\n",
         "a table is made of requests that no page could answer",
@@ -25,7 +25,7 @@ EVALUATION = (
     ),
     Mutation(
         "in_page.order",
-        "py_src/capstan/fleet/in_page.py",
+        "py_src/capstan_host/fleet/in_page.py",
         "    return sorted(range(len(pairs)), key=tokens)\n",
         "    return range(len(pairs))\n",
         "the contexts that pairs share run again for each",
@@ -33,7 +33,7 @@ EVALUATION = (
     ),
     Mutation(
         "in_page.pools",
-        "py_src/capstan/fleet/in_page.py",
+        "py_src/capstan_host/fleet/in_page.py",
         "        await idle.aclose()\n",
         "",
         "the caches of row pools that are not used any more stay on the GPU",
@@ -41,7 +41,7 @@ EVALUATION = (
     ),
     Mutation(
         "in_page.stop",
-        "py_src/capstan/fleet/in_page.py",
+        "py_src/capstan_host/fleet/in_page.py",
         "while sequence.finish_reason is None and stream.stopped is None:",
         "while sequence.finish_reason is None:",
         "a row of a pool goes on behind its stop string",

@@ -201,7 +201,7 @@ PLACES = (
     ),
     Mutation(
         "places.served_beside",
-        "py_src/capstan/headless/server.py",
+        "py_src/capstan_host/headless/server.py",
         "for file in self.models.values() if file.is_file() and name in shard_names(file.name)]",
         "for file in self.models.values()]",
         "the local server serves every GGUF file beside the one that was named",

@@ -1,12 +1,13 @@
 """Models in Capstan's page under lm-evaluation-harness (`lm_eval`): importing this registers the model `capstan`.
 
-`python -m capstan.evaluation ARGUMENTS` is `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
+`python -m capstan_host.evaluation ARGUMENTS` is `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
 """
 
 import sys
 from pathlib import Path
 
-from ..signatures import check_arguments
+from capstan.signatures import check_arguments
+
 from .model import CapstanLM
 from .runners import RequestError
 

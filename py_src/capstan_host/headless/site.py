@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import CapstanError
+from capstan.errors import CapstanError
 
 __all__ = ["PACKAGED", "PAGE", "SiteError", "find_site"]
 
 PAGE = "capstan/harness.html"
 """The page, in a site folder: build/site of a checkout, or the npm package's folder."""
-PACKAGED = Path(__file__).resolve().parents[2] / "capstan_host/site"
+PACKAGED = Path(__file__).resolve().parents[1] / "site"
 """The site folder in a package that was installed from a checkout."""
 REMEDY = "run `npm install capstan-webgpu` in this folder or above it, or name a site folder in CAPSTAN_SITE"
 

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import OptionError
+from capstan.errors import OptionError
+
 from .answers import (
     TIE,
     TOP,
@@ -102,7 +103,7 @@ class TestedModel(ABC):
         rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
     ) -> Ratio:
-        """The time for a token, over that of a baseline in the same browser; see capstan.testing.timing."""
+        """The time for a token, over that of a baseline in the same browser; see capstan_host.testing.timing."""
         return compare(
             lambda: self.seconds_per_token(prompt, tokens),
             lambda: baseline.seconds_per_token(prompt, tokens),

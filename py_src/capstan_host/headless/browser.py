@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import CapstanError, OptionError
+from capstan.errors import CapstanError, OptionError
 
 __all__ = [
     *(

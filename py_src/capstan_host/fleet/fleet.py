@@ -18,13 +18,14 @@ from typing import Any, Literal
 from distributed import Client, Future, wait
 from distributed.scheduler import KilledWorker
 
-from ..errors import OptionError
-from ..loading.repository import require_dtype
-from ..model_files.hub import HubRepository
-from ..signatures import check_arguments
-from ..stages.option import INTEGER_LIMIT, integer
-from ..stages.search import MAX_ROWS, SearchOptions
-from ..text.messages import read_tools
+from capstan.errors import OptionError
+from capstan.loading.repository import require_dtype
+from capstan.model_files.hub import HubRepository
+from capstan.signatures import check_arguments
+from capstan.stages.option import INTEGER_LIMIT, integer
+from capstan.stages.search import MAX_ROWS, SearchOptions
+from capstan.text.messages import read_tools
+
 from .browsers import Serving, request_form
 from .items import Entry, FleetError, Item, ItemError, any_input, entries, pair_input, prompt_input, text_input
 from .results import ResultFile
@@ -58,7 +59,7 @@ class Fleet:
 
     `model` is a folder or a GGUF file that each worker can read, the URL of a folder, or a HubRepository. Each worker
     has `browsers_per_worker` browsers, and as many threads or more. `site` is the folder with Capstan's page on the
-    workers (see capstan.headless.site.find_site). `rows` items are answered together in a page, with sequences of
+    workers (see capstan_host.headless.site.find_site). `rows` items are answered together in a page, with sequences of
     `max_length` tokens at most. `device`, `dtype`, `capture` and `kv_cache_dtype` are as Model.load takes them.
 
     A browser has `timeout` seconds for a batch and is replaced then; an item is reported as an error when it failed
@@ -201,8 +202,8 @@ class Fleet:
         return self._run(job, items, any_input, out, ordered, batch)
 
     def answer(self, job: dict[str, Any], items: Iterable[Any], *, batch: int) -> Iterator[Item]:
-        """Have the pages do a job of capstan.fleet.in_page on items that it reads, such as the kinds 'about', 'encode'
-        and 'template' of capstan.evaluation. See `generate`."""
+        """Have the pages do a job of capstan_host.fleet.in_page on items that it reads, such as the kinds 'about',
+        'encode' and 'template' of capstan_host.evaluation. See `generate`."""
         return self._run(job, items, any_input, None, True, batch)
 
     def close(self) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 from playwright.sync_api import Browser, Error, Page, Playwright
 
-from ..errors import OptionError
+from capstan.errors import OptionError
+from capstan.signatures import check_methods
+
 from ..headless.browser import BrowserError, Launches, start_error
 from ..headless.page import PROBE, is_hardware, page_error
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import PAGE
-from ..signatures import check_methods
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
 from .model import TestedModel

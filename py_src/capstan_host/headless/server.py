@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from ..model_files.file_names import is_gguf
-from ..model_files.gguf.shards import shard_names
+from capstan.model_files.file_names import is_gguf
+from capstan.model_files.gguf.shards import shard_names
 
 __all__ = [
     *("ENCODINGS", "FilePart", "LARGE_BYTES", "StaticHandler", "StaticServer"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import comb
 from statistics import median
 
-from ..errors import OptionError
+from capstan.errors import OptionError
 
 __all__ = ["CONFIDENCE", "ROUNDS", "TOLERANCE", "Ratio", "compare", "ratio_of"]
 

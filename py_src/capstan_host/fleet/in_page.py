@@ -1,7 +1,8 @@
 """Runs in a page: answers the items of a batch with one model, which stays loaded between batches.
 
-The text of this module is sent to the page as a script (capstan.fleet.browsers). It writes lines to stdout that begin
-with MARK: one as soon as an item is done, with its place in the batch, or one that says why the model cannot be loaded.
+The text of this module is sent to the page as a script (capstan_host.fleet.browsers). It writes lines to stdout that
+begin with MARK: one as soon as an item is done, with its place in the batch, or one that says why the model cannot be
+loaded.
 """
 
 from __future__ import annotations

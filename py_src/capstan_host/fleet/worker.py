@@ -8,7 +8,8 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 
-from ..errors import OptionError
+from capstan.errors import OptionError
+
 from .browsers import Browsers, HeadlessSlot, Serving, item_of
 from .items import Entry, FleetError, Item, UnfitError
 

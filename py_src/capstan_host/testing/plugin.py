@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from capstan.signatures import checked
+
 from ..headless.browser import BrowserError, find_browser
 from ..headless.site import find_site
-from ..signatures import checked
 from .oracles import Golden, Oracle
 
 if TYPE_CHECKING:

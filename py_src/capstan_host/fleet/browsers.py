@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from capstan.model_files.hub import HubRepository
+from capstan.model_files.json_text import MOST_DEPTH, is_deeper
+
 from ..headless.browser import BrowserError, find_browser
 from ..headless.page import BackgroundLoop, open_harness
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import find_site
-from ..model_files.hub import HubRepository
-from ..model_files.json_text import MOST_DEPTH, is_deeper
 from .items import Entry, Item, ItemError, UnfitError
 
 __all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]

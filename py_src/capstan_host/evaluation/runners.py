@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import CapstanError, OptionError
+from capstan.errors import CapstanError, OptionError
+from capstan.model_files.hub import HubRepository
+
 from ..fleet.browsers import Browsers, HeadlessSlot, Serving, item_of, request_form
 from ..fleet.items import Entry, Item, ItemError
 from ..headless.site import find_site
-from ..model_files.hub import HubRepository
 
 __all__ = ["Cluster", "OneMachine", "Pages", "RequestError", "Runner"]
 
@@ -29,7 +30,7 @@ class RequestError(CapstanError):
 
 
 class Runner(Protocol):
-    """Does jobs of capstan.fleet.in_page."""
+    """Does jobs of capstan_host.fleet.in_page."""
 
     def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
         """The results of the inputs in their order, `size` of which go to a page together; `done` is told how many more

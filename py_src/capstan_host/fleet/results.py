@@ -8,8 +8,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import CapstanError
-from ..local.file_lock import FileLock, HeldError
+from capstan.errors import CapstanError
+from capstan.local.file_lock import FileLock, HeldError
+
 from .items import Entry, Item
 
 __all__ = ["ResultFile", "ResultFileError"]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CapstanError, OptionError
-from ..model_files.file_names import is_gguf
+from capstan.errors import CapstanError, OptionError
+from capstan.model_files.file_names import is_gguf
+
 from .answers import Answer
 
 __all__ = ["Expected", "Golden", "LlamaCpp", "NativeGenai", "Oracle", "OracleError", "Subject", "oracle_named"]

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import OptionError
-from ..model_files.file_names import is_gguf
-from ..model_files.hub import HUGGING_FACE, HubRepository
+from capstan.errors import OptionError
+from capstan.model_files.file_names import is_gguf
+from capstan.model_files.hub import HUGGING_FACE, HubRepository
 
 __all__ = ["model_place"]
 

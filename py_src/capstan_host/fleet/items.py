@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import CapstanError, OptionError, PromptError
-from ..model_files.json_text import MOST_DEPTH, clipped, is_deeper
-from ..text.messages import read_messages
+from capstan.errors import CapstanError, OptionError, PromptError
+from capstan.model_files.json_text import MOST_DEPTH, clipped, is_deeper
+from capstan.text.messages import read_messages
 
 __all__ = [
     *("Entry", "FleetError", "Item", "ItemError", "NoItem", "UnfitError"),

@@ -4,12 +4,13 @@
         llm = capstan_model("models/bundled")
         llm.assert_ids("def fibonacci(n):", oracle="genai", tokens=32)
 
-docs/testing.md is the guide; `capstan.testing.plugin` has the fixtures.
+docs/testing.md is the guide; `capstan_host.testing.plugin` has the fixtures.
 """
 
 import sys
 
-from ..signatures import check_arguments
+from capstan.signatures import check_arguments
+
 from .answers import TIE, Agreement, Answer, Counters, MismatchError, NearTie, NearTieWarning
 from .model import TestedModel
 from .oracles import Golden, LlamaCpp, NativeGenai, OracleError

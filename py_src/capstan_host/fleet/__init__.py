@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..signatures import check_arguments
+from capstan.signatures import check_arguments
+
 from .items import FleetError, Item, ItemError, UnfitError
 from .results import ResultFile, ResultFileError
 

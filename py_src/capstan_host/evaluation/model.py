@@ -15,9 +15,10 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from ..errors import OptionError
+from capstan.errors import OptionError
+from capstan.stages.search import MAX_ROWS, SearchOptions
+
 from ..fleet.items import Item
-from ..stages.search import MAX_ROWS, SearchOptions
 from .place import model_place
 from .runners import Cluster, OneMachine, Pages, Runner
 
