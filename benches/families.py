@@ -96,7 +96,7 @@ def pages(folders: dict[str, Path], count: int) -> Iterator[PageScripts]:
         for _ in range(count):
             page = browser.new_page()
             page.set_default_timeout(TIMEOUT_MS)
-            yield PageScripts.install(Harness.open(page, site.url))
+            yield PageScripts.install(Harness(page, site.url))
             page.close()
         browser.close()
 

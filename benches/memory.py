@@ -82,7 +82,7 @@ class Capstan:
 
     def __init__(self, context: BrowserContext, site: SiteServer) -> None:
         self.page = context.new_page()
-        self.harness = Harness.open(self.page, site.url)
+        self.harness = Harness(self.page, site.url)
         self.memory = PageMemory(context, self.page)
 
     def load(self, model: str) -> dict[str, int]:

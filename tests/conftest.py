@@ -215,4 +215,4 @@ def booted(browser: Browser, site: SiteServer) -> Harness:
     assert browser.is_connected(), "the browser crashed in an earlier test"
     page = browser.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    return Harness.open(page, site.url)
+    return Harness(page, site.url)

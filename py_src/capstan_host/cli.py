@@ -10,10 +10,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
+from capstan.errors import OptionError
 from capstan.host.tracing import capstan_version
 
 from .commands import chat, exec, fleet, models, run, serve
 from .errors import CommandError
+from .headless.browser import BrowserError
 from .machine import INSTALLED, Machine
 
 __all__ = ["COMMANDS", "Command", "main", "parse", "reported", "whole_parser"]
@@ -86,13 +88,13 @@ def reported(work: Callable[[], int], debug: bool) -> int:
     """The exit status of the work, with an error as one line: 2 for what the user has to mend, 130 for Ctrl-C."""
     try:
         return work()
-    except CommandError as error:
+    except (CommandError, BrowserError, OptionError) as error:
         if debug:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        if debug and error.detail:
-            print(error.detail, file=sys.stderr)
-        return error.status
+        if debug and (detail := getattr(error, "detail", "")):
+            print(detail, file=sys.stderr)
+        return getattr(error, "status", CommandError.status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import raise_remote
 from .terminal import Output, say
-from .trace import write_trace
+from .trace import trace_query, write_trace
 
 if TYPE_CHECKING:
     from capstan.host.tracing import TraceFile
@@ -68,17 +68,18 @@ async def talk(
     """Open the page, make the model ready, take turns."""
 
     from .digests import Digests
-    from .page import open_harness
+    from .headless.page import HeadlessPage
     from .server import serving
 
     output = Output()
     try:
         with serving(machine.site(), mounts, digests=Digests()) as server:
-            device, traced = request["device"], trace is not None
-            opened = open_harness(server.url, machine.browser(), output.show, debug, trace=traced, device=device)
-            async with opened as harness:
+            program, query = machine.browser(), trace_query(trace)
+            async with HeadlessPage(
+                server.url, output.show, None, program, request["device"], debug=debug, query=query
+            ) as page:
                 async with output.ticking():
-                    ready = await harness.request(request)
+                    ready = await page.request(request)
                 if not ready["ok"]:
                     raise_remote(ready["error"])
                 output.end_line()
@@ -86,9 +87,9 @@ async def talk(
                 capture = about["capture"] + (f" ({about['capture_note']})" if about["capture_note"] else "")
                 say(f"{about['model']}: device {about['device']}, adapter {about['adapter']}, capture {capture}")
                 say(f"at most {about['max_length']} tokens; {IN_SHORT}")
-                await Conversation(harness.request, request, output, system).run()
+                await Conversation(page.request, request, output, system).run()
                 if trace is not None:
-                    await write_trace(harness, trace)
+                    await write_trace(page, trace)
     finally:
         output.end_line()
 

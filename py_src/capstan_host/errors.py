@@ -10,6 +10,8 @@ __all__ = ["CommandError", "raise_remote"]
 class CommandError(Exception):
     """A problem that the user can solve, with the remedy, in one line; the exit status is `status`."""
 
+    status = 2
+
     def __init__(self, message: str, status: int = 2, detail: str = "") -> None:
         super().__init__(message)
         self.status = status

@@ -11,9 +11,9 @@ from .terminal import say
 if TYPE_CHECKING:
     from capstan.host.tracing import TraceFile
 
-    from .headless.page import HarnessPage
+    from .headless.page import HeadlessPage
 
-__all__ = ["add_trace_argument", "trace_file", "write_trace"]
+__all__ = ["add_trace_argument", "trace_file", "trace_query", "write_trace"]
 
 
 def add_trace_argument(parser: argparse._ActionsContainer) -> None:
@@ -35,11 +35,16 @@ def trace_file(path: str | None) -> TraceFile | None:
         raise CommandError(f"--trace: {error}") from None
 
 
-async def write_trace(harness: HarnessPage, file: TraceFile) -> None:
+def trace_query(file: TraceFile | None) -> str:
+    """The query of a page that is traced into this file."""
+    return "" if file is None else "?trace"
+
+
+async def write_trace(page: HeadlessPage, file: TraceFile) -> None:
     """End the trace of a page and write it."""
     from capstan.errors import OptionError
 
-    reply = await harness.request({"kind": "trace", "action": "stop"})
+    reply = await page.request({"kind": "trace", "action": "stop"})
     if not reply["ok"]:
         raise_remote(reply["error"])
     trace = reply["result"]

@@ -46,7 +46,7 @@ class Loading:
     """The harness page in a browser with a profile on disk, so that what the page stores is not kept in memory."""
 
     def __init__(self, context: BrowserContext, page: Page, url: str) -> None:
-        self.harness = Harness.open(page, url)
+        self.harness = Harness(page, url)
         self.memory = PageMemory(context, page)
         self.asked: list[str] = []
         """Requests for data files during the last load."""

@@ -178,7 +178,7 @@ class TestWithoutPromiseIntegration:
     def harness(cls, browser: Browser, site: SiteServer) -> Iterator[Harness]:
         page = browser.new_page()
         before_worker(page, WITHOUT_WAITING)
-        yield Harness.open(page, site.url)
+        yield Harness(page, site.url)
         page.close()
 
     @pytest.mark.extended

@@ -123,7 +123,7 @@ def place(context: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> 
     context.add_init_script(SHOWN)
     with running(WeightServer(assemble(), {})) as server:
         model = server.mount(LLAMA, tmp_path_factory.mktemp("life") / "life")
-        pages = [Harness.open(context.new_page(), server.url) for _ in range(2)]
+        pages = [Harness(context.new_page(), server.url) for _ in range(2)]
         yield Place(server, pages[0], pages[1], model)
         for fault in server.faults.values():
             fault.released.set()

@@ -88,7 +88,7 @@ def mortal(browser: Browser, site: SiteServer) -> Iterator[tuple[PageScripts, se
     other = browser.browser_type.launch(
         executable_path=str(find_browser()), args=["--headless=new", *flags(ADAPTER), *MORE_THAN_ONCE]
     )
-    yield PageScripts.install(Harness.open(other.new_page(), site.url)), before
+    yield PageScripts.install(Harness(other.new_page(), site.url)), before
     other.close()
 
 

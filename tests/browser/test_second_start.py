@@ -67,7 +67,7 @@ def start(context: BrowserContext, site: SiteServer, options: dict[str, Any], da
     """Load a page and the model in it; what it found out for itself."""
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    harness = Harness.open(page, site.url)
+    harness = Harness(page, site.url)
     done = harness.exec(LOAD, [MODEL], [json.dumps([options, damage])])
     assert (done.status, harness.errors) == (0, []), done.stderr
     assert ("is damaged" in done.stderr) == bool(damage), done.stderr
@@ -143,7 +143,7 @@ def test_the_next_page_finds_the_graph_for_the_cpu(browser: Browser, site: SiteS
     for _ in range(2):
         page = context.new_page()
         page.set_default_navigation_timeout(BOOT_MS)
-        harness = Harness.open(page, site.url)
+        harness = Harness(page, site.url)
         done = harness.exec(ON_THE_CPU, [MODEL], [])
         assert (done.status, harness.errors) == (0, []), done.stderr
         found.append(json.loads(done.stdout))

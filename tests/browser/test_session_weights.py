@@ -40,7 +40,7 @@ class Visit:
     def boot(cls, server: WeightServer, context: BrowserContext) -> PageScripts:
         page = context.new_page()
         page.set_default_navigation_timeout(BOOT_MS)
-        return PageScripts.install(Harness.open(page, server.url))
+        return PageScripts.install(Harness(page, server.url))
 
     def again(self) -> None:
         """The page is left, and visited once more."""

@@ -48,7 +48,7 @@ def harness_in(context: BrowserContext, site: SiteServer, query: str = "") -> It
     """The harness page of a new context, which is closed at the end."""
     try:
         context.set_default_navigation_timeout(BOOT_MS)
-        yield Harness.open(context.new_page(), site.url, query)
+        yield Harness(context.new_page(), site.url, query)
     finally:
         context.close()
 

@@ -128,7 +128,7 @@ def run(context: BrowserContext, site: SiteServer, *more: str, damage: bool = Fa
     """The results of USES in a new page, with a batch of that many rows and these of MORE."""
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    harness = Harness.open(page, site.url)
+    harness = Harness(page, site.url)
     done = harness.exec(SCRIPT, ["nano-llama"], [json.dumps([damage, width, more])])
     assert (done.status, harness.errors) == (0, []), done.stderr
     page.close()

@@ -110,7 +110,7 @@ def run(context: BrowserContext, site: SiteServer, model: str, options: dict[str
     """The results of RUN in a new page, with these options of Model.load."""
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    harness = Harness.open(page, site.url)
+    harness = Harness(page, site.url)
     done = harness.exec(RUN, [model], [json.dumps([options, damage])])
     assert (done.status, harness.errors) == (0, []), done.stderr
     assert ("is damaged" in done.stderr) == damage, done.stderr
@@ -218,7 +218,7 @@ def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one
     context = browser.new_context()
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    harness = Harness.open(page, site.url)
+    harness = Harness(page, site.url)
     harness.begin(exec_request(RECORD.replace("STAGE", repr(stage)), ["nano-llama"], [], "script.py"))
     for _ in range(1200):
         if "closing" in harness.text("stdout"):
@@ -270,7 +270,7 @@ def test_prefill_tapes_are_made_again_in_a_later_page(browser: Browser, site: Si
     for times in (2, 1):
         page = context.new_page()
         page.set_default_navigation_timeout(BOOT_MS)
-        harness = Harness.open(page, site.url)
+        harness = Harness(page, site.url)
         done = harness.exec(source, ["nano-llama"], [str(times)])
         assert (done.status, done.stderr, harness.errors) == (0, "", []), done.stderr
         page.close()

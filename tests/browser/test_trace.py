@@ -39,7 +39,7 @@ def page(browser: Browser, site: SiteServer) -> Iterator[Harness]:
     """A page whose worker is traced from its start."""
     context = browser.new_context()
     try:
-        yield Harness.open(context.new_page(), site.url, "?trace")
+        yield Harness(context.new_page(), site.url, "?trace")
     finally:
         context.close()
 

@@ -114,7 +114,7 @@ class Origin:
         while len(self.tabs) <= number:
             page = self.context.new_page()
             page.set_default_navigation_timeout(BOOT_MS)
-            self.tabs.append(PageScripts.install(Harness.open(page, self.server.url)))
+            self.tabs.append(PageScripts.install(Harness(page, self.server.url)))
         return self.tabs[number]
 
     @property
@@ -660,7 +660,7 @@ def test_damage_on_disk_is_found_between_requests_and_the_next_one_loads_anew(or
     origin.run("spoil", position=9 * SHARD + 1)
     page = origin.context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    harness = Harness.open(page, origin.server.url, "?verify=200")
+    harness = Harness(page, origin.server.url, "?verify=200")
     asked: dict[str, Any] = {"prompt_ids": [5, 6, 7], "max_new_tokens": 4, "device": "wasm"}
     origin.server.forget()
     harness.generate(origin.model, **asked)
@@ -870,7 +870,7 @@ def visit(browser: Browser, origin: Origin, profile: Path) -> Iterator[Harness]:
     try:
         page = context.new_page()
         page.set_default_navigation_timeout(BOOT_MS)
-        yield Harness.open(page, origin.server.url)
+        yield Harness(page, origin.server.url)
     finally:
         context.close()
 

@@ -95,7 +95,7 @@ def opened_page(files: Mapping[str, bytes]) -> Iterator[OpenedPage]:
     ):
         page = browser.new_page()
         page.set_default_navigation_timeout(120_000)
-        yield OpenedPage(browser, site, Harness.open(page, site.url), Folders(site, Path(place), files))
+        yield OpenedPage(browser, site, Harness(page, site.url), Folders(site, Path(place), files))
 
 
 def page_attacks(

@@ -30,7 +30,7 @@ def opened(name: str, program: Path, url: str) -> Harness:
     driver = OTHERS[name][1]
     page = RemotePage(driver(program))
     try:
-        harness = Harness.open(cast(Page, page), url)
+        harness = Harness(cast(Page, page), url)
     except AssertionError:
         page.close()
         raise

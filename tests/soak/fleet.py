@@ -32,7 +32,7 @@ from distributed import Client
 from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan_host.fleet import Fleet, FleetError, ResultFileError
-from capstan_host.headless.page import open_harness
+from capstan_host.headless.page import HeadlessPage
 from capstan_host.headless.server import StaticServer, running
 
 __all__ = ["Cluster", "kill_part", "main", "of_one_page"]
@@ -161,7 +161,8 @@ def of_one_page(site: Path, given: Sequence[Sequence[int]]) -> dict[tuple[int, .
     async def ask() -> dict[tuple[int, ...], list[int]]:
         found = {}
         with running(StaticServer(site, {MODEL: FIXTURES / MODEL})) as server:
-            async with open_harness(server.url, lambda event: None, program=find_browser(), device="webgpu") as page:
+            program = find_browser()
+            async with HeadlessPage(server.url, lambda event: None, program=program, device="webgpu") as page:
                 for ids in given:
                     request = {
                         "kind": "generate",

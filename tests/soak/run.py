@@ -69,7 +69,7 @@ class Soak:
         prepare(context)
         self._page = context.new_page()
         self._page.set_default_navigation_timeout(BOOT_MS)
-        self._harness = Harness.open(self._page, url)
+        self._harness = Harness(self._page, url)
         self._scripts = PageScripts.install(self._harness)
         self._probe = Probe(context, self._page, browser_pid)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from playwright.async_api import Error, Playwright
+from playwright.async_api import Error
 
 from buildtools import browser
 from buildtools.browser import find_browser
 from capstan.errors import OptionError
 from capstan_host.errors import CommandError
-from capstan_host.headless.browser import BrowserError, adapters_to_try, browser_version, flags, gpu_devices
+from capstan_host.headless.browser import BrowserError, Launches, adapters_to_try, browser_version, flags, gpu_devices
 from capstan_host.headless.page import launch
 from capstan_host.testing.pages import launched
 
@@ -165,11 +165,9 @@ def opened(
     """The browser, open, that a command (`launch`) or a test (`launched`) is given."""
     paper = PaperPlaywright(*browsers)
     if way == "command":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CAPSTAN_ADAPTER", wish)
-            found: Any = asyncio.run(launch(cast("Playwright", paper), site, "http://s/", said.append, device))
-            assert not found.closed
-            return cast("PaperBrowser", found)
+        found: Any = asyncio.run(launch(paper, site, Launches(wish, device), "http://s/", said.append))
+        assert not found.closed
+        return cast("PaperBrowser", found)
     with launched(cast("Any", Blocking(paper)), Path("b"), wish, site, [], said.append) as browser:
         found = cast("Any", browser).paper
         assert not found.closed

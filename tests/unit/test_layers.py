@@ -59,7 +59,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "capstan_host": (
         "errors headless places terminal",
-        "fleet locks machine models page piped testing trace",
+        "fleet locks machine models piped testing trace",
         "chat_model digests evaluation model_folder",
         "server",
         "conversation",

@@ -102,7 +102,7 @@ async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, forward its output."""
 
     from ..digests import Digests
-    from ..page import open_harness
+    from ..headless.page import HeadlessPage
     from ..server import serving
 
     progress = Progress()
@@ -127,9 +127,10 @@ async def execute(args: argparse.Namespace) -> int:
         "files": args.files,
     }
     with serving(args.machine.site(), args.mounts, files=args.served, digests=Digests()) as server:
-        browser, device = args.machine.browser(), args.device
-        async with open_harness(server.url, browser, show, args.debug, read_line, device=device) as harness:
-            reply = await harness.request(request)
+        program = args.machine.browser()
+        page = HeadlessPage(server.url, show, read_line, program, args.device, debug=args.debug)
+        async with page:
+            reply = await page.request(request)
     progress.clear()
     if not reply["ok"]:
         raise_remote(reply["error"])

@@ -23,7 +23,7 @@ from ..models import (
 )
 from ..piped import is_piped, read_piped, with_piped
 from ..terminal import Output, say
-from ..trace import add_trace_argument, trace_file, write_trace
+from ..trace import add_trace_argument, trace_file, trace_query, write_trace
 
 __all__ = ["GROUP", "add_arguments", "add_search_arguments", "add_shared_arguments", "check", "read_search", "run"]
 
@@ -302,20 +302,21 @@ async def generate(args: argparse.Namespace) -> int:
     """Open the page, send the request, print what comes."""
 
     from ..digests import Digests
-    from ..page import open_harness
+    from ..headless.page import HeadlessPage
     from ..server import serving
 
     output = Output()
     try:
         with serving(args.machine.site(), mounts(args.served), digests=Digests()) as server:
-            browser, device, trace = args.machine.browser(), args.device, args.trace is not None
-            opened = open_harness(server.url, browser, output.show, args.debug, trace=trace, device=device)
-            async with opened as harness:
+            program, query = args.machine.browser(), trace_query(args.trace)
+            async with HeadlessPage(
+                server.url, output.show, None, program, args.device, debug=args.debug, query=query
+            ) as page:
                 async with output.ticking():
-                    reply = await harness.request(args.request)
+                    reply = await page.request(args.request)
                 output.end_line()
                 if args.trace:
-                    await write_trace(harness, args.trace)
+                    await write_trace(page, args.trace)
     finally:
         output.end_line()
     if not reply["ok"]:

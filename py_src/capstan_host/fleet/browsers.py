@@ -6,24 +6,26 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from capstan.model_files.hub import HubRepository
 from capstan.model_files.json_text import MOST_DEPTH, is_deeper
 
 from ..headless.browser import BrowserError, find_browser
-from ..headless.page import BackgroundLoop, open_harness
+from ..headless.page import HeadlessPage
 from ..headless.server import StaticServer, model_path, running
 from ..headless.site import find_site
 from .items import Entry, Item, ItemError, UnfitError
 
 __all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]
 
+T = TypeVar("T")
 IN_PAGE = Path(__file__).with_name("in_page.py")
 MARK = "\x1e"
 """Begins the lines that in_page.py writes."""
@@ -96,6 +98,25 @@ class Slot(Protocol):
         """Tell `done` the line of each entry by its place. Raises BrowserError, TimeoutError, UnfitError."""
 
     async def close(self) -> None: ...
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own, in which pages are driven by code that blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop to its end. Not for code of the loop itself."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Browsers:
@@ -288,8 +309,8 @@ class HeadlessSlot:
             mounts, self._place = place_of(self._serving.model)
             server = stack.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
             device = self._serving.options.get("device") or "auto"
-            opened = open_harness(server.url, self._event, program=find_browser(), say=log.info, device=device)
-            self._page = await stack.enter_async_context(opened)
+            page = HeadlessPage(server.url, self._event, program=find_browser(), device=device, say=log.info)
+            self._page = await stack.enter_async_context(page)
         except Exception as error:
             raise UnfitError(f"{type(error).__name__}: {error}") from error
         return self._page

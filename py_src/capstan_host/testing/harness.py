@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from playwright.sync_api import BrowserContext, Error, Page, Route
+from playwright.sync_api import BrowserContext, Page, Route
+
+from ..headless.browser import BrowserError
+from ..headless.page import HeadlessPage, at_once
 
 __all__ = ["ExecResult", "Harness", "RemoteError", "before_worker", "exec_request", "generate_request", "watch"]
 
+T = TypeVar("T")
 WATCH_DEVICES = """
 if (globalThis.GPUAdapter) {
   const request = GPUAdapter.prototype.requestDevice;
@@ -63,32 +67,30 @@ def watch(page: Page, errors: list[str]) -> list[str]:
     return errors
 
 
-@dataclass
 class Harness:
-    """The booted harness page. `events` are those of the last request, `errors` what went wrong in the page so far."""
+    """A HeadlessPage in a page of a test's."""
 
-    page: Page
-    errors: list[str]
-    events: list[dict[str, Any]] = field(default_factory=list)
-    readiness: dict[str, Any] = field(default_factory=dict)
-    """How Python came up; see Readiness in web/src/wire/protocol.ts."""
-
-    @classmethod
-    def open(cls, page: Page, url: str, query: str = "") -> Harness:
-        """Open harness.html of the site at `url` in a new page and wait for the worker; `events` are those of the
-        start. `query` "?python=plain" starts Python without its memory snapshot."""
-        harness = cls(page, watch(page, []))
-        page.expose_function("capstanEvent", lambda event: harness.events.append(event))
-        page.goto(f"{url}capstan/harness.html{query}")
-        harness.readiness = harness.evaluate("() => window.capstan.ready")
-        return harness
+    def __init__(self, page: Page, url: str, query: str = "") -> None:
+        """Open the page of the site at `url` and wait for the worker."""
+        self.page = page
+        self.errors = watch(page, [])
+        """Everything that went wrong in the page so far."""
+        self.events: list[dict[str, Any]] = []
+        """Those of the last request, at first those of the start."""
+        self._headless = HeadlessPage(url, self.events.append, query=query)
+        self._wait(self._headless.attach(page))
+        self.readiness = self._headless.readiness
 
     def evaluate(self, script: str, argument: Any = None) -> Any:
-        """Run JavaScript in the page; a dead browser is reported as such."""
+        """Run JavaScript in the page."""
+        return self._wait(self._headless.evaluate(script, argument))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of what the page does; AssertionError where it fails, with what was seen before."""
         try:
-            return self.page.evaluate(script, argument)
-        except Error as error:
-            raise AssertionError(f"the page failed: {error.message}\nseen before: {self.errors}") from error
+            return at_once(work)
+        except BrowserError as error:
+            raise AssertionError(f"the page failed: {error.detail}\nseen before: {self.errors}") from error
 
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply, good or bad; `events` then holds its events."""

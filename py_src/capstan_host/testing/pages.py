@@ -15,10 +15,9 @@ from playwright.sync_api import Browser, Error, Page, Playwright
 from capstan.errors import OptionError
 from capstan.signatures import check_methods
 
-from ..headless.browser import BrowserError, Launches, start_error
-from ..headless.page import PROBE, is_hardware, page_error
+from ..headless.browser import BrowserError, Launches
+from ..headless.page import at_once, end, launch
 from ..headless.server import StaticServer, model_path, running
-from ..headless.site import PAGE
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
 from .model import TestedModel
@@ -124,7 +123,7 @@ class HarnessPage(TestedPage):
 
     def __init__(self, name: str, page: Page, url: str) -> None:
         page.set_default_navigation_timeout(BOOT_MS)
-        self.harness = Harness.open(page, url)
+        self.harness = Harness(page, url)
         super().__init__(name, page, self.harness.errors)
 
     def ask(self, request: Mapping[str, Any]) -> Any:
@@ -328,18 +327,13 @@ class Pages:
         if not self.browser.is_connected():
             raise BrowserError("the browser crashed or was closed in an earlier test: run the tests again")
         page = self.browser.new_page()
-        self._stack.callback(closed, page)
+        self._stack.callback(lambda: at_once(end(page)))
         return page
 
     def _opened(self, page: TestedPage) -> None:
         self.open.append(page)
         if self._testing:
             page.begin()
-
-
-def closed(page: Page) -> None:
-    with contextlib.suppress(Error):
-        page.close()
 
 
 @contextlib.contextmanager
@@ -354,37 +348,15 @@ def launched(
     """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the GPU if a page of the site finds
     one, else none; with further arguments. `say` is notified of a step down. Raises BrowserError."""
     tried = Launches(adapter, "auto")
-    for kind, arguments in tried:
-        try:
-            browser = playwright.chromium.launch(executable_path=str(program), args=[*arguments, *further])
-        except Error as error:
-            raise start_error(program, error) from error
-        try:
-            if kind != "hardware" or site is None or hardware(browser, site):
-                break
-        except Error as error:
-            tried.failure = page_error(error, str(program))
-        with contextlib.suppress(Error):
-            browser.close()
-    for line in tried.step_down():
-        say(line)
+    with contextlib.ExitStack() as serving:
+        url = "" if site is None else serving.enter_context(running(StaticServer(site, {}))).url
+        browser: Browser = at_once(launch(playwright, program, tried, url, say, further))
     if tried.adapter == "none" and not tried.failure:
         say(f"the CPU computes, since {tried.reason} (--capstan-adapter software has WebGPU on it)")
     try:
         yield browser
     finally:
-        with contextlib.suppress(Error):
-            browser.close()
-
-
-def hardware(browser: Browser, site: Path) -> bool:
-    """Whether a page of the site is given a GPU adapter that is not software."""
-    with running(StaticServer(site, {})) as server:
-        page = browser.new_page()
-        page.goto(server.url + PAGE.replace("harness.html", "python.json"))
-        found = is_hardware(page.evaluate(PROBE))
-        page.close()
-    return found
+        at_once(end(browser))
 
 
 def own_version() -> str:
