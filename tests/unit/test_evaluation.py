@@ -16,8 +16,7 @@ from lm_eval.api.registry import get_model
 from capstan.errors import OptionError
 from capstan.model_files.hub import HubRepository
 from capstan_host.evaluation import CapstanLM, RequestError
-from capstan_host.evaluation.place import model_place
-from capstan_host.evaluation.runners import Pages
+from capstan_host.evaluation.runners import Pages, model_place
 from capstan_host.fleet import Item
 from capstan_host.fleet.browsers import Serving
 from capstan_host.fleet.items import Entry

@@ -67,7 +67,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "cli",
     ),
     "capstan_host.commands": ("exec fleet models run serve", "chat"),
-    "capstan_host.evaluation": ("place runners task_data", "model", "__main__"),
+    "capstan_host.evaluation": ("runners task_data", "model", "__main__"),
     "capstan_host.fleet": ("in_page items", "browsers results", "worker", "fleet"),
     "capstan_host.headless": ("browser server site", "page"),
     "capstan_host.testing": (

@@ -19,8 +19,7 @@ from capstan.errors import OptionError
 from capstan.stages.search import MAX_ROWS, SearchOptions
 
 from ..fleet.items import Item
-from .place import model_place
-from .runners import Cluster, OneMachine, Pages, Runner
+from .runners import Cluster, OneMachine, Pages, Runner, model_place
 
 __all__ = ["CapstanLM"]
 

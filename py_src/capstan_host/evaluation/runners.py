@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from capstan.errors import CapstanError, OptionError
-from capstan.model_files.hub import HubRepository
+from capstan.model_files.file_names import is_gguf
+from capstan.model_files.hub import HUGGING_FACE, HubRepository
 
 from ..fleet.browsers import Browsers, HeadlessSlot, Serving, item_of, request_form
 from ..fleet.items import Entry, Item, ItemError
 from ..headless.site import find_site
 
-__all__ = ["Cluster", "OneMachine", "Pages", "RequestError", "Runner"]
+__all__ = ["Cluster", "OneMachine", "Pages", "RequestError", "Runner", "model_place"]
 
 ATTEMPTS = 3
 """How often an item is tried; a browser that dies is replaced."""
+ID = r"[\w-][\w.-]*/[\w.-]*[\w-](:[\w./-]+)?"
+"""A repository's id, or that of a GGUF file in one."""
 Done = Callable[[int], object]
 
 
@@ -38,6 +44,26 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End the browsers."""
+
+
+def model_place(
+    model: str, hub: str | None = None, revision: str | None = None, elsewhere: bool = False
+) -> str | HubRepository:
+    """A path, an address or a repository. OptionError where there is none; with `elsewhere` an absolute path belongs to
+    other machines, and only they check it."""
+    path = Path(model).expanduser()
+    if re.match("https?://", model):
+        return model
+    if path.is_dir() or (path.is_file() and is_gguf(path.name)) or (elsewhere and path.is_absolute()):
+        return str(path.absolute())
+    if path.exists() or not re.fullmatch(ID, model) or path.parent.is_dir():
+        raise OptionError(
+            f"model={model} is no model: give a folder that onnxruntime-genai's model builder wrote, a GGUF file, "
+            "an address, or a hub's repository as OWNER/NAME or OWNER/NAME:FILE.gguf"
+        )
+    token = os.environ.get("CAPSTAN_HUB_TOKEN") or None
+    address = hub or os.environ.get("CAPSTAN_HUB") or HUGGING_FACE
+    return HubRepository(model, address, revision or "main", token)
 
 
 @dataclass(frozen=True)
