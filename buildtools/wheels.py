@@ -13,8 +13,10 @@ from . import CACHE, ROOT
 from .bundles import WHEEL_HOST, bundle_wheel_host
 from .environment import PROTOBUF_WHEELS, distribution, run_tool, venv_python
 
-__all__ = ["NO_HOOKS", "build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
+__all__ = ["NO_HOOKS", "ON_CPYTHON", "build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
 
+ON_CPYTHON = ("capstan_host/", "capstan/local/", "capstan/device/reference/")
+"""Folders of our wheel that no page imports."""
 NO_HOOKS = {"HATCH_BUILD_NO_HOOKS": "true"}
 """Has hatchling leave the page's files out (page_in_wheel.py)."""
 PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -33,24 +35,24 @@ def build_wheel(target: Path) -> Path:
 
 
 def page_wheels() -> list[Path]:
-    """The wheels that our own page loads: ours, freshly built, of the package `capstan` alone and without what the
-    page's worker brings, and protobuf's."""
+    """The wheels that our own page loads: ours, freshly built, without what the page's worker brings and what runs
+    on CPython alone, and protobuf's."""
     wheel = _built(CACHE / "wheel", with_host=False)
-    leave_out(wheel, "capstan_host/")
+    leave_out(wheel, ON_CPYTHON)
     return [wheel, *sorted(PROTOBUF_WHEELS.glob("*.whl"))]
 
 
-def leave_out(wheel: Path, folder: str) -> None:
-    """Take the files of a folder out of a wheel, and their lines out of its RECORD."""
+def leave_out(wheel: Path, folders: tuple[str, ...]) -> None:
+    """Take the files of these folders out of a wheel, and their lines out of its RECORD."""
     smaller = wheel.with_suffix(".new")
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED) as kept:
         for entry in whole.infolist():
-            if entry.filename.startswith(folder):
+            if entry.filename.startswith(folders):
                 continue
             content = whole.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 lines = content.decode().splitlines(keepends=True)
-                content = "".join(line for line in lines if not line.startswith(folder)).encode()
+                content = "".join(line for line in lines if not line.startswith(folders)).encode()
             kept.writestr(entry, content)
     smaller.replace(wheel)
 

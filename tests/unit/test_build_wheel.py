@@ -8,7 +8,8 @@ from pathlib import Path
 from buildtools import ROOT
 from buildtools.commands import wheel
 from buildtools.pyodide_root import make_pyodide_root
-from buildtools.wheels import build_wheel, page_wheels
+from buildtools.wheels import ON_CPYTHON, build_wheel, page_wheels
+from tests.unit.test_layers import both_packages, imports
 
 
 def test_the_wheel_holds_every_module_the_generated_ones_and_the_licences(tmp_path: Path) -> None:
@@ -36,7 +37,21 @@ def test_the_wheel_of_our_own_page_leaves_out_what_its_worker_brings() -> None:
         [record] = [archive.read(name).decode() for name in names if name.endswith(".dist-info/RECORD")]
     assert "capstan/_js/host.js" not in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"capstan", "capstan_webgpu", "onnxruntime_genai.py"}
+    assert not [name for name in names if name.startswith(ON_CPYTHON)]
     assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
+
+
+def test_modules_of_pages_import_none_that_their_wheel_lacks() -> None:
+    modules = both_packages()
+    lacking = tuple(folder.rstrip("/").removeprefix("capstan/").replace("/", ".") for folder in ON_CPYTHON)
+    found = {
+        (name, item.target)
+        for name, text in modules.items()
+        if not name.startswith(lacking)
+        for item in imports(name, text, modules)
+        if item.ours and item.target.startswith(lacking)
+    }
+    assert found == {("capstan", "local.host")}, "which __init__.py imports on CPython alone"
 
 
 def test_pyodide_build_is_left_out_with_a_reason_where_it_cannot_run() -> None:
