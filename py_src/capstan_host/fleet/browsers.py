@@ -259,8 +259,8 @@ class HeadlessSlot:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._opened: AsyncExitStack | None = None
-        self._page: Any = None
+        self._opened = AsyncExitStack()
+        self._page: HeadlessPage | None = None
         self._lines = ""
         self._done: Callable[[dict[str, Any]], None] = lambda line: None
 
@@ -301,25 +301,23 @@ class HeadlessSlot:
                 f"the batch's script ended with status {reply['result']['status']}: {self._lines[-500:]}"
             )
 
-    async def _open(self) -> Any:
+    async def _open(self) -> HeadlessPage:
         """Serve the site and the model, and start a browser. Raises UnfitError."""
         await self.close()
-        self._opened = stack = AsyncExitStack()
         try:
             mounts, self._place = place_of(self._serving.model)
-            server = stack.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
+            server = self._opened.enter_context(running(StaticServer(find_site(self._serving.site), mounts)))
             device = self._serving.options.get("device") or "auto"
             page = HeadlessPage(server.url, self._event, program=find_browser(), device=device, say=log.info)
-            self._page = await stack.enter_async_context(page)
+            self._page = await self._opened.enter_async_context(page)
         except Exception as error:
             raise UnfitError(f"{type(error).__name__}: {error}") from error
         return self._page
 
     async def close(self) -> None:
         """See Slot."""
-        opened, self._opened, self._page = self._opened, None, None
-        if opened is not None:
-            await opened.aclose()
+        self._page = None
+        await self._opened.aclose()
 
     def _event(self, event: dict[str, Any]) -> None:
         if event["kind"] == "stderr":
