@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from capstan_host.errors import CommandError
 from capstan_host.headless.browser import (
     REMEDY,
     BrowserError,
@@ -30,16 +29,13 @@ DOWNLOAD_SECONDS = 900
 
 def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
     """A Chromium that answers `--version`: CAPSTAN_BROWSER, an installed one, Playwright's, the system's package."""
-    try:
-        found = named_browser(environ) or installed_browser(environ) or _remembered()
-    except BrowserError as error:
-        raise CommandError(str(error)) from error
+    found = named_browser(environ) or installed_browser(environ) or _remembered()
     if found is not None:
         return found
     with locked("browser"):
         found = _download() or _install_package(environ)
         if found is None:
-            raise CommandError(f"no Chrome or Chromium starts on this machine: {REMEDY}")
+            raise BrowserError(f"no Chrome or Chromium starts on this machine: {REMEDY}")
         REMEMBERED.write_text(str(found))
     return found
 

@@ -19,7 +19,7 @@ __all__ = ["INSTALLED", "Machine"]
 @dataclass(frozen=True)
 class Machine:
     """Finds what commands need. `build.py` makes it in the checkout, an installed package has to find it. Each function
-    raises CommandError with the remedy."""
+    raises CommandError or BrowserError with the remedy."""
 
     program: str
     """The name of the command line, for messages."""
@@ -41,18 +41,10 @@ def installed_site() -> Path:
         raise CommandError(str(error)) from error
 
 
-def installed_browser() -> Path:
-    """CAPSTAN_BROWSER, or an installed Chrome or Chromium."""
-    try:
-        return find_browser()
-    except CapstanError as error:
-        raise CommandError(str(error)) from error
-
-
 def no_transformers_js(install: bool) -> None:
     """Only a checkout installs Transformers.js."""
     if install:
         raise CommandError("--transformers-js has no folder: give the one that has Transformers.js' files")
 
 
-INSTALLED = Machine("capstan", installed_site, installed_browser, no_transformers_js)
+INSTALLED = Machine("capstan", installed_site, find_browser, no_transformers_js)

@@ -14,9 +14,11 @@ import pytest
 import buildtools.cli
 from buildtools import ROOT
 from buildtools.page_in_wheel import PLACE, PageInWheel
+from capstan.errors import OptionError
 from capstan_host import cli, machine
 from capstan_host.errors import CommandError
 from capstan_host.headless import site as headless_site
+from capstan_host.headless.browser import BrowserError
 from capstan_host.headless.site import PAGE, SiteError, find_site
 from capstan_host.machine import INSTALLED
 from capstan_host.places import user_cache
@@ -122,8 +124,26 @@ def test_the_packages_own_page_comes_before_an_apps(monkeypatch: pytest.MonkeyPa
 
 def test_a_machine_without_a_browser_has_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CAPSTAN_BROWSER", str(tmp_path / "chrome"))
-    with pytest.raises(CommandError, match="chrome is not a program: give the path of Chrome or Chromium"):
+    with pytest.raises(BrowserError, match="chrome is not a program: give the path of Chrome or Chromium"):
         INSTALLED.browser()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(CommandError("no", 1), 1), (CommandError("no"), 2), (BrowserError("no", "crashed"), 2), (OptionError("no"), 2)],
+)
+def test_errors_of_commands_and_browsers_are_one_line(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise error
+
+    assert cli.reported(work, debug=False) == status
+    assert capsys.readouterr().err == "error: no\n"
+    assert cli.reported(work, debug=True) == status
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert told.endswith("error: no\ncrashed\n" if isinstance(error, BrowserError) else "error: no\n")
 
 
 def test_transformers_js_is_installed_by_a_checkout_alone() -> None:
