@@ -1,4 +1,4 @@
-"""The page's tokenizer (web/src/worker/tokenizers.ts), bundled for Node, as capstan.tokenizer drives it."""
+"""The page's tokenizer (web/src/worker/tokenizer_json.ts), bundled for Node, as capstan.tokenizer drives it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeTokenizer:
 
 @contextmanager
 def page_tokenizers(folder: Path) -> Iterator[Make]:
-    """makeTokenizer of web/src/worker/tokenizers.ts, which is built in a folder."""
+    """makeTokenizer of web/src/worker/tokenizer_json.ts, which is built in a folder."""
     bundle = folder / "server.mjs"
     esbuild = ROOT / "node_modules" / ".bin" / "esbuild"
     entry = ROOT / "tests" / "unit" / "tokenizer_server.mjs"

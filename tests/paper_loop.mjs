@@ -1,9 +1,9 @@
-// Runs the loop of web/src/worker/storage/load.ts for paper_weights.py, which has the source, the stored file, the sink and
-// the clock: one JSON array each way on a line, [run, name, ...]. Nothing ends a run without an answer.
+// Runs the loop of web/src/worker/storage/weight_load.ts for paper_weights.py, which has the source, the stored file, the sink
+// and the clock: one JSON array each way on a line, [run, name, ...]. Nothing ends a run without an answer.
 
 import { createInterface } from "node:readline";
 import { EngineError } from "../web/src/wire/errors.ts";
-import { WeightLoad } from "../web/src/worker/storage/load.ts";
+import { WeightLoad } from "../web/src/worker/storage/weight_load.ts";
 
 /** The run under way, and who waits in it for the answer to a call, by its number. */
 let running = 0;

@@ -1,5 +1,5 @@
 """Weights' surroundings made of paper: a server, a storage and a sink that tests can break, on CPython. The page's own
-loop (web/src/worker/storage/load.ts) runs between them, in Node."""
+loop (web/src/worker/storage/weight_load.ts) runs between them, in Node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // The page's tokenizer as a function of the page, for test_tokenizer_parts.py.
 
-import { makeTokenizer } from "../../web/src/worker/tokenizers";
+import { makeTokenizer } from "../../web/src/worker/tokenizer_json";
 
 /** The ids of texts, and the texts of rows of ids. */
 function tokenize(json: string, texts: string[], rows: number[][]): [ids: number[][], texts: string[]] {

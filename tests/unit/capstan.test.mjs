@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { afterEach, beforeEach, test } from "node:test";
 import { Capstan, Client } from "../../web/src/page/capstan.ts";
-import { pickedFolder } from "../../web/src/page/page_request.ts";
+import { pickedFolder } from "../../web/src/page/arguments.ts";
 
 const PAGE = "http://page.test/folder/index.html";
 const LOADED = {

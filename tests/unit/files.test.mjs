@@ -9,7 +9,7 @@ import { gzipSync } from "node:zlib";
 import { EngineError } from "../../web/src/wire/errors.ts";
 import { fetchBytes, fetchOptional } from "../../web/src/worker/storage/files.ts";
 import { openRepository } from "../../web/src/worker/storage/hub.ts";
-import { entry, keep, kept, takeDamaged } from "../../web/src/worker/storage/kept.ts";
+import { entry, keep, kept, takeDamaged } from "../../web/src/worker/storage/kept_files.ts";
 import { prefetch } from "../../web/src/worker/storage/prefetch.ts";
 import { openSource } from "../../web/src/worker/storage/source.ts";
 import { setStallTimeout } from "../../web/src/worker/storage/whole.ts";

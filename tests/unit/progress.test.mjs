@@ -2,14 +2,14 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LoadBytes } from "../../web/src/worker/load_bytes.ts";
+import { FetchedBytes } from "../../web/src/worker/fetched_bytes.ts";
 import { LoadMeter, loadStatus } from "../../web/src/page/progress.ts";
 
 const MB = 1e6;
 
 function counting() {
   const told = [];
-  const bytes = new LoadBytes();
+  const bytes = new FetchedBytes();
   bytes.begin(({ done, total, whole }) => told.push([done, total, whole]));
   return { bytes, last: () => new Promise((resolve) => setTimeout(() => resolve(told.at(-1)), 120)), told };
 }
@@ -38,7 +38,7 @@ test("a file is counted once, at its size on the way, whoever tells of it", asyn
 });
 
 test("without anybody who wants to hear nothing is told", () => {
-  const bytes = new LoadBytes();
+  const bytes = new FetchedBytes();
   bytes.expectRuntime({ a: 1 });
   bytes.whole("a");
 });

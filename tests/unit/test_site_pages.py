@@ -35,13 +35,14 @@ def test_links_become_those_of_the_site() -> None:
     text = (
         "- [Load](#load)\n- [Chat](#chat)\n\n"
         "[models.md](models.md#families), [here](../benches/NOTES.md), [min_p.py](../py_src/capstan/stages/min_p.py), "
-        "[the loop](../web/src/worker/storage/load.ts#L1), [hub](https://huggingface.co/a.md), "
+        "[the loop](../web/src/worker/storage/weight_load.ts#L1), [hub](https://huggingface.co/a.md), "
         "[README](../README.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links(text, "web.md") == (
         "[Which models run, and how](models.md#families), [here](notes.md), min_p.py, "
-        "the loop (`web/src/worker/storage/load.ts`), [hub](https://huggingface.co/a.md), [README](index.md#speed)\n"
+        "the loop (`web/src/worker/storage/weight_load.ts`), [hub](https://huggingface.co/a.md), "
+        "[README](index.md#speed)\n"
         "```md\n[code](../web/src)\n```\n"
     )
     assert site_links("[guide](../docs/lora.md) [x](results/)", "notes.md") == "[guide](lora.md) x (`benches/results`)"

@@ -1,7 +1,7 @@
-// Answers calls on web/src/worker/tokenizers.ts's tokenizer, one JSON line each way, for tests/page_tokenizer.py.
+// Answers calls on web/src/worker/tokenizer_json.ts's tokenizer, one JSON line each way, for tests/page_tokenizer.py.
 
 import { createInterface } from "node:readline";
-import { makeTokenizer } from "../../web/src/worker/tokenizers.ts";
+import { makeTokenizer } from "../../web/src/worker/tokenizer_json.ts";
 
 const tokenizers = [];
 

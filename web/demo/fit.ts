@@ -1,7 +1,7 @@
 // Whether the chosen model would fit this machine, and what of it is stored here, before anything is downloaded.
 
 import type { ModelsResult, PlanResult, StoredFile } from "capstan-webgpu";
-import { belongs } from "../src/page/belongs";
+import { belongs } from "../src/page/model_of_file";
 import { bytes, element, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenModel } from "./models";

@@ -5,7 +5,7 @@ import type { GenerateRequest, KnownModel, ModelFacts, StartOptions } from "caps
 import { bytes, element, say } from "./elements";
 import { knownModels } from "../src/page/known_models";
 import { requestAdapter, summarize } from "../src/wire/adapter";
-import { modelAddress } from "../src/wire/gguf";
+import { modelAddress } from "../src/wire/model_address";
 import { FormError, type Picking, showPicking, text } from "./settings";
 
 type Folder = GenerateRequest["model"];

@@ -244,7 +244,7 @@ async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
 
 
 def make_tokenizer(tokenizer_json: str) -> Any:
-    """The JavaScript tokenizer (web/src/worker/tokenizers.ts)."""
+    """The JavaScript tokenizer (web/src/worker/tokenizer_json.ts)."""
     with typed_errors():
         return capstan_host.makeTokenizer(tokenizer_json)
 

@@ -1,4 +1,4 @@
-"""Sessions of any model (web/src/worker/sessions.ts), as capstan.device.page_session drives them."""
+"""Sessions of any model (web/src/worker/onnx_sessions.ts), as capstan.device.page_session drives them."""
 
 from __future__ import annotations
 

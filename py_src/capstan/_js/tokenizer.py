@@ -1,4 +1,4 @@
-"""The page's tokenizer (web/src/worker/tokenizers.ts), as capstan.tokenizer drives it."""
+"""The page's tokenizer (web/src/worker/tokenizer_json.ts), as capstan.tokenizer drives it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["PageBackend"]
 
 
 class PageBackend:
-    """The object that web/src/worker/tokenizers.ts makes; ids cross as a typed array one way and as JSON the other."""
+    """The object that web/src/worker/tokenizer_json.ts makes; ids cross as a typed array one way and as JSON the
+    other."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

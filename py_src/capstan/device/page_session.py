@@ -25,7 +25,7 @@ class RunReply(NamedTuple):
     """The results of a run."""
 
     told: list[dict[str, Any]]
-    """A description of each result, as web/src/worker/sessions.ts returns it."""
+    """A description of each result, as web/src/worker/onnx_sessions.ts returns it."""
     arrays: list[bytearray]
     """New memory in Python's heap that holds the results without a binding."""
     maps: int
@@ -33,7 +33,7 @@ class RunReply(NamedTuple):
 
 
 class ModelSession(Protocol):
-    """A session of web/src/worker/sessions.ts."""
+    """A session of web/src/worker/onnx_sessions.ts."""
 
     def specs(self) -> tuple[list[Any], list[Any]]: ...
     async def run(
@@ -115,7 +115,7 @@ class PageSession(DeviceSession):
         return {"name": fetch.name, "host": True} if isinstance(fetch, OnHost) else {"name": fetch}
 
     def _described(self, tensor: BoundSpan, views: list[memoryview]) -> dict[str, Any]:
-        """A tensor as web/src/worker/sessions.ts takes it; memory of Python's heap is appended to `views`."""
+        """A tensor as web/src/worker/onnx_sessions.ts takes it; memory of Python's heap is appended to `views`."""
         span = tensor.span
         about: dict[str, Any] = {"name": tensor.name, "dtype": tensor.dtype, "dims": list(tensor.dims)}
         if span.buffer.memory.heap != HEAP:

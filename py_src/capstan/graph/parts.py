@@ -153,7 +153,7 @@ class Part:
 
 
 def fields_of(change: Change | None) -> tuple[Any, ...] | None:
-    """The kind of a change and its fields; web/src/worker/gpu/turn.ts has the same."""
+    """The kind of a change and its fields; web/src/worker/gpu/rearranger.ts has the same."""
     return (change.kind, *vars(change).values()) if change else None
 
 

@@ -167,8 +167,8 @@ class Source(Protocol):
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
         """Take a part of the file from the open one or the source to the sink, the parts in ascending order
-        (web/src/worker/storage/load.ts). `told` hears the offset that is reached, `hashed` gets the start and the
-        bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
+        (web/src/worker/storage/weight_load.ts). `told` hears the offset that is reached, `hashed` gets the start and
+        the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
 
     def memory(self, start: int, length: int) -> MemorySink: ...
 

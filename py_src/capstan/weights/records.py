@@ -87,7 +87,7 @@ class SourceRecord:
 @dataclass(frozen=True)
 class UploadNote:
     """A plan of an upload, as text, which the page reads before Python is there
-    (web/src/worker/storage/weights_ahead.ts)."""
+    (web/src/worker/before_python.ts)."""
 
     plan: str
 

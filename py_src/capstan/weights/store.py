@@ -298,7 +298,7 @@ class WeightStore:
 
     async def note_upload(self, identity: SourceIdentity, plan: str) -> None:
         """Keep how a source's file is put on the GPU: the next page begins with that while Python starts
-        (web/src/worker/storage/weights_ahead.ts)."""
+        (web/src/worker/before_python.ts)."""
         backing = await self._present()
         name, note = identity.name_key + UPLOAD, UploadNote(plan).serialize()
         before = await backing.read_text(name)

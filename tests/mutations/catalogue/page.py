@@ -106,7 +106,7 @@ PAGE = (
     ),
     Mutation(
         "capstan.failed_load",
-        "web/src/page/loading.ts",
+        "web/src/page/load_in_worker.ts",
         """  } catch (error) {
     client.close();
     signal?.throwIfAborted();

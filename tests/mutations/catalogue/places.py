@@ -209,7 +209,7 @@ PLACES = (
     ),
     Mutation(
         "places.query_in_javascript",
-        "web/src/wire/gguf.ts",
+        "web/src/wire/model_address.ts",
         "address.split(/[?#]/, 1)[0]!",
         "address",
         "the address of a GGUF file with a query gets a slash behind it",

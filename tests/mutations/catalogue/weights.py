@@ -9,7 +9,7 @@ __all__ = ["WEIGHTS"]
 WEIGHTS = (
     Mutation(
         "load.journal_first",
-        "web/src/worker/storage/load.ts",
+        "web/src/worker/storage/weight_load.ts",
         """await this.wait("store", () => this.file!.write(chunk, at, length));
       this.unnoted += JSON.stringify([shard, digest]) + "\\n";
 """,
@@ -22,7 +22,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.journal_by_shards",
-        "web/src/worker/storage/load.ts",
+        "web/src/worker/storage/weight_load.ts",
         "setInterval(() => this.note(), JOURNAL_MS);",
         "setInterval(() => undefined, JOURNAL_MS);",
         "the journal is written at the end of a load alone",
@@ -30,7 +30,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.clock_goes_on",
-        "web/src/worker/storage/load.ts",
+        "web/src/worker/storage/weight_load.ts",
         "      clearInterval(clock);\n",
         "",
         "the clock of the journal outlives the load",
@@ -54,7 +54,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.unchecked",
-        "web/src/worker/storage/load.ts",
+        "web/src/worker/storage/weight_load.ts",
         "if (expected && digest !== expected) {",
         "if (expected && digest !== expected && plan.alone) {",
         "a shard that was spoilt on the way is taken from the stream",
@@ -62,7 +62,7 @@ WEIGHTS = (
     ),
     Mutation(
         "load.request_over_stored",
-        "web/src/worker/storage/load.ts",
+        "web/src/worker/storage/weight_load.ts",
         "plan.stored.find((one) => one > shard)",
         "plan.stored.find((one) => one > shard && plan.alone)",
         "a request asks for shards that are stored",

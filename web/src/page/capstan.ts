@@ -9,7 +9,7 @@ import { Completions } from "./completions";
 import { Embedder, type EmbedderOptions } from "./embedder";
 import { asCapstanError, refused } from "../wire/errors";
 import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
-import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
+import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
 import { chatRequest, completeRequest, loadRequest, messageList, modelFolder, MODEL_KINDS } from "./options";
 import { tokenizerRequest } from "./options";
 import type { ChatOptions, ModelOptions, RunOptions } from "./options";
@@ -29,18 +29,18 @@ import type {
   TokenizerResult,
   Trace,
 } from "../wire/protocol";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import { Run, type RunResult, Turns } from "./run";
 import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
-import { Session } from "./session";
+import { Session } from "./chat_session";
 import { sharedName } from "./sharing";
-import { Tokenizer } from "./tokenizer";
+import { Tokenizer } from "./model_tokenizer";
 
 export * from "./client";
 export { Embedder, type EmbedderOptions } from "./embedder";
 export type { Embedding, EmbeddingParams, EmbeddingResponse } from "./embedder";
 export { CapstanError, type CapstanErrorCode } from "../wire/errors";
-export type { WorkerOptions } from "./loading";
+export type { WorkerOptions } from "./load_in_worker";
 export type {
   Completion,
   CompletionChunk,
@@ -67,10 +67,10 @@ export {
   type TokenLogprob,
 } from "./run";
 export type { Scored, ScoredToken, ScoreOptions } from "./score";
-export { Session } from "./session";
+export { Session } from "./chat_session";
 export type { KnownModel } from "./known_models";
 export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
-export { type TemplateOptions, Tokenizer } from "./tokenizer";
+export { type TemplateOptions, Tokenizer } from "./model_tokenizer";
 export type { LoadProgress } from "./progress";
 
 export interface LoadOptions extends ModelOptions, WorkerOptions {

@@ -4,7 +4,7 @@ import { defaultAssets } from "capstan-assets";
 import type { Assets } from "../wire/assets";
 import { asCapstanError, CapstanError, EngineError } from "../wire/errors";
 import { awaitEnd, lifeName } from "../wire/life";
-import { crossing, readOptions } from "./page_request";
+import { copiedRequest, readOptions } from "./arguments";
 import type { CapstanEvent, Device, Expected, FromWorker, Readiness, Reply, Request, ToWorker } from "../wire/protocol";
 import { expectedModel, START_KINDS, type StartOptions } from "./start_options";
 import { type Link, ownWorker, sharedWorker, unshareable } from "../wire/worker_link";
@@ -159,7 +159,7 @@ export class Client {
     const id = this.numbers.next++;
     let request: Request;
     try {
-      request = crossing(given);
+      request = copiedRequest(given);
     } catch (error) {
       const { code, message } = asCapstanError(error);
       return Promise.resolve({ ok: false, error: { type: code, message, traceback: "" } });

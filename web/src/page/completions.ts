@@ -3,7 +3,7 @@
 import { refused } from "../wire/errors";
 import { either, fields, flag, type Kinds, listOf, number, object, oneOf, plain, signal, text, typed } from "./kinds";
 import { answers, type ChatOptions, stops, topLogprobs } from "./options";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import type { AnswerPart, Message, ToolCall } from "../wire/protocol";
 import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
 

@@ -3,9 +3,9 @@
 import type { Client } from "./client";
 import { asCapstanError, refused } from "../wire/errors";
 import { either, type Kinds, listOf, oneOf, read, shown, text, whole } from "./kinds";
-import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./loading";
+import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
 import { modelFolder, MODEL_KINDS, type ModelOptions } from "./options";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import type { EmbedResult, LoadEmbedderResult, LoadEmbedderRequest, ModelFolder } from "../wire/protocol";
 
 type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token" | "dtype" | "device" | "disableFileMappedWeights">;

@@ -3,7 +3,7 @@
 import { refused } from "../wire/errors";
 import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
 import { shown, signal, text, whole } from "./kinds";
-import { pickedFolder, reading, readOptions } from "./page_request";
+import { pickedFolder, reading, readOptions } from "./arguments";
 import type {
   ChatRequest,
   GenerateRequest,
@@ -16,7 +16,7 @@ import type {
   ScoreRequest,
   TokenizerRequest,
 } from "../wire/protocol";
-import { isGguf, modelAddress } from "../wire/gguf";
+import { isGguf, modelAddress } from "../wire/model_address";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
 export interface ModelOptions {

@@ -2,7 +2,7 @@
 
 import { type Kinds, number, read, text } from "./kinds";
 import { scoreRequest, type ModelOptions } from "./options";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import type { ModelFolder, ScoreRequest, ScoreResult } from "../wire/protocol";
 
 export interface ScoreOptions {

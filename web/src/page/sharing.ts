@@ -2,7 +2,7 @@
 
 import { version } from "../../../package.json";
 import { refused } from "../wire/errors";
-import type { WorkerOptions } from "./loading";
+import type { WorkerOptions } from "./load_in_worker";
 import { MODEL_KINDS, type ModelOptions } from "./options";
 import type { ModelFolder } from "../wire/protocol";
 import { hex, sha256 } from "../wire/sha256";

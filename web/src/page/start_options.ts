@@ -2,9 +2,9 @@
 
 import { callable, either, fields, flag, type Kinds, milliseconds, millisecondsAboveZero, oneOf } from "./kinds";
 import { signal, text } from "./kinds";
-import { reading } from "./page_request";
+import { reading } from "./arguments";
 import type { CapstanEvent, Device, Expected, HubRepository } from "../wire/protocol";
-import { modelAddress } from "../wire/gguf";
+import { modelAddress } from "../wire/model_address";
 
 export interface StartOptions {
   /**

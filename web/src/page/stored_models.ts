@@ -3,12 +3,12 @@
 import { Client } from "./client";
 import { type Kinds, signal, text } from "./kinds";
 import { knownModels, type KnownModel } from "./known_models";
-import { ask, pageAddress, startOptions } from "./loading";
+import { ask, pageAddress, startOptions } from "./load_in_worker";
 import { device, hub, HUGGING_FACE, kvCacheDtype, modelFolder, type ModelOptions } from "./options";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "../wire/protocol";
-import { isGguf } from "../wire/gguf";
-import { belongs, OF_HUB, placeOf } from "./belongs";
+import { isGguf } from "../wire/model_address";
+import { belongs, OF_HUB, placeOf } from "./model_of_file";
 
 /** A model of which this origin keeps weights. */
 export interface StoredModel {

@@ -270,7 +270,7 @@ export interface Expected {
 export type ToWorker =
   /** With `bytes` the answers before the last one are those of FromHelper. */
   | { tag: "warm up"; assets: Assets; bytes: boolean }
-  /** See unpack.ts. */
+  /** See unpack_snapshot.ts. */
   | { tag: "unpack"; url: string; bytes: number; pieces: MessagePort }
   /** See storage/hashing.ts. */
   | { tag: "hash"; shards: MessagePort }

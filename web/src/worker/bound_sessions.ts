@@ -18,7 +18,7 @@ import {
   releaseUnless,
   submitPending,
 } from "./ort";
-import type { ModelSession } from "./sessions";
+import type { OnnxSession } from "./onnx_sessions";
 import { tracer } from "./trace";
 
 /**
@@ -50,7 +50,7 @@ interface FedLengths {
   held_total: string;
 }
 
-interface Session {
+interface BoundSession {
   ort: Ort.InferenceSession;
   /** The owner of the scratch memory that its runs allocate. */
   owner: string;
@@ -61,7 +61,7 @@ interface Session {
 export class BoundSessions implements SessionsCalls {
   /** The recordings, from which tapes are made. */
   readonly recordings = new Handles<RecordingObjects>("recording");
-  private readonly sessions = new Handles<Session>("session");
+  private readonly sessions = new Handles<BoundSession>("session");
   private readonly bindings = new Handles<Binding>("binding");
   /**
    * The length of the run that is queued last, less one, and the same of the positions in sliding caches: i32 each. Runs
@@ -91,7 +91,7 @@ export class BoundSessions implements SessionsCalls {
   }
 
   /** A handle for such a session, with which it is bound and recorded. */
-  sessionHandle(session: ModelSession, owner: string): number {
+  sessionHandle(session: OnnxSession, owner: string): number {
     return this.sessions.add({ ort: session.session, owner });
   }
 

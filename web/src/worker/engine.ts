@@ -15,12 +15,12 @@ import { SamplerPipelines } from "./gpu/sampler_program";
 import { Shortlist, Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { type Part, Staging } from "./gpu/staging";
-import { Turner } from "./gpu/turn";
-import { type PieceFields, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
+import { Rearranger } from "./gpu/rearranger";
+import { type PieceFields, EarlyUpload, type UploadPlan } from "./gpu/early_upload";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, machineMemory, type Ort, PROVIDERS } from "./ort";
-import { type EngineSide, ModelSession } from "./sessions";
+import { type EngineSide, OnnxSession } from "./onnx_sessions";
 import { Tapes } from "./tapes";
 import type { DataFile } from "./storage/backing";
 import { tracer } from "./trace";
@@ -40,12 +40,12 @@ export class GpuEngine implements EngineCalls {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
   private readonly spans: SpanOps;
-  private readonly turner: Turner;
+  private readonly rearranger: Rearranger;
   private readonly shortlists: Shortlists;
   /** How to give back the buffers that onnxruntime-web made, by handle. */
   private readonly adopted = new Map<number, () => void>();
   /** Uploads that were started ahead, until a load takes them. */
-  private ahead: UploadAhead[] = [];
+  private early: EarlyUpload[] = [];
   private weightsAskedFor = false;
   /** Sessions bound to buffers, and what was recorded of them. */
   readonly sessions: BoundSessions;
@@ -57,7 +57,7 @@ export class GpuEngine implements EngineCalls {
   ) {
     this.staging = new Staging(watched);
     this.spans = new SpanOps(watched);
-    this.turner = new Turner(watched);
+    this.rearranger = new Rearranger(watched);
     this.shortlists = new Shortlists(watched);
     this.sessions = new BoundSessions(ort, watched, this.buffers);
     this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
@@ -129,13 +129,13 @@ export class GpuEngine implements EngineCalls {
     const wanted = JSON.parse(requests) as [string, number, Category][];
     if (wanted.some(([, , category]) => category === "weights")) {
       this.weightsAskedFor = true;
-      const found = this.ahead.find((ahead) => !ahead.taken && ahead.makes(wanted, owner));
+      const found = this.early.find((early) => !early.taken && early.makes(wanted, owner));
       if (found) {
         found.taken = true;
         const handles = await found.handles.catch(() => null);
         if (handles) return JSON.stringify(handles);
       } else {
-        await this.dropAhead();
+        await this.dropEarly();
       }
     }
     return this.makeBuffers(requests, owner);
@@ -145,20 +145,20 @@ export class GpuEngine implements EngineCalls {
    * Begin with an upload of a stored file as it was the last time, unless weights were asked for already: who asks for
    * the same buffers gets these. `told` is called with the bytes done so far, until then.
    */
-  uploadAhead(plan: UploadPlan, open: () => Promise<DataFile | null>, told: (done: number) => void): void {
+  uploadEarly(plan: UploadPlan, open: () => Promise<DataFile | null>, told: (done: number) => void): void {
     if (this.weightsAskedFor) return;
     const create = (requests: string, owner: string): Promise<string> => this.makeBuffers(requests, owner);
-    const ahead = new UploadAhead(plan, open, create, (pieces) => this.makeUpload(pieces), told);
-    this.ahead.push(ahead);
+    const early = new EarlyUpload(plan, open, create, (pieces) => this.makeUpload(pieces), told);
+    this.early.push(early);
   }
 
   /** End the uploads that no load has taken, and free their buffers. */
-  async dropAhead(): Promise<void> {
-    const dropped = this.ahead.filter((ahead) => !ahead.taken);
-    this.ahead = this.ahead.filter((ahead) => ahead.taken);
-    for (const ahead of dropped) {
-      await ahead.stop();
-      for (const handle of await ahead.handles.catch(() => [])) this.destroyBuffer(handle);
+  async dropEarly(): Promise<void> {
+    const dropped = this.early.filter((early) => !early.taken);
+    this.early = this.early.filter((early) => early.taken);
+    for (const early of dropped) {
+      await early.stop();
+      for (const handle of await early.handles.catch(() => [])) this.destroyBuffer(handle);
     }
   }
 
@@ -307,8 +307,8 @@ export class GpuEngine implements EngineCalls {
   uploadWeights(pieces: string): WeightUpload {
     const fields = JSON.parse(pieces) as PieceFields[];
     const upload = this.makeUpload(fields);
-    upload.ahead = this.ahead.find((ahead) => ahead.isAskedFor(fields)) ?? null;
-    this.ahead = this.ahead.filter((ahead) => ahead !== upload.ahead);
+    upload.early = this.early.find((early) => early.isAskedFor(fields)) ?? null;
+    this.early = this.early.filter((early) => early !== upload.early);
     return upload;
   }
 
@@ -316,11 +316,11 @@ export class GpuEngine implements EngineCalls {
     const resolved = pieces.map(([handle, offset, length, at, change]) => {
       return { buffer: this.buffers.get(handle), offset, length, at, change };
     });
-    return new WeightUpload(this.watched, this.turner, resolved);
+    return new WeightUpload(this.watched, this.rearranger, resolved);
   }
 
   /** A session of any model; `weights` is a JSON list of the inputs that are bound to weight buffers. */
-  openSession(model: PyProxy, capture: boolean, owner: string, weights: string): Promise<ModelSession> {
+  openSession(model: PyProxy, capture: boolean, owner: string, weights: string): Promise<OnnxSession> {
     const side: EngineSide = {
       device: this.watched.device,
       staging: this.staging,
@@ -334,7 +334,7 @@ export class GpuEngine implements EngineCalls {
       exclusively: (whose, action) => this.sessions.exclusively(whose, action),
       assertHealthy: () => this.watched.assertHealthy(),
     };
-    return ModelSession.onGpu(this.ort, model, owner, weights, side, capture);
+    return OnnxSession.onGpu(this.ort, model, owner, weights, side, capture);
   }
 
   /** The recorded id of one of our buffers. */

@@ -10,19 +10,19 @@ import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
 import { type Backing, digest, freeBytes } from "./storage/backing";
 import { openBacking } from "./storage/open_backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
-import { forgetFolders, keepFolder } from "./storage/folders";
+import { forgetFolders, keepFolder } from "./storage/kept_folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
-import { takeDamaged } from "./storage/kept";
-import { type LoadPlan, WeightLoad } from "./storage/load";
+import { takeDamaged } from "./storage/kept_files";
+import { type LoadPlan, WeightLoad } from "./storage/weight_load";
 import { Memory } from "./storage/memory";
 import { adopt, listing } from "./storage/picked";
 import { sha256 } from "../wire/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
 import { setStallTimeout } from "./storage/whole";
 import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "./ort";
-import { ModelSession } from "./sessions";
+import { OnnxSession } from "./onnx_sessions";
 import { tracer } from "./trace";
-import { makeTokenizer } from "./tokenizers";
+import { makeTokenizer } from "./tokenizer_json";
 import { WasmEngine } from "./wasm";
 
 export function makeHost(assets: Assets): Record<string, unknown> {
@@ -50,7 +50,7 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
       WasmEngine.open(assets, model, paths, wide, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
-      ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
+      OnnxSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => {
       const shared = typeof SharedArrayBuffer !== "undefined";
       const memory = machineMemory();

@@ -6,7 +6,7 @@ import { dependencies } from "../../../package.json";
 import { type Assets, findAsset, loadFailure } from "../wire/assets";
 import { EngineError } from "../wire/errors";
 import { countSession, lentDevice } from "./gpu/kept_device";
-import { loadBytes } from "./load_bytes";
+import { fetchedBytes } from "./fetched_bytes";
 
 export type { Ort };
 
@@ -98,7 +98,7 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
       `${url} is of onnxruntime-web ${found}, and this version of Capstan works with ${VERSION}: take the files of that one`,
     );
   // Modules are imported, which nobody can count.
-  for (const file of [module, `${runtime}.mjs`]) loadBytes.whole(at(file));
+  for (const file of [module, `${runtime}.mjs`]) fetchedBytes.whole(at(file));
   ort.env.wasm.wasmPaths = files;
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
   ort.env.logLevel = "error";

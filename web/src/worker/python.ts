@@ -3,10 +3,10 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "../wire/assets";
-import { loadBytes } from "./load_bytes";
+import { fetchedBytes } from "./fetched_bytes";
 import type { KnownFile } from "./ready_made";
 import { type Build, ortFiles } from "./ort";
-import { fill, unpackBeside } from "./unpack";
+import { fill, unpackBeside } from "./unpack_snapshot";
 
 /** The contents of python.json, which buildtools/site.py writes. */
 interface PythonFiles {
@@ -71,7 +71,7 @@ export async function startPython(
 ): Promise<StartedPython> {
   const { index, brotli } = await pythonFiles(assets);
   const packed = snapshot && packedSnapshot(index.snapshot, brotli);
-  void build.then((known) => loadBytes.expectRuntime(sizesOf(assets, index, packed, known)));
+  void build.then((known) => fetchedBytes.expectRuntime(sizesOf(assets, index, packed, known)));
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
@@ -144,14 +144,14 @@ function packedSnapshot({ file, unpacked }: PythonFiles["snapshot"], brotli: boo
 async function moduleMaker(assets: Assets): Promise<MakeModule> {
   const url = assetUrl(assets, "pyodide/pyodide.asm.mjs");
   const { default: make } = (await import(url)) as { default: MakeModule };
-  loadBytes.whole(url);
+  fetchedBytes.whole(url);
   return make;
 }
 
 async function load(assets: Assets, make: MakeModule, options: SnapshotOptions): Promise<PyodideInterface> {
   const url = assetUrl(assets, "pyodide/pyodide.mjs");
   const { loadPyodide } = (await import(url)) as typeof import("pyodide");
-  loadBytes.whole(url);
+  fetchedBytes.whole(url);
   const stdLibURL = assetUrl(assets, "pyodide/python_stdlib.zip");
   const watch = watchWasm(assetUrl(assets, `pyodide/${WASM}`));
   try {

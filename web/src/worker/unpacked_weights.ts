@@ -1,7 +1,7 @@
 // Makes float32 weights of the tensors of a GGUF file, for the CPU; capstan.graph.unpacked_weights says which, and
 // capstan.device.reference.unpacked defines the result, bit for bit.
 
-import type { Change } from "./gpu/turn";
+import type { Change } from "./gpu/rearranger";
 import { angleTable } from "./angle_tables";
 import { fromHalf, toHalf } from "./half";
 

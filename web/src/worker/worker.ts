@@ -2,13 +2,13 @@
 
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
-import { dropAhead, openGpu, prepare } from "./ahead";
+import { dropUnused, openGpu, prepare } from "./before_python";
 import { type Assets, here, startWorker } from "../wire/assets";
 import { EngineError } from "../wire/errors";
 import { requestAdapter, summarize } from "../wire/adapter";
 import { makeHost } from "./host";
 import { awaitEnd, holdLife, whileAlone } from "../wire/life";
-import { countAssets, loadBytes } from "./load_bytes";
+import { countAssets, fetchedBytes } from "./fetched_bytes";
 import type {
   CapstanEvent,
   Device,
@@ -28,7 +28,7 @@ import { knownFiles, startPython } from "./python";
 import { readyMade } from "./ready_made";
 import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
-import { unpackPieces } from "./unpack";
+import { unpackPieces } from "./unpack_snapshot";
 import { doorName } from "../wire/worker_link";
 
 type Handler = PyCallable & {
@@ -99,7 +99,7 @@ function emit(event: CapstanEvent): void {
 
 /** Pass an event on, of Python or of a load ahead of it. */
 function tellEvent(event: CapstanEvent): void {
-  if (event.kind === "progress") loadBytes.reachedOf(event.what, event.done, event.total);
+  if (event.kind === "progress") fetchedBytes.reachedOf(event.what, event.done, event.total);
   emit(event);
 }
 
@@ -171,8 +171,8 @@ async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
     await new Promise<void>((resolve) => {
       started.onmessage = ({ data }: MessageEvent<FromHelper | "warm">) => {
         if (data === "warm") resolve();
-        else if ("sent" in data) loadBytes.sentAs(data.url, data.sent, data.packed);
-        else loadBytes.reached(data.url, data.done);
+        else if ("sent" in data) fetchedBytes.sentAs(data.url, data.sent, data.packed);
+        else fetchedBytes.reached(data.url, data.done);
       };
       started.onerror = () => resolve();
       started.postMessage({ tag: "warm up", assets, bytes } satisfies ToWorker);
@@ -214,8 +214,8 @@ async function boot(given: Boot): Promise<Readiness> {
   const { assets, interrupt, snapshot, expected, verifyAfter, trace, bytes } = given;
   if (trace) tracer.begin();
   if (bytes || SHARED) {
-    loadBytes.begin(emit);
-    countAssets(assets, loadBytes);
+    fetchedBytes.begin(emit);
+    countAssets(assets, fetchedBytes);
   }
   tracer.add("load", "start the worker", 0);
   onFatalError((error) => died("onnxruntime-web", error));
@@ -336,7 +336,7 @@ async function answer({ tab, id, request }: Asked): Promise<void> {
   if (SHARED && request.kind === "load" && reply.ok) loaded = { request: JSON.stringify(request), reply };
   if (spent !== null) endFor({ tag: "spent", reason: spent });
   if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan" && request?.kind !== "trace")
-    dropAhead();
+    dropUnused();
 }
 
 /** Python's reply; null if Python ended, or has no memory left. Any other error of Python's own is a reply as well. */

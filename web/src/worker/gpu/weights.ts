@@ -3,10 +3,10 @@
 import { type Angles, angleTable } from "../angle_tables";
 import { EngineError } from "../../wire/errors";
 import type { ReadAt } from "../storage/chunk";
-import type { Ahead, Target } from "../storage/load";
+import type { EarlyLoad, Target } from "../storage/weight_load";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
-import type { Change, Turner } from "./turn";
+import type { Change, Rearranger } from "./rearranger";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -41,7 +41,7 @@ function map(window: Window): Window {
 export class WeightUpload implements Target {
   closed = false;
   /** An upload into the same buffers that is under way or done; null once that is used or has ended. */
-  ahead: Ahead | null = null;
+  early: EarlyLoad | null = null;
   private readonly writers: PieceWriter[];
   private readonly allocations: Allocations;
   private readonly windows: Window[] = [];
@@ -50,7 +50,7 @@ export class WeightUpload implements Target {
 
   constructor(
     private readonly watched: WatchedDevice,
-    private readonly turner: Turner,
+    private readonly rearranger: Rearranger,
     pieces: WeightPiece[],
   ) {
     const sorted = [...pieces].sort((a, b) => a.offset - b.offset);
@@ -86,10 +86,10 @@ export class WeightUpload implements Target {
   }
 
   /** The upload that is ahead of this one, for who uses it or ends it. */
-  takeAhead(): Ahead | null {
-    const { ahead } = this;
-    this.ahead = null;
-    return ahead;
+  takeEarly(): EarlyLoad | null {
+    const { early } = this;
+    this.early = null;
+    return early;
   }
 
   /** The weights that have bytes there, in ascending order. */
@@ -144,7 +144,7 @@ export class WeightUpload implements Target {
 
   /** Submit what was encoded, and after it the rearranging of pieces that are whole. */
   private turn(encoder: GPUCommandEncoder, whole: PieceWriter[]): void {
-    for (const writer of whole) writer.turn(encoder, this.turner);
+    for (const writer of whole) writer.rearrange(encoder, this.rearranger);
     this.watched.submit([encoder.finish()]);
     for (const writer of whole) writer.drop();
   }
@@ -225,10 +225,10 @@ class PieceWriter {
     });
   }
 
-  turn(encoder: GPUCommandEncoder, turner: Turner): void {
+  rearrange(encoder: GPUCommandEncoder, rearranger: Rearranger): void {
     this.finish();
     const { change, buffer, at, length } = this.piece;
-    this.params = turner.change(encoder, change as Exclude<Change, Angles>, this.room!, length, buffer, at);
+    this.params = rearranger.change(encoder, change as Exclude<Change, Angles>, this.room!, length, buffer, at);
   }
 
   /** Free what was made of the room, once what reads it is submitted. */

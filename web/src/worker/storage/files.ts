@@ -2,7 +2,7 @@
 
 import { EngineError } from "../../wire/errors";
 import { ByteReader } from "./chunk";
-import { lastAnswer, noteAnswer } from "./folders";
+import { lastAnswer, noteAnswer } from "./kept_folders";
 import { hubRefusal, inRepository, keepFile, keptFile, listed } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";

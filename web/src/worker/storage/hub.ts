@@ -3,7 +3,7 @@
 
 import { EngineError } from "../../wire/errors";
 import type { HubRepository } from "../../wire/protocol";
-import { entry, keep as keepIn, kept as keptIn } from "./kept";
+import { entry, keep as keepIn, kept as keptIn } from "./kept_files";
 import { Body, request, transient } from "./network";
 import { type Listed, readWhole, toldSize } from "./whole";
 

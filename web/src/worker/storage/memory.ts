@@ -1,7 +1,7 @@
 // A part of a data file in memory: for onnxruntime-web's CPU execution provider, or for Python.
 
 import type { ReadAt } from "./chunk";
-import type { Target } from "./load";
+import type { Target } from "./weight_load";
 
 export class Memory implements Target {
   closed = false;

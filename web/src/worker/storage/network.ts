@@ -3,7 +3,7 @@
 
 import { here } from "../../wire/assets";
 import { EngineError } from "../../wire/errors";
-import { isGguf } from "../../wire/gguf";
+import { isGguf } from "../../wire/model_address";
 import { ByteReader, type Chunk } from "./chunk";
 import { stallTimeout } from "./whole";
 

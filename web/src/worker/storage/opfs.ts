@@ -85,18 +85,18 @@ class SharedAccess {
 type ReadAccess = Pick<SyncAccess, "read" | "close">;
 
 /** Files that are read before somebody asks for them, by folder and name; `first` is who reads ahead. */
-const readAhead = new Map<string, { shared: SharedAccess; first: ReadAccess }>();
+const readEarly = new Map<string, { shared: SharedAccess; first: ReadAccess }>();
 
 /** Open a stored file of this size for reading ahead; null where there is none, or somebody writes it. */
-export async function openAhead(folder: string, name: string, size: number): Promise<DataFile | null> {
+export async function openEarly(folder: string, name: string, size: number): Promise<DataFile | null> {
   try {
     const place = await using(await navigator.storage.getDirectory(), (root) => root.getDirectoryHandle(folder));
     const access = await openSync(await using(place, (folder) => folder.getFileHandle(name)), "read-only");
     const path = `${folder}/${name}`;
-    const shared = new SharedAccess(access, () => readAhead.delete(path));
+    const shared = new SharedAccess(access, () => readEarly.delete(path));
     const first = shared.reader();
     if (access.getSize() === size) {
-      readAhead.set(path, { shared, first });
+      readEarly.set(path, { shared, first });
       return new LockedFile(name, first);
     }
     first.close();
@@ -202,8 +202,8 @@ export class OpfsBacking implements Backing {
       const { size: found } = await fileOf(handle);
       if (found !== size) throw new EngineError("StorageError", `${name}: ${found} bytes are left of ${size}`);
       try {
-        const ahead = readAhead.get(`${this.name}/${name}`);
-        if (ahead) return new LockedFile(name, ahead.shared.reader());
+        const early = readEarly.get(`${this.name}/${name}`);
+        if (early) return new LockedFile(name, early.shared.reader());
         if (STREAMS) return new SharedFile(name, await fileOf(handle));
         return new LockedFile(name, await openSync(handle, "read-only"));
       } catch (error) {
@@ -244,7 +244,7 @@ export class OpfsBacking implements Backing {
 
   /** A reader that reads a file ahead must release it. */
   private endReading(name: string): void {
-    readAhead.get(`${this.name}/${name}`)?.first.close();
+    readEarly.get(`${this.name}/${name}`)?.first.close();
   }
 
   private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {

@@ -2,7 +2,7 @@
 
 import { EngineError } from "../../wire/errors";
 import type { HubRepository, ModelFolder } from "../../wire/protocol";
-import { isGguf } from "../../wire/gguf";
+import { isGguf } from "../../wire/model_address";
 import { repositoryListing } from "./hub";
 import { using } from "./in_use";
 import { hex, sha256 } from "../../wire/sha256";

@@ -1,8 +1,8 @@
 // Requests the files of the first request's model before Python is ready: the small files of its folder, and the
-// weights (weights_ahead.ts). `dropPrefetched` gives up the files that nobody takes.
+// weights (before_python.ts). `dropPrefetched` gives up the files that nobody takes.
 
 import type { HubRepository } from "../../wire/protocol";
-import { isGguf } from "../../wire/gguf";
+import { isGguf } from "../../wire/model_address";
 import { expectRepository, inRepository, isKept, keptFile } from "./hub";
 import { Body, discardBody, isPage } from "./network";
 import { absolute, fetched } from "./source";
@@ -13,7 +13,7 @@ const FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 /** Larger graphs of repositories have their weights inside, and are read in pieces. */
 const LARGEST_GRAPH = 1 << 20;
 
-const ahead = new Map<string, Promise<Response>>();
+const requested = new Map<string, Promise<Response>>();
 
 /**
  * Fetch the small files of a folder, whose address ends in a slash, or of a hub's repository; each serves the first read
@@ -47,8 +47,8 @@ export async function prefetch(model: string | HubRepository, dtype: string | nu
 
 /** Drop the fetched responses that nobody has read. */
 export function dropPrefetched(): void {
-  for (const response of ahead.values()) void response.then(discardBody, () => undefined);
-  ahead.clear();
+  for (const response of requested.values()) void response.then(discardBody, () => undefined);
+  requested.clear();
 }
 
 /** As capstan.repository.onnx_file. */
@@ -60,7 +60,7 @@ function onnxFile(dtype: string): string {
 async function askForGraph(url: string): Promise<Response | undefined> {
   const response = await ask(url, true);
   if (!response || isSmall(response)) return response;
-  ahead.delete(absolute(url));
+  requested.delete(absolute(url));
   discardBody(response);
   return undefined;
 }
@@ -108,7 +108,7 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
   if (inRepository(url) === false) return undefined;
   if (await isKept(url)) return copied ? ((await keptFile(url)) ?? undefined) : undefined;
   const response = fetched(url);
-  ahead.set(absolute(url), response);
+  requested.set(absolute(url), response);
   // It is copied before anybody can begin to read it. Whoever reads it hears of a failure.
   return response.then(
     (found) => (copied && found.ok && isSmall(found) ? found.clone() : found),
@@ -118,13 +118,13 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
 
 /** Whether a file that was asked for ahead, and that nobody has read yet, is there; undefined for any other. */
 export async function askedAhead(url: string): Promise<boolean | undefined> {
-  return (await ahead.get(absolute(url))?.catch(() => undefined))?.ok;
+  return (await requested.get(absolute(url))?.catch(() => undefined))?.ok;
 }
 
 /** A file's response, the one that was asked for ahead if nobody took that yet. */
 export function fetchedOnce(url: string): Promise<Response> {
   const name = absolute(url);
-  const response = ahead.get(name) ?? fetched(url);
-  ahead.delete(name);
+  const response = requested.get(name) ?? fetched(url);
+  requested.delete(name);
   return response;
 }

@@ -3,7 +3,7 @@
 
 import { here } from "../../wire/assets";
 import { EngineError } from "../../wire/errors";
-import { loadBytes } from "../load_bytes";
+import { fetchedBytes } from "../fetched_bytes";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
@@ -20,7 +20,7 @@ export interface SourceIdentity {
 const DISCARDED_BYTES = 1 << 16;
 const REMEDY = "check the address, the network and, on another origin, that its server allows this page (CORS)";
 
-/** Sources that were opened ahead, by their addresses. */
+/** Sources that were opened early, by their addresses. */
 const expected = new Map<string, Promise<HttpSource>>();
 /** Whether the request that they were opened for has ended. */
 let expectedNoMore = false;
@@ -161,14 +161,14 @@ export class HttpSource {
   /** The server does not let this page read which part of the file it sends: only the whole file can be trusted. */
   private untold = false;
   /** A stream that was opened before `seek` asked for it; up to `most` of its bytes come into memory. */
-  private ahead: { start: number; end: number | null; most: number; opened: Promise<Opened> } | null = null;
+  private early: { start: number; end: number | null; most: number; opened: Promise<Opened> } | null = null;
 
   /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
   constructor(
     private readonly about: SourceIdentity,
     private readonly keep: boolean,
   ) {
-    if (about.size !== null) loadBytes.expect(about.name, about.size);
+    if (about.size !== null) fetchedBytes.expect(about.name, about.size);
   }
 
   identity(): string {
@@ -177,9 +177,9 @@ export class HttpSource {
 
   /** Begin with the stream that `seek` will open, and have up to `most` of its bytes come into memory. */
   expect(start: number, end: number | null, most = 0): void {
-    if (this.ahead) return;
+    if (this.early) return;
     const opened = this.open(start, end, this.keep ? "no-store" : "default");
-    this.ahead = { start, end, most, opened };
+    this.early = { start, end, most, opened };
     opened.then(
       ({ reader }) => reader.readAhead(most),
       // Whoever seeks hears of a failure.
@@ -193,11 +193,11 @@ export class HttpSource {
       // A server without ranges sends the whole file: what is not wanted of it is passed over.
       await this.discard(this.reader, start - this.position!);
     } else {
-      const { ahead } = this;
-      const same = ahead?.start === start && ahead.end === (end ?? null);
-      if (same) this.ahead = null;
+      const { early } = this;
+      const same = early?.start === start && early.end === (end ?? null);
+      if (same) this.early = null;
       this.drop();
-      const opening = same ? ahead.opened : this.open(start, end ?? null, this.keep ? "no-store" : "default");
+      const opening = same ? early.opened : this.open(start, end ?? null, this.keep ? "no-store" : "default");
       const { reader, whole } = await opening;
       this.reader = reader;
       this.end = whole ? null : (end ?? null);
@@ -221,12 +221,12 @@ export class HttpSource {
     }
   }
 
-  /** Bytes of the stream that was opened ahead, which stay there; fewer where they do not come into memory. */
+  /** Bytes of the stream that was opened early, which stay there; fewer where they do not come into memory. */
   private async peek(chunk: Chunk, start: number, length: number): Promise<number> {
-    const { ahead } = this;
-    if (!ahead || start < ahead.start || start + length > ahead.start + ahead.most) return 0;
+    const { early } = this;
+    if (!early || start < early.start || start + length > early.start + early.most) return 0;
     try {
-      return await (await ahead.opened).reader.peek(chunk, start - ahead.start, length);
+      return await (await early.opened).reader.peek(chunk, start - early.start, length);
     } catch {
       // A request of its own says why.
       return 0;
@@ -238,11 +238,11 @@ export class HttpSource {
    * the next one who opens the address in that request: the header of a GGUF file is read before its weights.
    */
   close(): void {
-    const { ahead, about } = this;
-    if (ahead?.most && !this.reader && !expectedNoMore && !expected.has(about.name)) {
+    const { early, about } = this;
+    if (early?.most && !this.reader && !expectedNoMore && !expected.has(about.name)) {
       const next = new HttpSource(about, this.keep);
-      next.ahead = ahead;
-      this.ahead = null;
+      next.early = early;
+      this.early = null;
       expected.set(about.name, Promise.resolve(next));
     }
     this.drop();
@@ -252,9 +252,9 @@ export class HttpSource {
     this.reader?.cancel();
     this.reader = null;
     this.position = null;
-    const { ahead } = this;
-    this.ahead = null;
-    ahead?.opened.then(
+    const { early } = this;
+    this.early = null;
+    early?.opened.then(
       ({ reader }) => reader.cancel(),
       () => undefined,
     );
@@ -291,7 +291,7 @@ export class HttpSource {
       discardBody(response);
       throw error;
     }
-    const reader = new Body(response.body, (count) => loadBytes.add(url, count));
+    const reader = new Body(response.body, (count) => fetchedBytes.add(url, count));
     const whole = response.status === 200;
     if (whole) await this.discard(reader, start);
     return { reader, whole };

@@ -16,7 +16,7 @@ export function reading<T>(what: string, read: () => T): T {
 }
 
 /** A request as it crosses to the worker: its JSON, and picked folders unchanged. Throws OptionError. */
-export function crossing(request: Request): Request {
+export function copiedRequest(request: Request): Request {
   return reading("the request", () => {
     if (typeof request !== "object" || request === null) throw refused("a request is an object with a kind");
     const folders: { model?: unknown; models?: Record<string, unknown> } = {};

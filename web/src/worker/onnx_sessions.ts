@@ -93,7 +93,7 @@ const ELEMENTS: Record<string, { make: unknown; size: number }> = {
 /** Element types of tensors that onnxruntime-web accepts as GPU buffers. */
 const IN_BUFFERS = new Set(["float32", "float16", "int32", "int64", "uint32", "uint8", "bool"]);
 
-export class ModelSession {
+export class OnnxSession {
   /** Results of onnxruntime-web's own memory that nobody freed: the session must outlive them. */
   private held = 0;
   private released = false;
@@ -114,7 +114,7 @@ export class ModelSession {
     owner: string,
     locations: string,
     files: Memory[],
-  ): Promise<ModelSession> {
+  ): Promise<OnnxSession> {
     const bytes = copyBytes(model);
     const external = (JSON.parse(locations) as string[]).map((path, i): ExternalFile => ({
       path,
@@ -122,7 +122,7 @@ export class ModelSession {
     }));
     const ort = await loading;
     const session = await exclusively(() => createSession(ort, bytes, "wasm", external));
-    return new ModelSession(ort, session, owner, null, {});
+    return new OnnxSession(ort, session, owner, null, {});
   }
 
   /** A session on the engine's device, captured or not; `weights` is a JSON list of Weight. */
@@ -133,7 +133,7 @@ export class ModelSession {
     weights: string,
     engine: EngineSide,
     capture: boolean,
-  ): Promise<ModelSession> {
+  ): Promise<OnnxSession> {
     const bytes = copyBytes(model);
     const bound = (JSON.parse(weights) as Weight[]).map(({ name, dtype, dims, buffer }) => [
       name,
@@ -154,7 +154,7 @@ export class ModelSession {
       await releaseUnless(made, () => engine.assertHealthy());
       return made;
     });
-    return new ModelSession(ort, session, owner, engine, Object.fromEntries(bound) as Record<string, Ort.Tensor>);
+    return new OnnxSession(ort, session, owner, engine, Object.fromEntries(bound) as Record<string, Ort.Tensor>);
   }
 
   /**

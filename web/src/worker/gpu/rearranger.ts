@@ -35,7 +35,7 @@ const THINGS = ["quants", "scales", "minima", "values"] as const;
 const WORKGROUP = 64;
 const MOST_WORKGROUPS = 65535;
 
-export class Turner {
+export class Rearranger {
   private readonly pipelines = new Map<string, GPUComputePipeline>();
 
   constructor(private readonly watched: WatchedDevice) {}

@@ -36,7 +36,7 @@ interface Outcome {
 }
 
 /** A load that was begun ahead of another one. */
-export interface Ahead {
+export interface EarlyLoad {
   /** Whether it does what `load` plans, with the file `data`: wait until its bytes are on the GPU. If not, it ends. */
   finished(load: LoadPlan, data: string | undefined, told: (done: number) => void): Promise<boolean>;
   stop(): Promise<void>;
@@ -53,7 +53,7 @@ export interface Target {
   /** Take `length` bytes from `start` of the file; false if `read` does not give them all: none is taken then. */
   put(start: number, length: number, read: ReadAt): Promise<boolean>;
   /** The same load that was begun ahead of this one. */
-  takeAhead?(): Ahead | null;
+  takeEarly?(): EarlyLoad | null;
 }
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt" | "expect">;
@@ -98,7 +98,7 @@ export class WeightLoad {
   async run(): Promise<Outcome> {
     const { plan, target, file, outcome } = this;
     const begun = performance.now();
-    if (await target.takeAhead?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
+    if (await target.takeEarly?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
     let before = Promise.resolve();
     const fetched = plan.end - outcome.at - plan.stored.length * plan.shard;
     if (this.assets && (plan.vouched || plan.writes) && fetched >= HASHED_BESIDE)

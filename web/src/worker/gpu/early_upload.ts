@@ -2,9 +2,9 @@
 // and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
 import type { DataFile } from "../storage/backing";
-import { type Ahead, type LoadPlan, WeightLoad } from "../storage/load";
+import { type EarlyLoad, type LoadPlan, WeightLoad } from "../storage/weight_load";
 import type { Category } from "./device";
-import type { Change } from "./turn";
+import type { Change } from "./rearranger";
 import type { WeightUpload } from "./weights";
 
 /** See capstan.device.webgpu.engine.WeightPiece. */
@@ -20,7 +20,7 @@ export interface UploadPlan {
   pieces: PieceFields[];
 }
 
-export class UploadAhead implements Ahead {
+export class EarlyUpload implements EarlyLoad {
   /** Its buffers' handles; rejects where there is no memory for them. */
   readonly handles: Promise<number[]>;
   /** Whether somebody took the buffers. */

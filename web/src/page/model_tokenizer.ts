@@ -2,7 +2,7 @@
 
 import { ids, read, text } from "./kinds";
 import { type ChatOptions, messageList, TEMPLATE_KINDS, templateOptions } from "./options";
-import { reading, readOptions } from "./page_request";
+import { reading, readOptions } from "./arguments";
 import type { Message, ModelRequest, TokenizerRequest, TokenizerResult } from "../wire/protocol";
 
 /** The options of `chat` that are its template's. */

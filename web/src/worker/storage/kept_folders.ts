@@ -1,7 +1,7 @@
 // The small files of model folders on a server, kept with the weights: where the server cannot be reached, they are taken
 // to be what they were at the last load. Those of a hub's repositories never change (hub.ts).
 
-import { entry, keep, kept } from "./kept";
+import { entry, keep, kept } from "./kept_files";
 import { absolute } from "./source";
 
 const KEPT = "capstan-folders";

@@ -17,7 +17,7 @@ interface File {
   sent: number | null;
 }
 
-export class LoadBytes {
+export class FetchedBytes {
   private readonly files = new Map<string, File>();
   private tell: ((event: BytesEvent) => void) | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
@@ -123,14 +123,14 @@ export class LoadBytes {
 }
 
 /** Those of this worker. */
-export const loadBytes = new LoadBytes();
+export const fetchedBytes = new FetchedBytes();
 
 function nameOf(url: string): string {
   return decodeURIComponent(url.split(/[?#]/, 1)[0]!.split("/").at(-1)!);
 }
 
 /** Hears of the bytes of an address. */
-export type Counted = Pick<LoadBytes, "reached" | "sentAs">;
+export type Counted = Pick<FetchedBytes, "reached" | "sentAs">;
 
 /** Count what comes of the package's own files, also where onnxruntime-web and Pyodide fetch them. */
 export function countAssets({ base, places }: Assets, bytes: Counted): void {

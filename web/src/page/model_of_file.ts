@@ -2,7 +2,7 @@
 // py_src/capstan/weights/store.py.
 
 import type { ModelFolder } from "../wire/protocol";
-import { isGguf } from "../wire/gguf";
+import { isGguf } from "../wire/model_address";
 
 /** The address of a file of a hub's repository: the hub, the repository, the file. */
 export const OF_HUB = /^(https?:\/\/.+?)\/([^/]+\/[^/]+)\/resolve\/[^/]+\/(.+)$/;

@@ -1,7 +1,13 @@
-// esbuild loads shaders with its `text` loader.
+// Files that esbuild imports with its `text` loader.
+
 declare module "*.wgsl" {
   const source: string;
   export default source;
+}
+
+declare module "*.css" {
+  const text: string;
+  export default text;
 }
 
 /** A file by a path that is only known at run time; esbuild brings all files that match. */
