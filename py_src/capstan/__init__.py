@@ -38,13 +38,13 @@ from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
 
 if sys.platform == "emscripten":
-    from ._js.page_host import PageHost
+    from ._js import page_host
 
-    use_device_host(PageHost)
+    use_device_host(page_host)
 else:
     from .local.host import LocalHost
 
-    use_device_host(LocalHost)
+    use_device_host(LocalHost())
 
 __all__ = [
     "Adapters",

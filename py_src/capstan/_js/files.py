@@ -11,7 +11,7 @@ from ..errors import AsyncRequiredError
 from ..model_files.file_names import address_of, is_gguf
 from . import host
 
-__all__ = ["Input", "data_folder", "model_folder", "mount"]
+__all__ = ["Input", "adopt_files", "model_folder", "mount"]
 
 MODEL_FILES = ("genai_config.json", "config.json")
 """By which a folder is known to hold a model."""
@@ -50,7 +50,7 @@ async def model_folder(path: str) -> str | None:
     return await host.adopt_files([*stored], [*stored.values()]) if stored else None
 
 
-async def data_folder(folder: str, names: Sequence[str]) -> str:
+async def adopt_files(folder: str, names: Sequence[str]) -> str:
     """The address of these files of a folder in Python's file system."""
     place = absolute(folder)
     for name in names[:1]:

@@ -21,7 +21,9 @@ from ..host.retrying import retried
 from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
+from .grammars import PageGrammars
 from .own_host import capstan_host
+from .tokenizer import PageBackend
 
 __all__ = [
     "adapter",
@@ -38,15 +40,15 @@ __all__ = [
     "fetch_optional",
     "file_exists",
     "gpu",
-    "make_tokenizer",
+    "grammars",
     "mount_file",
     "now",
-    "open_grammars",
     "open_gpu",
     "open_wasm",
     "read_line",
     "read_now",
     "ready_made",
+    "tokenizer_backend",
     "wait",
     "wide_bytes",
 ]
@@ -237,16 +239,16 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
         return await capstan_host.openWasm(model, paths, made, *external.values())
 
 
-async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
-    """xgrammar over a vocabulary (web/src/worker/grammars.ts)."""
+async def grammars(tokens: Sequence[str], stop: Sequence[int]) -> PageGrammars:
+    """See capstan.host.Host."""
     with typed_errors():
-        return await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
+        return PageGrammars(await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop))))
 
 
-def make_tokenizer(tokenizer_json: str) -> Any:
-    """The JavaScript tokenizer (web/src/worker/tokenizer_json.ts)."""
+def tokenizer_backend(tokenizer_json: str, tokenizer_config_json: str) -> PageBackend:
+    """See capstan.host.Host."""
     with typed_errors():
-        return capstan_host.makeTokenizer(tokenizer_json)
+        return PageBackend(capstan_host.makeTokenizer(tokenizer_json))
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:

@@ -1,4 +1,8 @@
-"""The Host of a page: files over fetch, the WebGPU and CPU engines, waiting by JavaScript Promise Integration."""
+"""The host of a page, as capstan.device.device_host.DeviceHost describes it: files over fetch, the WebGPU and CPU
+engines, waiting by JavaScript Promise Integration.
+
+A model folder is a URL of the page's origin that ends in a slash, or a path in Python's file system.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ from ..fallback import fall_back
 from ..graph import parse, without_weights
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
-from ..host.ready_made import ReadyGraphs, ReadyMade
+from ..host.ready_made import ReadyGraphs
 from ..host.retrying import pause, retried
-from ..host.spans import HostSpans
 from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
 from ..loading.repository import ON_CPU, ON_F16, ON_F32
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
-from ..model_files.file_names import address_of, folder_address, gguf_address, split_name
+from ..model_files.file_names import address_of, folder_address, split_name
+from ..model_files.file_names import gguf_address as gguf_place
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
 from ..tape import WorkgroupLimits
@@ -41,304 +45,293 @@ from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
-from .files import data_folder, model_folder
-from .grammars import PageGrammars
+from .files import adopt_files, model_folder
+from .host import begin_trace, can_wait, configure, end_trace, grammars, now, ready_made, tokenizer_backend, wait
 from .sessions import in_memory, wasm_opener
-from .tokenizer import PageBackend
+from .storage import backing, forget, listing, stall_after
 
-__all__ = ["PageHost"]
+__all__ = [
+    "adopt",
+    "adopt_files",
+    "backing",
+    "begin",
+    "begin_trace",
+    "can_wait",
+    "configure",
+    "dtypes",
+    "end_trace",
+    "exists",
+    "fit",
+    "forget",
+    "gguf_place",
+    "grammars",
+    "has_webgpu",
+    "listing",
+    "now",
+    "open_device",
+    "open_model",
+    "open_weights",
+    "read",
+    "read_graph",
+    "read_optional",
+    "read_weights",
+    "ready_made",
+    "stall_after",
+    "tokenizer_backend",
+    "wait",
+]
+"""The members of DeviceHost."""
 
 T = TypeVar("T")
 
 READ_WHOLE = 1 << 20
 """A repository's graph of at most this many bytes is read whole."""
 
-ReadGraph = Callable[[], Awaitable[bytes]]
+ReadOnnx = Callable[[], Awaitable[bytes]]
 """Reads the graph's file."""
 
 
-class PageHost:
-    """See capstan.host.Host; a model folder is a URL of the page's origin that ends in a slash, or a path in Python's
-    file system."""
+async def read(
+    folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
+) -> bytes:
+    return await host.fetch_bytes(address_of(folder, name), most, progress)
 
-    def now(self) -> float:
-        return host.now()
 
-    def begin_trace(self) -> None:
-        host.begin_trace()
+async def read_optional(folder: str, name: str) -> bytes | None:
+    return await host.fetch_optional(address_of(folder, name), MOST_BYTES)
 
-    async def end_trace(self) -> HostSpans:
-        return await host.end_trace()
 
-    def can_wait(self) -> bool:
-        return host.can_wait()
+async def read_graph(folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+    place, location = split_name(name)
+    size = await size_of(address_of(folder, name))
+    if size is None or size <= READ_WHOLE:
+        data = await read(folder, name, MOST_GRAPH_BYTES if size is None else READ_WHOLE)
 
-    def wait(self, awaitable: Awaitable[T]) -> T:
-        return host.wait(awaitable)
+        async def part(start: int, length: int) -> bytes:
+            return data[start : start + length]
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        begin(work)
+        return await without_weights(part, len(data), folder + name, location)
+    store = WeightStore() if keep else None
+    file = await weight_file(address_of(folder, place), location, store)
+    if keep:
+        # It is stored in one pass; the pieces then come from there.
+        await file.load(storage.memory(0), size, partial(progress, location))
+        file = await weight_file(address_of(folder, place), location, store)
+    notes = notes_of_files() if keep and file.content is not None else None
+    key = json.dumps([build(), file.content])
+    noted = await notes.read(file.address, key) if notes else None
+    if noted is not None:
+        file.close()
+        return b64decode(noted)
+    try:
+        graph = await without_weights(file.read, size, folder + name, location)
+    finally:
+        file.close()
+    if notes:
+        await notes.write(file.address, key, b64encode(graph).decode())
+    return graph
 
-    def stall_after(self, seconds: float) -> None:
-        storage.set_stall_timeout(seconds)
 
-    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
-        host.configure(ort_url, xgrammar_url)
+async def read_weights(folder: str, name: str, offset: int, length: int) -> bytes:
+    place, location = split_name(name)
+    file = await weight_file(address_of(folder, place), location, WeightStore())
+    try:
+        return await file.read(offset, length)
+    finally:
+        file.close()
 
-    async def read(
-        self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
-    ) -> bytes:
-        return await host.fetch_bytes(address_of(folder, name), most, progress)
 
-    async def read_optional(self, folder: str, name: str) -> bytes | None:
-        return await host.fetch_optional(address_of(folder, name), MOST_BYTES)
+async def open_weights(folder: str, location: str, keep: bool) -> WeightFile:
+    return await weight_file(folder, location, WeightStore() if keep else None)
 
-    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
-        place, location = split_name(name)
-        size = await self._size_of(address_of(folder, name))
-        if size is None or size <= READ_WHOLE:
-            data = await self.read(folder, name, MOST_GRAPH_BYTES if size is None else READ_WHOLE)
 
-            async def read(start: int, length: int) -> bytes:
-                return data[start : start + length]
+async def exists(folder: str, name: str) -> bool:
+    return await host.file_exists(address_of(folder, name))
 
-            return await without_weights(read, len(data), folder + name, location)
-        store = WeightStore() if keep else None
-        file = await self._open_weights(address_of(folder, place), location, store)
-        if keep:
-            # It is stored in one pass; the pieces then come from there.
-            await file.load(storage.memory(0), size, partial(progress, location))
-            file = await self._open_weights(address_of(folder, place), location, store)
-        notes = notes_of_files() if keep and file.content is not None else None
-        key = json.dumps([build(), file.content])
-        noted = await notes.read(file.address, key) if notes else None
-        if noted is not None:
-            file.close()
-            return b64decode(noted)
-        try:
-            graph = await without_weights(file.read, size, folder + name, location)
-        finally:
-            file.close()
-        if notes:
-            await notes.write(file.address, key, b64encode(graph).decode())
-        return graph
 
-    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
-        place, location = split_name(name)
-        file = await self._open_weights(address_of(folder, place), location, WeightStore())
-        try:
-            return await file.read(offset, length)
-        finally:
-            file.close()
+async def dtypes(device: str) -> tuple[str, ...]:
+    chosen, _ = await choose_device(device)
+    if chosen == "wasm":
+        return ON_CPU
+    adapter = await host.adapter()
+    return ON_F16 if adapter is not None and "shader-f16" in adapter["features"] else ON_F32
 
-    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightFile:
-        return await self._open_weights(folder, location, WeightStore() if keep else None)
 
-    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
-        return await data_folder(folder, names)
+async def adopt(path: Any, keep: bool) -> str:
+    if isinstance(path, HubRepository):
+        return await storage.open_repository(path, keep)
+    if not isinstance(path, str):
+        return await storage.adopt(path)
+    stored = await model_folder(path)
+    if stored is not None:
+        return stored
+    folder = folder_address(path)
+    if keep:
+        storage.keep_folder(folder)
+    return folder
 
-    async def exists(self, folder: str, name: str) -> bool:
-        return await host.file_exists(address_of(folder, name))
 
-    async def listing(self, folder: str) -> dict[str, int | None] | None:
-        return await storage.listing(folder)
+async def open_model(
+    folder: str,
+    config: GenaiConfig,
+    device: str,
+    options: TapeOptions,
+    progress: Progress,
+    keep_weights: bool,
+    onnx: bytes | None = None,
+    ready: ReadyGraphs | None = None,
+) -> DeviceModel:
+    def open_weights(location: str) -> Awaitable[WeightFile]:
+        store = WeightStore() if keep_weights else None
+        return weight_file(address_of(folder, config.decoder.folder), location, store)
 
-    async def dtypes(self, device: str) -> tuple[str, ...]:
-        chosen, _ = await choose_device(device)
+    async def read_onnx() -> bytes:
+        with phase("model.onnx"):
+            return onnx or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+
+    def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
         if chosen == "wasm":
-            return ON_CPU
-        adapter = await host.adapter()
-        return ON_F16 if adapter is not None and "shader-f16" in adapter["features"] else ON_F32
+            return open_on_cpu(folder, read_onnx, config, reason, open_weights, progress, keep_weights, ready)
+        return open_on_gpu(folder, read_onnx, config, open_weights, options, progress, keep_weights, ready)
 
-    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
-        return PageBackend(host.make_tokenizer(tokenizer_json))
+    with phase("adapter"):
+        chosen, reason = await choose_device(device)
+    opened = await on_device(device, chosen, reason, open_on)
+    if keep_weights:
+        await storage.keep_repository(folder)
+        storage.tell_damaged()
+    return opened
 
-    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> PageGrammars:
-        return PageGrammars(await host.open_grammars(tokens, stop))
 
-    async def adopt(self, path: Any, keep: bool) -> str:
-        if isinstance(path, HubRepository):
-            return await storage.open_repository(path, keep)
-        if not isinstance(path, str):
-            return await storage.adopt(path)
-        stored = await model_folder(path)
-        if stored is not None:
-            return stored
-        folder = folder_address(path)
-        if keep:
-            storage.keep_folder(folder)
-        return folder
+async def open_on_gpu(
+    folder: str,
+    read_onnx: ReadOnnx,
+    config: GenaiConfig,
+    open_weights: OpenWeights,
+    options: TapeOptions,
+    progress: Progress,
+    keep_weights: bool,
+    ready: ReadyGraphs | None,
+) -> DeviceModel:
+    notes = Notes() if keep_weights else None
+    url = address_of(folder, config.decoder.folder)
 
-    def gguf_place(self, path: str) -> tuple[str, str] | None:
-        return gguf_address(path)
+    exported = b""
 
-    async def backing(self, folder: str) -> storage.JsBacking | None:
-        return await storage.open_backing(folder)
-
-    async def open_model(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        options: TapeOptions,
-        progress: Progress,
-        keep_weights: bool,
-        onnx: bytes | None = None,
-        ready: ReadyGraphs | None = None,
-    ) -> DeviceModel:
-        def open_weights(location: str) -> Awaitable[WeightFile]:
-            store = WeightStore() if keep_weights else None
-            return self._open_weights(address_of(folder, config.decoder.folder), location, store)
-
-        async def read_graph() -> bytes:
-            with phase("model.onnx"):
-                return onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
-
-        def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
-            if chosen == "wasm":
-                return self._open_wasm(folder, read_graph, config, reason, open_weights, progress, keep_weights, ready)
-            return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights, ready)
-
-        with phase("adapter"):
-            chosen, reason = await choose_device(device)
-        opened = await on_device(device, chosen, reason, open_on)
-        if keep_weights:
-            await storage.keep_repository(folder)
-            storage.tell_damaged()
-        return opened
-
-    async def ready_made(self, name: str, size: int, dtype: str) -> ReadyMade | None:
-        return await host.ready_made(name, size, dtype)
-
-    async def forget(self, addresses: Sequence[str] | None) -> int:
-        return await storage.forget_files(addresses)
-
-    async def _open_webgpu(
-        self,
-        folder: str,
-        read_graph: ReadGraph,
-        config: GenaiConfig,
-        open_weights: OpenWeights,
-        options: TapeOptions,
-        progress: Progress,
-        keep_weights: bool,
-        ready: ReadyGraphs | None,
-    ) -> DeviceModel:
-        notes = Notes() if keep_weights else None
-        url = address_of(folder, config.decoder.folder)
-
-        exported = b""
-
-        async def graphs(rank: int | None = None) -> Graphs:
-            nonlocal exported
-            model = exported or await read_graph()
-            with phase("graph"):
-                buffers, largest = await binding_limits()
-                found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, ready)
-            # Graphs for adapters are made when the first one of a rank is chosen.
-            exported = model if found.lora else b""
-            return found
-
-        reading = begin(graphs())
-        try:
-            with phase("device"):
-                engine = await host.open_gpu()
-            try:
-                interface, shared = WebGpuDevice(engine), engine.shared_weights()
-                return await LoraModel.load(
-                    interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
-                )
-            except BaseException:
-                engine.close()
-                raise
-        finally:
-            reading.cancel()
-
-    async def _open_wasm(
-        self,
-        folder: str,
-        read_graph: ReadGraph,
-        config: GenaiConfig,
-        reason: str | None,
-        open_weights: OpenWeights,
-        progress: Progress,
-        keep_weights: bool,
-        ready: ReadyGraphs | None,
-    ) -> WasmModel:
-        notes = Notes() if keep_weights else None
-        url = address_of(folder, config.decoder.folder)
-        exported = await read_graph()
+    async def graphs(rank: int | None = None) -> Graphs:
+        nonlocal exported
+        model = exported or await read_onnx()
         with phase("graph"):
-            found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes, ready)
-        memory = wasm_memory(wasm_device(), found, config)
-        memory.before_load(progress)
-        with phase("weights"):
-            external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
-        with phase("session"):
-            session = await host.open_wasm(found.model, external, found.made)
-        return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora, found.tables)
+            buffers, largest = await binding_limits()
+            found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, ready)
+        # Graphs for adapters are made when the first one of a rank is chosen.
+        exported = model if found.lora else b""
+        return found
 
-    async def has_webgpu(self) -> bool:
-        return await host.adapter() is not None
-
-    async def open_device(self, device: str) -> DeviceInterface:
-        chosen, _ = await choose_device(device)
-        return wasm_device() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
-
-    async def fit(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        batch_size: int,
-        max_length: int | None,
-        budget: int | None,
-        onnx: bytes | None = None,
-    ) -> Fit:
-        model = onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
-        data = address_of(folder, config.decoder.folder)
-
-        async def fit_on(chosen: str, reason: str | None) -> Fit:
-            if chosen == "wasm":
-                parsed = parse(model, config.decoder.filename)
-                memory = wasm_memory(wasm_device(), prepare(parsed, config, host.wide_bytes()), config)
-                return memory.fit(batch_size, max_length, budget)
+    reading = begin(graphs())
+    try:
+        with phase("device"):
             engine = await host.open_gpu()
-            try:
-                buffers, largest = await binding_limits()
-                graphs = await rewrite(
-                    model, config, lambda location: self._open_weights(data, location, None), buffers, None, largest
-                )
-                return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
-            finally:
-                engine.close()
-
-        return await on_device(device, *await choose_device(device), fit_on)
-
-    async def _size_of(self, url: str) -> int | None:
-        """A file's bytes, None if that is not told."""
         try:
-            source = await storage.open_source(storage.absolute(url), keep=False)
-        except BrokenDownloadError:
-            return None  # reading it says why
-        source.close()
-        return source.identity.size
+            interface, shared = WebGpuDevice(engine), engine.shared_weights()
+            return await LoraModel.load(
+                interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
+            )
+        except BaseException:
+            engine.close()
+            raise
+    finally:
+        reading.cancel()
 
-    async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
-        name = storage.absolute(address_of(folder, location))
-        keep = store is not None
+
+async def open_on_cpu(
+    folder: str,
+    read_onnx: ReadOnnx,
+    config: GenaiConfig,
+    reason: str | None,
+    open_weights: OpenWeights,
+    progress: Progress,
+    keep_weights: bool,
+    ready: ReadyGraphs | None,
+) -> WasmModel:
+    notes = Notes() if keep_weights else None
+    url = address_of(folder, config.decoder.folder)
+    exported = await read_onnx()
+    with phase("graph"):
+        found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes, ready)
+    memory = wasm_memory(wasm_device(), found, config)
+    memory.before_load(progress)
+    with phase("weights"):
+        external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
+    with phase("session"):
+        session = await host.open_wasm(found.model, external, found.made)
+    return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora, found.tables)
+
+
+async def has_webgpu() -> bool:
+    return await host.adapter() is not None
+
+
+async def open_device(device: str) -> DeviceInterface:
+    chosen, _ = await choose_device(device)
+    return wasm_device() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
+
+
+async def fit(
+    folder: str,
+    config: GenaiConfig,
+    device: str,
+    batch_size: int,
+    max_length: int | None,
+    budget: int | None,
+    onnx: bytes | None = None,
+) -> Fit:
+    model = onnx or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+    data = address_of(folder, config.decoder.folder)
+
+    async def fit_on(chosen: str, reason: str | None) -> Fit:
+        if chosen == "wasm":
+            parsed = parse(model, config.decoder.filename)
+            memory = wasm_memory(wasm_device(), prepare(parsed, config, host.wide_bytes()), config)
+            return memory.fit(batch_size, max_length, budget)
+        engine = await host.open_gpu()
         try:
-            source = await storage.open_source(name, keep)
-        except BrokenDownloadError as error:
-            known = await store.last_known(name) if store else None
-            if known is not None:
-                fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
-                source = storage.assumed_source(known, keep)
-            else:
-                await pause(1, error)
-                source = await retried(partial(storage.open_source, name, keep))
-        manifest = location + MANIFEST_SUFFIX
-        return await WeightFile.open(source, store, lambda: self.read_optional(folder, manifest))
+            buffers, largest = await binding_limits()
+            graphs = await rewrite(
+                model, config, lambda location: weight_file(data, location, None), buffers, None, largest
+            )
+            return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
+        finally:
+            engine.close()
+
+    return await on_device(device, *await choose_device(device), fit_on)
+
+
+async def size_of(url: str) -> int | None:
+    """A file's bytes, None if that is not told."""
+    try:
+        source = await storage.open_source(storage.absolute(url), keep=False)
+    except BrokenDownloadError:
+        return None  # reading it says why
+    source.close()
+    return source.identity.size
+
+
+async def weight_file(folder: str, location: str, store: WeightStore | None) -> WeightFile:
+    name = storage.absolute(address_of(folder, location))
+    keep = store is not None
+    try:
+        source = await storage.open_source(name, keep)
+    except BrokenDownloadError as error:
+        known = await store.last_known(name) if store else None
+        if known is not None:
+            fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
+            source = storage.assumed_source(known, keep)
+        else:
+            await pause(1, error)
+            source = await retried(partial(storage.open_source, name, keep))
+    manifest = location + MANIFEST_SUFFIX
+    return await WeightFile.open(source, store, lambda: read_optional(folder, manifest))
 
 
 def wasm_device() -> WasmDevice:

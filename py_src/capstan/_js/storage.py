@@ -21,15 +21,15 @@ __all__ = [
     "absolute",
     "adopt",
     "assumed_source",
-    "forget_files",
+    "backing",
+    "forget",
     "keep_folder",
     "keep_repository",
     "listing",
     "memory",
-    "open_backing",
     "open_repository",
     "open_source",
-    "set_stall_timeout",
+    "stall_after",
     "tell_damaged",
 ]
 
@@ -68,7 +68,7 @@ def keep_folder(folder: str) -> None:
     capstan_host.storage.keepFolder(folder)
 
 
-async def forget_files(addresses: Sequence[str] | None) -> int:
+async def forget(addresses: Sequence[str] | None) -> int:
     """Forget what is kept of repositories and folders; see capstan.host.Host.forget."""
     which = None if addresses is None else json.dumps(addresses)
     await capstan_host.storage.forgetFolders(which)
@@ -91,7 +91,7 @@ def absolute(url: str) -> str:
     return str(capstan_host.storage.absolute(url))
 
 
-async def open_backing(folder: str) -> JsBacking | None:
+async def backing(folder: str) -> JsBacking | None:
     """This browser's file storage, None if it has none; files of one folder do not see those of another. A private file
     system that the browser has and refuses is a step down."""
     refusals: list[str] = []
@@ -229,7 +229,7 @@ class JsBacking:
         return _number(await capstan_host.storage.freeBytes())
 
 
-def set_stall_timeout(seconds: float) -> None:
+def stall_after(seconds: float) -> None:
     """See capstan.host.Host.stall_after."""
     capstan_host.storage.setStallTimeout(seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from ..host import Host, use_host
@@ -52,18 +51,18 @@ class DeviceHost(Host, Protocol):
         """Whether a model's sequences would fit the device, from its graph alone."""
 
 
-_make_host: Callable[[], DeviceHost] | None = None
+_host: DeviceHost | None = None
 
 
-def use_device_host(make: Callable[[], DeviceHost]) -> None:
+def use_device_host(host: DeviceHost) -> None:
     """Say what the host of this interpreter is, for `current_host`, too; `capstan/__init__.py` does, as it alone knows
     all of them."""
-    global _make_host
-    _make_host = make
-    use_host(make)
+    global _host
+    _host = host
+    use_host(host)
 
 
 def current_device_host() -> DeviceHost:
     """The host of this interpreter."""
-    assert _make_host is not None, "importing capstan calls use_device_host"
-    return _make_host()
+    assert _host is not None, "importing capstan calls use_device_host"
+    return _host

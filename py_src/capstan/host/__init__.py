@@ -35,7 +35,7 @@ class Host(Protocol):
     def wait(self, awaitable: Awaitable[T]) -> T:
         """Block until the awaitable is done."""
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> object:
         """Run a task in the background; its error is not reported."""
 
     def stall_after(self, seconds: float) -> None:
@@ -112,19 +112,19 @@ def wait_here(host: Host, awaitable: Coroutine[Any, Any, T], name: str, twin: st
     return host.wait(awaitable)
 
 
-_make_host: Callable[[], Host] | None = None
+_host: Host | None = None
 
 
-def use_host(make: Callable[[], Host]) -> None:
-    """Set the function that makes the host of this interpreter."""
-    global _make_host
-    _make_host = make
+def use_host(host: Host) -> None:
+    """Set the host of this interpreter."""
+    global _host
+    _host = host
 
 
 def current_host() -> Host:
     """The host of this interpreter."""
-    assert _make_host is not None, "importing capstan sets a host"
-    return _make_host()
+    assert _host is not None, "importing capstan sets a host"
+    return _host
 
 
 def configure(*, ort_url: str | None = None, xgrammar_url: str | None = None) -> None:
