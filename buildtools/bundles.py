@@ -50,5 +50,7 @@ def _built(source: Path, target: Path, flags: Sequence[str]) -> Path:
     if not source.is_file():
         raise CommandError(f"{source.relative_to(ROOT)} is missing: restore it with git checkout")
     esbuild = ROOT / "node_modules/esbuild/bin/esbuild"
-    run_tool(["node", esbuild, source, *FLAGS, *LOADERS, *flags, f"--outfile={target}"], "fix the error in web/")
+    options = [*FLAGS, *LOADERS, *flags, f"--outfile={target.absolute()}"]
+    # A bundle has the path of each module, as it is from this folder.
+    run_tool(["node", esbuild, source, *options], "fix the error in web/", cwd=SOURCES)
     return target
