@@ -14,7 +14,7 @@ import { type Category, WatchedDevice } from "./gpu/device";
 import { SamplerPipelines } from "./gpu/sampler_program";
 import { Shortlist, Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
-import { type Part, Staging } from "./gpu/staging";
+import { type ReadPart, Staging } from "./gpu/staging";
 import { Rearranger } from "./gpu/rearranger";
 import { type PieceFields, EarlyUpload, type UploadPlan } from "./gpu/early_upload";
 import { WeightUpload } from "./gpu/weights";
@@ -231,7 +231,7 @@ export class GpuEngine implements EngineCalls {
   async readAll(places: string, ...outs: PyProxy[]): Promise<Float64Array> {
     const held = outs.map((out) => out.copy());
     try {
-      const parts = (JSON.parse(places) as [number, number][]).map(([handle, offset], i): Part => {
+      const parts = (JSON.parse(places) as [number, number][]).map(([handle, offset], i): ReadPart => {
         const bytes = withBytes(held[i]!, (target) => target.length);
         return { buffer: this.buffers.get(handle), offset, bytes };
       });

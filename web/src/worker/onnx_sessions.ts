@@ -5,7 +5,7 @@ import type { PyBufferView, PyProxy } from "pyodide/ffi";
 import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "../wire/errors";
 import type { HeldSubmit } from "./gpu/held_submit";
-import type { Delivery, Part, Staging } from "./gpu/staging";
+import type { Delivery, ReadPart, Staging } from "./gpu/staging";
 import { submitTimes } from "./gpu/traced_step";
 import {
   createSession,
@@ -34,7 +34,7 @@ interface RunTensor {
 }
 
 /** A result: in buffer `buffer`, in the array of this index that Python made, or where the fetch said. */
-interface RunResult {
+interface ResultTensor {
   name: string;
   dtype: Ort.Tensor.Type;
   dims: readonly number[];
@@ -52,8 +52,8 @@ interface Weight {
 }
 
 /** The results of a run when its turn is over. */
-interface Outcome {
-  told: RunResult[];
+interface RunOutcome {
+  told: ResultTensor[];
   /** Bytes for Python's heap: there already, or the part of this index of what is read. */
   arrivals: { view: number | null; data: Uint8Array | number }[];
   /** Has the parts read; see Staging.begin. */
@@ -202,7 +202,7 @@ export class OnnxSession {
     inputs: RunTensor[],
     wanted: RunTensor[],
     memory: PyProxy[],
-  ): Promise<Outcome> {
+  ): Promise<RunOutcome> {
     engine.assertHealthy();
     for (const { buffer } of wanted) if (buffer !== undefined) engine.staging.requireUnmapped(engine.buffer(buffer));
     const begun = performance.now();
@@ -287,13 +287,13 @@ export class OnnxSession {
   }
 
   /** Places each result, and queues the copies of those for the host. */
-  private outcome(wanted: RunTensor[], results: Ort.InferenceSession.OnnxValueMapType): Outcome {
-    const told: RunResult[] = [];
-    const arrivals: Outcome["arrivals"] = [];
-    const parts: Part[] = [];
+  private outcome(wanted: RunTensor[], results: Ort.InferenceSession.OnnxValueMapType): RunOutcome {
+    const told: ResultTensor[] = [];
+    const arrivals: RunOutcome["arrivals"] = [];
+    const parts: ReadPart[] = [];
     const deliveries: Delivery[] = [];
     /** Tensors in memory of onnxruntime-web: to be kept, and of no use once they are copied. */
-    const kept: [RunResult, Ort.Tensor][] = [];
+    const kept: [ResultTensor, Ort.Tensor][] = [];
     const passing = new Set<Ort.Tensor>();
     const fits = wanted.every(
       ({ name, dims, buffer, view }) =>
@@ -303,7 +303,7 @@ export class OnnxSession {
     for (const { name, buffer, offset, view, host } of wanted) {
       const tensor = results[name] as Ort.Tensor;
       const { type: dtype, dims } = tensor;
-      const result: RunResult = { name, dtype, dims };
+      const result: ResultTensor = { name, dtype, dims };
       told.push(result);
       const target = buffer === undefined ? null : this.engine!.buffer(buffer);
       const source = tensor.location === "gpu-buffer" ? (tensor.gpuBuffer as unknown as GPUBuffer) : null;
@@ -370,7 +370,7 @@ function bytesOf(tensor: Ort.Tensor): Uint8Array {
 }
 
 /** Copy results to Python's heap: each to its view, the others to arrays that `allocate` makes for all of them. */
-function arrive(arrivals: Outcome["arrivals"], mapped: Uint8Array[], memory: PyProxy[], allocate: PyProxy): void {
+function arrive(arrivals: RunOutcome["arrivals"], mapped: Uint8Array[], memory: PyProxy[], allocate: PyProxy): void {
   const found = arrivals.map(({ view, data }) => ({ view, bytes: typeof data === "number" ? mapped[data]! : data }));
   const fresh = found.filter(({ view }) => view === null);
   // Before any view is looked at: Python's heap may grow.

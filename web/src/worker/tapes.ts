@@ -7,12 +7,12 @@ import type { Json, TapesCalls } from "./engine_calls";
 import { EngineError } from "../wire/errors";
 import { BeamSearch, RECORDED } from "./gpu/beam_search";
 import { countsByLength, countsOfStep } from "./gpu/counts";
-import type { WatchedDevice } from "./gpu/device";
-import { FusedKernels, type FusedSpec, type Part } from "./gpu/fused";
+import type { BufferPart, WatchedDevice } from "./gpu/device";
+import { FusedKernels, type FusedSpec } from "./gpu/fused";
 import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
-import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import { Sampler, type SamplerTargets } from "./gpu/sampler";
 import type { SamplerProgram } from "./gpu/sampler_program";
 import type { Staging } from "./gpu/staging";
 import {
@@ -30,15 +30,15 @@ import { Handles } from "./handles";
 import { tracer } from "./trace";
 
 /** Part of a buffer, by [handle, offset, bytes]. */
-type SpanSpec = [number, number, number];
+type PartSpec = [number, number, number];
 
 interface SamplerSpec {
   logits: number;
   logits_type: "float32" | "float16";
   vocab: number;
   rows: number;
-  state: SpanSpec;
-  ring: SpanSpec;
+  state: PartSpec;
+  ring: PartSpec;
   ring_capacity: number;
   input_ids: number;
   mask: number;
@@ -55,7 +55,7 @@ interface BeamSpec {
   beams: number;
   looked: number;
   ends: number[];
-  state: SpanSpec;
+  state: PartSpec;
   input_ids: number;
   table: number;
   scores: number;
@@ -200,11 +200,10 @@ export class Tapes implements TapesCalls {
     return JSON.stringify(this.tapes.get(tape).fused?.scratchSizes ?? []);
   }
 
-  /** Have a tape's kernels work in parts of buffers, a JSON list of SpanSpec, or in scratch of their own if it is null. */
+  /** Have a tape's kernels work in parts of buffers, a JSON list of PartSpec, or in scratch of their own if it is null. */
   async giveScratch(tape: number, spans: string): Promise<void> {
-    const parts = JSON.parse(spans) as SpanSpec[] | null;
-    const part = ([handle, offset, size]: SpanSpec): Part => ({ buffer: this.buffers.get(handle), offset, size });
-    await this.tapes.get(tape).giveScratch(parts?.map(part) ?? null);
+    const parts = JSON.parse(spans) as PartSpec[] | null;
+    await this.tapes.get(tape).giveScratch(parts?.map((each) => this.part(each)) ?? null);
   }
 
   closeTape(handle: number): void {
@@ -214,14 +213,13 @@ export class Tapes implements TapesCalls {
 
   makeSampler(spec: string): number {
     const s = JSON.parse(spec) as SamplerSpec;
-    const span = (given: SpanSpec): Span => this.span(given);
-    const ring = span(s.ring);
+    const ring = this.part(s.ring);
     const targets: SamplerTargets = {
       logits: this.buffers.get(s.logits),
       logitsType: s.logits_type,
       vocab: s.vocab,
       rows: s.rows,
-      state: span(s.state),
+      state: this.part(s.state),
       ring,
       ringCapacity: s.ring_capacity,
       inputIds: this.buffers.get(s.input_ids),
@@ -276,7 +274,7 @@ export class Tapes implements TapesCalls {
         beams: s.beams,
         looked: s.looked,
         ends: s.ends,
-        state: this.span(s.state),
+        state: this.part(s.state),
         inputIds: this.buffers.get(s.input_ids),
         table: this.buffers.get(s.table),
         scores: this.buffers.get(s.scores),
@@ -419,7 +417,7 @@ export class Tapes implements TapesCalls {
     return JSON.stringify(await operationTimes(this.watched, this.playable(tape), picks, length));
   }
 
-  private span([handle, offset, size]: SpanSpec): Span {
+  private part([handle, offset, size]: PartSpec): BufferPart {
     return { buffer: this.buffers.get(handle), offset, size };
   }
 

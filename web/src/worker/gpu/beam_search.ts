@@ -1,9 +1,8 @@
 // Beam search on the GPU: shortlists of all beams' logits, then a kernel that chooses the next tokens of each prompt's beams.
 
 import shader from "../shaders/sampler/beams.wgsl";
-import type { WatchedDevice } from "./device";
+import type { BufferPart, WatchedDevice } from "./device";
 import { MAX_BURST, MAX_IN_FLIGHT } from "./ring";
-import type { Span } from "./sampler";
 import { Shortlist } from "./shortlist";
 
 /** Steps whose records are kept until they are read. */
@@ -23,7 +22,7 @@ export interface BeamTargets {
   /** End-of-sequence ids. */
   ends: readonly number[];
   /** u32 [rows, 8]: length and cursor first. */
-  state: Span;
+  state: BufferPart;
   /** int64 [rows]. */
   inputIds: GPUBuffer;
   /** u32 [rows, capacity]: the row whose caches hold a position. */
@@ -36,7 +35,7 @@ export interface BeamTargets {
 /** The search of one generator's beams; owns what it finds, not the targets. */
 export class BeamSearch {
   /** u32 [RECORDED, prompts, recordWords] as beams.wgsl has them. */
-  readonly records: Span;
+  readonly records: BufferPart;
   /** Words of a step's records. */
   readonly words: number;
   private readonly shortlist: Shortlist;

@@ -33,6 +33,9 @@ export interface BufferInfo {
   onWrite: Set<() => void>;
 }
 
+/** Bytes of a buffer as a kernel binds them; `offset` is a multiple of minStorageBufferOffsetAlignment. */
+export type BufferPart = Required<GPUBufferBinding>;
+
 /** Live memory of one category and owner. */
 export interface LedgerEntry {
   category: Category;

@@ -2,7 +2,7 @@
 
 import { EngineError } from "../../wire/errors";
 import { Allocations } from "./allocations";
-import type { Category, WatchedDevice } from "./device";
+import type { BufferPart, Category, WatchedDevice } from "./device";
 import { FusedPipelines } from "./kernels";
 import type { RecordingObjects } from "./recorder";
 import type { KernelText } from "./wgsl";
@@ -28,12 +28,9 @@ export interface FusedKernel {
   group: GPUBindGroup;
 }
 
-/** Bytes of a buffer that a kernel binds. */
-export type Part = Required<GPUBufferBinding>;
-
 export class FusedKernels {
   kernels: readonly FusedKernel[] = [];
-  private scratch: readonly Part[] = [];
+  private scratch: readonly BufferPart[] = [];
   /** Scratch buffers that were made here; empty while others were given. */
   private own: readonly GPUBuffer[] = [];
   private destroyed = false;
@@ -42,7 +39,7 @@ export class FusedKernels {
     private readonly watched: WatchedDevice,
     private readonly category: Category,
     private readonly spec: FusedSpec,
-    private readonly bind: (scratch: readonly Part[]) => FusedKernel[],
+    private readonly bind: (scratch: readonly BufferPart[]) => FusedKernel[],
   ) {}
 
   /**
@@ -58,7 +55,7 @@ export class FusedKernels {
     buffer: (handle: number) => GPUBuffer,
   ): Promise<FusedKernels> {
     const compiled = await Promise.all(spec.kernels.map((kernel) => pipelines.get(kernel)));
-    const bind = (scratch: readonly Part[]): FusedKernel[] => {
+    const bind = (scratch: readonly BufferPart[]): FusedKernel[] => {
       const resource = (binding: FusedBinding): GPUBufferBinding => {
         const [kind, id] = binding;
         if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
@@ -94,12 +91,12 @@ export class FusedKernels {
    * called once they do, before those that were made earlier are freed. On failure they work where they did: throws
    * OutOfMemoryError.
    */
-  async giveScratch(parts: readonly Part[] | null, bound: () => void = () => undefined): Promise<void> {
+  async giveScratch(parts: readonly BufferPart[] | null, bound: () => void = () => undefined): Promise<void> {
     const { watched, spec } = this;
     const allocations = new Allocations(watched);
     const own: GPUBuffer[] = [];
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
-    const made = (size: number): Part => {
+    const made = (size: number): BufferPart => {
       const buffer = watched.buffer(this.category, spec.owner, { label: "tape scratch", size, usage });
       own.push(buffer);
       return { buffer, offset: 0, size };
@@ -122,7 +119,7 @@ export class FusedKernels {
   }
 
   /** A scratch buffer by number. */
-  scratchPart(number: number): Part {
+  scratchPart(number: number): BufferPart {
     const found = this.scratch[number];
     if (!found) throw new EngineError("TapeError", `the tape names scratch buffer ${number}, which there is not`);
     return found;

@@ -1,8 +1,8 @@
 // Plays a tape: the operations Python kept of a recording, encoded into command buffers without ORT.
 
 import { EngineError } from "../../wire/errors";
-import type { WatchedDevice } from "./device";
-import type { FusedKernels, Part } from "./fused";
+import type { BufferPart, WatchedDevice } from "./device";
+import type { FusedKernels } from "./fused";
 import type { RecordingObjects } from "./recorder";
 
 /**
@@ -179,7 +179,7 @@ export class Tape {
   }
 
   /** Have its fused kernels work in these parts of buffers, or in scratch of their own; see FusedKernels.giveScratch. */
-  async giveScratch(parts: readonly Part[] | null): Promise<void> {
+  async giveScratch(parts: readonly BufferPart[] | null): Promise<void> {
     await this.fused?.giveScratch(parts, () => {
       this.played.forEach((op, index) => {
         if (op[0] === "kernel" || op[0] === "kernel table") this.ops[index] = this.resolve(op);

@@ -1,8 +1,7 @@
 // Reads picked token ids, or the records of beams, back: a small pool of mappable buffers, so that several bursts can be under way.
 
 import { EngineError } from "../../wire/errors";
-import type { WatchedDevice } from "./device";
-import type { Span } from "./sampler";
+import type { BufferPart, WatchedDevice } from "./device";
 import { whenDone } from "./staging";
 
 /** Most decode steps in one submit. */
@@ -26,7 +25,7 @@ export class RingReader {
 
   constructor(
     private readonly watched: WatchedDevice,
-    private readonly ring: Span,
+    private readonly ring: BufferPart,
     private readonly capacity: number,
     owner: string,
     private readonly rows = 1,

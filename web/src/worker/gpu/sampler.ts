@@ -6,6 +6,7 @@
 // ban tokens because of the sequence. Nothing is carried over in the scratch buffer from one step to the next, so any
 // number of steps can be encoded one after another.
 
+import type { BufferPart } from "./device";
 import {
   BEFORE,
   blocking,
@@ -18,13 +19,6 @@ import {
   type SamplerProgram,
 } from "./sampler_program";
 
-/** A part of a buffer; the offset is a multiple of minStorageBufferOffsetAlignment. Bytes. */
-export interface Span {
-  buffer: GPUBuffer;
-  offset: number;
-  size: number;
-}
-
 /** Buffers that a sampler reads and writes, and their shapes; see "GPU state layout" in docs/design.md. */
 export interface SamplerTargets {
   /** [rows, vocab], contiguous: the last position only. */
@@ -33,9 +27,9 @@ export interface SamplerTargets {
   vocab: number;
   rows: number;
   /** u32 [rows, 8]: length, cursor, done, picked id, four reserved. */
-  state: GPUBuffer | Span;
+  state: GPUBuffer | BufferPart;
   /** u32 [rows, ringCapacity]. */
-  ring: GPUBuffer | Span;
+  ring: GPUBuffer | BufferPart;
   ringCapacity: number;
   /** int64 [rows, 1]. */
   inputIds: GPUBuffer;
@@ -213,7 +207,7 @@ export class Sampler {
     if (found === undefined) {
       const shared = [this.params, logits, this.scratch, targets.state];
       const stride = this.device.limits.minUniformBufferOffsetAlignment;
-      const rest: (GPUBuffer | Span)[] = end
+      const rest: (GPUBuffer | BufferPart)[] = end
         ? [this.sizes, targets.ring, targets.inputIds, targets.mask, this.positions, this.memory]
         : [{ buffer: this.roundIndices, offset: round * stride, size: 16 }, this.memory];
       found = this.group(pipelines.layout(kernel), [...shared, ...rest]);
@@ -222,7 +216,7 @@ export class Sampler {
     return found;
   }
 
-  private group(layout: GPUBindGroupLayout, items: readonly (GPUBuffer | Span)[]): GPUBindGroup {
+  private group(layout: GPUBindGroupLayout, items: readonly (GPUBuffer | BufferPart)[]): GPUBindGroup {
     const entries = items.map((item, binding) => ({ binding, resource: "buffer" in item ? item : { buffer: item } }));
     return this.device.createBindGroup({ layout, entries });
   }
@@ -300,7 +294,7 @@ function checkTargets(device: GPUDevice, targets: SamplerTargets): void {
   within("ringCapacity", ringCapacity, 2 ** 30);
   within("maxLength", maxLength, 2 ** 30);
   within("scratch bytes", scratchBytes(targets), device.limits.maxStorageBufferBindingSize);
-  const atLeast = (name: string, buffer: GPUBuffer | Span | undefined, bytes: number): void => {
+  const atLeast = (name: string, buffer: GPUBuffer | BufferPart | undefined, bytes: number): void => {
     if (buffer !== undefined && buffer.size < bytes) {
       throw new RangeError(`sampler: ${name} has ${buffer.size} bytes; it needs ${bytes}`);
     }

@@ -91,15 +91,15 @@ export interface Blocking {
 }
 
 /** A kernel, and which of the rounds of a cut it is (0 for the others). */
-export interface Dispatch {
+export interface SamplerDispatch {
   kernel: Kernel;
   round: number;
 }
 
 /** The dispatches of each pass that a program may name. */
-const rounds = (from: number): Dispatch[] =>
+const rounds = (from: number): SamplerDispatch[] =>
   Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
-const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
+const PASSES: Readonly<Record<string, readonly SamplerDispatch[]>> = {
   constrain: [{ kernel: "constrain", round: 0 }],
   ban: [{ kernel: "ban", round: 0 }],
   max: [{ kernel: "blockMax", round: 0 }],
@@ -198,7 +198,7 @@ export function textOf(kernel: Kernel, program: SamplerProgram): string {
 }
 
 /** Throws RangeError for a pass that there is not. */
-export function dispatchesOf(program: SamplerProgram): Dispatch[] {
+export function dispatchesOf(program: SamplerProgram): SamplerDispatch[] {
   return program.passes.flatMap((name) => {
     const found = PASSES[name];
     if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);

@@ -46,7 +46,7 @@ export interface Operand {
   bytes: number;
 }
 
-export interface Dispatch {
+export interface SpanDispatch {
   kind: "dispatch";
   kernel: SpanKernel;
   destination: Operand;
@@ -61,7 +61,7 @@ export interface Dispatch {
 export type Command =
   | { kind: "copy"; source: Operand; destination: Operand; bytes: number }
   | { kind: "clear"; destination: Operand; bytes: number }
-  | Dispatch;
+  | SpanDispatch;
 
 export interface SpanPlan {
   commands: Command[];

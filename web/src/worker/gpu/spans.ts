@@ -2,7 +2,7 @@
 //
 // py_src/capstan/device/host_memory.py defines what they compute. Offsets and sizes are bytes, of any alignment.
 
-import type { WatchedDevice } from "./device";
+import type { BufferPart, WatchedDevice } from "./device";
 import { type Command, type Operand, planSteps, SLOT_WORDS, type SpanStep, TEMPORARY } from "./span_plan";
 import { type SpanKernel, SpanPipelines } from "./span_pipelines";
 
@@ -23,13 +23,6 @@ export interface SpanLimits {
   binding?: number;
   /** Bytes of the temporary buffer that same-buffer copies go through. */
   bounce?: number;
-}
-
-/** Part of a buffer as it is bound; `offset` is a multiple of the device's storage offset alignment. */
-interface Window {
-  buffer: GPUBuffer;
-  offset: number;
-  size: number;
 }
 
 /** Executes span steps on one device. Its own buffers grow to what is needed, and are kept until `destroy`. */
@@ -146,7 +139,7 @@ export class SpanOps {
   }
 
   /** The whole buffer, or so much of it around the operand as may be bound. */
-  private window({ buffer: given, offset, bytes }: Operand): Window {
+  private window({ buffer: given, offset, bytes }: Operand): BufferPart {
     const buffer = this.resolve(given);
     const whole = buffer.size - (buffer.size % 4);
     if (whole <= this.bindingLimit) return { buffer, offset: 0, size: whole };
@@ -154,7 +147,7 @@ export class SpanOps {
     return { buffer, offset: from, size: Math.min(Math.ceil((offset + bytes) / 4) * 4, whole) - from };
   }
 
-  private group(kernel: SpanKernel, destination: Window, source: Window | undefined): GPUBindGroup {
+  private group(kernel: SpanKernel, destination: BufferPart, source: BufferPart | undefined): GPUBindGroup {
     const windows = source ? [destination, source] : [destination];
     const ids = windows.map(({ buffer }) => this.watched.info(buffer).id);
     const key = windows.map(({ offset, size }, i) => `${ids[i]}:${offset}:${size}`).join(" ");

@@ -14,7 +14,7 @@ export interface ReadTimes {
 }
 
 /** Bytes to be read, at any alignment. */
-export interface Part {
+export interface ReadPart {
   buffer: GPUBuffer;
   offset: number;
   bytes: number;
@@ -77,7 +77,7 @@ export class Staging {
    * Read parts of buffers and hand them to `take`. No more than the parts, rounded to multiples of 4, leaves the GPU.
    * Parts in staging memory are mapped where they are, once for each buffer.
    */
-  async read(parts: readonly Part[], take: Take): Promise<ReadTimes> {
+  async read(parts: readonly ReadPart[], take: Take): Promise<ReadTimes> {
     const start = performance.now();
     // Asked for before the copies are: telling the times apart costs no round trip.
     const doneBy = whenDone(this.watched);
@@ -100,7 +100,7 @@ export class Staging {
    * caller must call the result: it hands the bytes to `take` and resolves to the number of maps. The sources may be
    * gone by then.
    */
-  begin(parts: readonly Part[], deliveries: readonly Delivery[] = []): (take: Take) => Promise<number> {
+  begin(parts: readonly ReadPart[], deliveries: readonly Delivery[] = []): (take: Take) => Promise<number> {
     for (const { buffer } of parts) this.requireUnmapped(buffer);
     for (const { target } of deliveries) this.requireUnmapped(target);
     const regions = this.plan(parts);
@@ -118,7 +118,7 @@ export class Staging {
     return (take) => this.finish(parts, regions, mapping, take);
   }
 
-  private plan(parts: readonly Part[]): Region[] {
+  private plan(parts: readonly ReadPart[]): Region[] {
     const regions: Region[] = [];
     const inPlace = new Map<GPUBuffer, Region>();
     let room: Region | null = null;
@@ -169,7 +169,7 @@ export class Staging {
   }
 
   private async finish(
-    parts: readonly Part[],
+    parts: readonly ReadPart[],
     regions: readonly Region[],
     mapping: Promise<PromiseSettledResult<undefined>[]>,
     take: Take,

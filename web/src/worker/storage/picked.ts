@@ -8,17 +8,17 @@ import { using } from "./in_use";
 import { hex, sha256 } from "../../wire/sha256";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
-type PickedFolder = FileSystemDirectoryHandle | File[];
+type PickedFiles = FileSystemDirectoryHandle | File[];
 
 const SCHEME = "picked:";
-const folders = new Map<string, PickedFolder>();
+const folders = new Map<string, PickedFiles>();
 
 /**
  * A name for a picked folder; the same one for the same folder, or for files of the same names, sizes and times. A file
  * alone is a folder of one.
  */
 export async function adopt(given: Exclude<ModelFolder, string | HubRepository>): Promise<string> {
-  const folder: PickedFolder = given instanceof File ? [given] : given;
+  const folder: PickedFiles = given instanceof File ? [given] : given;
   if (Array.isArray(folder)) {
     for (const file of folder) if (!(file instanceof File)) throw notAFolder(file);
     const listed = folder.map((file) => `${pathOf(file)} ${file.size} ${file.lastModified}`).sort();
