@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import capstan
+from capstan.device.device_host import DeviceHost
 
 PUBLIC = """
 Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
@@ -91,3 +93,10 @@ def test_public_classes_are_documented(kind: str) -> None:
         if not name.startswith("_") and (callable(value) or isinstance(value, property)) and not value.__doc__
     ]
     assert undocumented == []
+
+
+def test_the_page_s_module_has_the_members_of_a_host() -> None:
+    tree = ast.parse(Path(capstan.__file__).with_name("_js").joinpath("page_host.py").read_text(encoding="utf-8"))
+    (listed,) = (each.value for each in tree.body if isinstance(each, ast.Assign) and "__all__" in ast.unparse(each))
+    members = {name for kind in DeviceHost.__mro__[:2] for name in vars(kind) if not name.startswith("_")}
+    assert set(ast.literal_eval(listed)) == members
