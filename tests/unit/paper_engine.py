@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference, WeightPiece
+from capstan.device.run_inputs import FREE
+from capstan.device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, WeightPiece
 from capstan.memory import BufferRequest
 
 __all__ = ["SCRATCH", "PaperEngine"]

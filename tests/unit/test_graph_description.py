@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
+from capstan.device.run_inputs import require_fed
 from capstan.errors import UnsupportedModelError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
@@ -158,8 +159,10 @@ def test_an_input_that_nobody_feeds_is_named() -> None:
     model, decoder = load("nano-llama")
     model.graph.input.append(value_info("token_type_ids", TensorProto.INT64, ("batch_size", "sequence_length")))
     model.graph.node[0].input.append("token_type_ids")
+    about = graph.describe(model, decoder)
+    assert [info.name for info in about.others] == ["token_type_ids"]
     with pytest.raises(UnsupportedModelError, match=r"an input token_type_ids \[batch_size, sequence_length\]"):
-        graph.describe(model, decoder)
+        require_fed(about)
 
 
 def test_a_quantized_cache_is_refused() -> None:

@@ -17,6 +17,7 @@ from capstan import (
     UnsupportedModelError,
     graph,
 )
+from capstan.device.run_inputs import require_fed
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.uncomputed import uncomputed
@@ -215,7 +216,7 @@ def test_the_number_of_logits_to_keep_is_that_of_all_without_trust_in_its_effect
     assert not graph.describe(kept, config.decoder).last_token_only
     del model.graph.initializer[-1]
     with pytest.raises(UnsupportedModelError, match=r"input num_logits_to_keep \[\] that Capstan does not know"):
-        graph.describe(model, config.decoder)
+        require_fed(graph.describe(model, config.decoder))
 
 
 def test_a_number_of_logits_of_another_kind_is_fed_by_nobody() -> None:

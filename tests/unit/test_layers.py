@@ -79,8 +79,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "device": (
         "cache_rows casts element_types interface packed_rows shortlist snapshots",
-        "carried_tensor lora_file model_memory noted_graphs page_session probe span_checks",
-        "host_memory lora rope_tables",
+        "carried_tensor lora_file noted_graphs page_session probe span_checks",
+        "host_memory lora model_memory rope_tables run_inputs",
         "rows",
         "base beams prefix_cache",
         "device_host host_sampled separate_rows",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
+from capstan.device.model_memory import requirements
 from capstan.errors import OptionError, OutOfMemoryError
 from capstan.graph import GraphDescription, SplitWeight, WeightEntry
-from capstan.memory import Capabilities, MemoryRequirements, PoolSize, fits, plan, requirements
+from capstan.memory import Capabilities, MemoryRequirements, PoolSize, fits, plan
 from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
+from capstan.device.model_memory import requirements
+from capstan.device.run_inputs import sequence_items
 from capstan.graph import GraphDescription, WeightEntry
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
@@ -21,9 +23,7 @@ from capstan.memory import (
     PoolItem,
     PoolSize,
     pack,
-    requirements,
     row_items,
-    sequence_items,
     weight_items,
 )
 from capstan.model_files.config import parse_genai_config

@@ -14,6 +14,8 @@ import onnxruntime as ort
 import pytest
 
 from capstan import graph
+from capstan.device.model_memory import requirements
+from capstan.device.run_inputs import sequence_items
 from capstan.device.webgpu.cache_rows import CacheSpans
 from capstan.device.webgpu.sliding import BASE, SlidingWindow, table_span
 from capstan.fallback import FallbackWarning, fallbacks
@@ -22,7 +24,7 @@ from capstan.graph.description import tell_unslid
 from capstan.graph.long_rope import TableRows
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.sliding_caches import SLACK
-from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, StridedCopy, fits, requirements, sequence_items
+from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, StridedCopy, fits
 from capstan.memory.info import MemoryType
 from capstan.memory.usage import memory_info
 from capstan.model_files.config import parse_genai_config

@@ -16,22 +16,27 @@ from ..memory import (
     Fit,
     Loan,
     MemoryRequirements,
+    Pool,
     Pools,
     PoolSize,
     Rows,
     check_pools,
     fits,
     plan,
-    requirements,
     row_items,
     row_prefix,
+    tape_scratch_items,
+    weight_items,
 )
 from .interface import DeviceInterface
+from .run_inputs import require_fed, sequence_items
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, SplitWeight, WeightEntry
 
-__all__ = ["ModelMemory", "capacity_for", "require_lengths"]
+__all__ = ["ModelMemory", "capacity_for", "require_lengths", "requirements"]
+
+NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
 
 CAPACITY_STEP = 256
 """KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
@@ -69,6 +74,59 @@ def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
 def no_scratch(reason: str) -> BufferMismatchError:
     """The error for scratch that was given to a model without any."""
     return BufferMismatchError(f"buffers for scratch were given, and none can be: {reason}; leave scratch out")
+
+
+def requirements(
+    description: GraphDescription,
+    weights: Sequence[WeightEntry],
+    *,
+    batch_size: int,
+    max_length: int,
+    chunk: int,
+    device: str = "webgpu",
+    scratch: PoolSize | None = None,
+    activations: Activations | None = None,
+    rows: Rows = "separate",
+    apart: bool = False,
+    tape_scratch: Sequence[int] | str = "no tape was made yet",
+    split: tuple[SplitWeight, ...] = (),
+) -> MemoryRequirements:
+    """The memory that the weights and `batch_size` sequences of `max_length` positions need.
+
+    `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
+    `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
+    `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
+    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding.
+    """
+    one = sequence_items(description, max_length, chunk, apart=apart)
+    if rows == "joint":
+        held = (*one, *row_items(description, batch_size, max_length, chunk))
+    else:
+        prefixes = [row_prefix(row, batch_size) for row in range(batch_size)]
+        held = tuple(replace(item, name=prefix + item.name) for prefix in prefixes for item in one)
+    between = () if isinstance(tape_scratch, str) else tape_scratch_items(tape_scratch)
+    items = (*weight_items(weights), *held, *between)
+    if scratch is None:
+        # Prompts are run a row at a time.
+        estimate = activations.peak(1, min(chunk, max_length), max_length) if activations else 0
+        scratch = PoolSize(estimate + sum(item.bytes for item in between), exact=False)
+
+    def size(pool: Pool) -> PoolSize:
+        return PoolSize(sum(item.bytes for item in items if item.pool == pool))
+
+    return MemoryRequirements(
+        device=device,
+        batch_size=batch_size,
+        max_length=max_length,
+        weights=size("weights"),
+        scratch=scratch,
+        persistent=size("persistent"),
+        io=size("io"),
+        items=items,
+        rows=rows,
+        no_scratch=tape_scratch if isinstance(tape_scratch, str) else "" if tape_scratch else NO_SCRATCH,
+        split=split,
+    )
 
 
 @dataclass(frozen=True)
@@ -113,6 +171,9 @@ class ModelMemory:
     """Tokens of a sequence that has to fit for a load to begin; 0 is for the shortest one."""
     most: int | None = None
     """Bytes that the device holds in all; None where it does not tell."""
+
+    def __post_init__(self) -> None:
+        require_fed(self.description)
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """The memory of the weights and of `batch_size` sequences."""

@@ -79,6 +79,8 @@ class GraphDescription:
     """The reason against caches in parts of some heads each; empty if there is none."""
     unslid: str = ""
     """Why caches of attention over a window hold every position; empty if they do not, or if there are none."""
+    others: tuple[TensorInfo, ...] = ()
+    """The run-time inputs besides `inputs`, which device.run_inputs feeds or refuses."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -161,8 +163,7 @@ def describe(
     that of `sliding_caches`.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that Capstan does not know,
-    an input that it does not feed, caches that are neither float32 nor float16, sizes that differ from the
-    configuration.
+    caches that are neither float32 nor float16, sizes that differ from the configuration.
     """
     graph = model.graph
     names = decoder.inputs
@@ -193,17 +194,7 @@ def describe(
     logits = found.get(decoder.outputs.logits)
     if logits is None:
         raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
-    tables = rope.tables if rope is not None else ()
-    fed = {*known, *weights, *(table.name for table in tables)}
-    if sliding is not None:
-        fed |= {sliding.base, *(table.name for table in sliding.tables)}
-    strangers = [info for info in inputs if info.name not in fed and info.name in read]
-    if strangers:
-        first = strangers[0]
-        shape = ", ".join(map(str, first.dims))
-        raise UnsupportedModelError(
-            f"model.onnx has an input {first.name} [{shape}] that Capstan does not know how to feed"
-        )
+    others = tuple(info for info in inputs if info.name not in {*known, *weights} and info.name in read)
     if logits.dtype not in FLOATS:
         raise UnsupportedModelError(
             f"output {logits.name} is {logits.dtype}, expected float32 or float16; export with -p int4 or fp16"
@@ -240,6 +231,7 @@ def describe(
         rope=rope,
         sliding=sliding,
         whole=whole_because(model, pairs),
+        others=others,
     )
 
 

@@ -12,14 +12,14 @@ sessions' is an estimate until one has run. QNN's LPAI backend asks for its pool
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .info import Limits, MemoryInfo
 
 if TYPE_CHECKING:
-    from ..graph import Activations, GraphDescription, SplitWeight, WeightEntry
+    from ..graph import GraphDescription, SplitWeight, WeightEntry
 
 __all__ = [
     "AlignmentRequirements",
@@ -34,11 +34,10 @@ __all__ = [
     "TAPE_SCRATCH",
     "cache_sizes",
     "pack",
-    "requirements",
+    "pool_item",
     "round_up",
     "row_items",
     "row_prefix",
-    "sequence_items",
     "tape_scratch_items",
     "weight_items",
     "window_table_sizes",
@@ -57,7 +56,6 @@ starts of bursts, of which one is being read and at most four are under way."""
 ROWS_APART = "rows apart"
 """Room for copies of joint rows while they become one another."""
 TAPE_SCRATCH = "tape scratch"
-NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
 SIZE_ALIGNMENT = 16
 """Buffers are made in multiples of this many bytes."""
 
@@ -135,52 +133,9 @@ class MemoryRequirements:
         return tuple(item for item in self.items if item.pool == name)
 
 
-def sequence_items(
-    about: GraphDescription, capacity: int, chunk: int, *, start: int = SIZE_ALIGNMENT, apart: bool = False
-) -> tuple[PoolItem, ...]:
-    """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
-
-    `chunk` is the most prompt tokens of one run, `start` the alignment of a buffer's start; with `apart` attention
-    writes its caches to buffers apart from those that it reads.
-    """
-
-    def item(name: str, pool: Pool, size: int, *, bound: bool = True) -> PoolItem:
-        return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
-
-    caches = cache_sizes(about, capacity, chunk)
-    items = [item(name, "persistent", size) for name, size in caches.items()]
-    if about.growing:
-        items += [item(f"grown {name}", "persistent", size) for name, size in caches.items()]
-    elif apart:
-        items += [item(f"apart {name}", "persistent", size) for name, size in caches.items()]
-    items += [
-        item("mask", "io", capacity * BYTES[about.mask_dtype]),
-        item("logits", "io", about.vocab_size * BYTES[about.logits_dtype]),
-        item("input ids", "io", BYTES["int64"]),
-        item("prompt ids", "io", chunk * BYTES["int64"]),
-    ]
-    if about.has_position_ids:
-        items += [
-            item("positions", "io", BYTES["int64"]),
-            item("prompt positions", "io", chunk * BYTES["int64"]),
-        ]
-    sizes = [math.prod(state.sizes) * BYTES[state.dtype] for state in about.states]
-    for state, size in zip(about.states, sizes, strict=True):
-        items += [item(state.past, "persistent", size), item(state.present, "persistent", size)]
-    if sizes:
-        each = sum(round_up(size, SIZE_ALIGNMENT) for size in sizes)
-        items.append(item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
-    items += [item(f"lora {slot.name}", "weights", math.prod(slot.dims) * BYTES[slot.dtype]) for slot in about.lora]
-    tables = about.rope.tables if about.rope is not None else ()
-    items += [item(f"rope {each.name}", "weights", capacity * each.width * BYTES[each.dtype]) for each in tables]
-    if about.sliding is not None:
-        items.append(item("window base", "io", BYTES["int32"]))
-        items += [item(name, "weights", size) for name, size in window_table_sizes(about, capacity, chunk).items()]
-    items += [
-        item("state", "persistent", STATE_BYTES, bound=False),
-        item("ring", "persistent", capacity * 4, bound=False),
-    ]
-    return tuple(items)
+def pool_item(name: str, pool: Pool, size: int, *, bound: bool = True) -> PoolItem:
+    """A tensor of `size` bytes."""
+    return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), SIZE_ALIGNMENT, bound)
 
 
 def cache_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str, int]:
@@ -241,59 +196,6 @@ def weight_items(weights: Iterable[WeightEntry], *, start: int = SIZE_ALIGNMENT)
     return tuple(
         PoolItem(entry.name, "weights", max(SIZE_ALIGNMENT, round_up(entry.length, SIZE_ALIGNMENT)), start, True)
         for entry in reversed(alike.values())
-    )
-
-
-def requirements(
-    description: GraphDescription,
-    weights: Sequence[WeightEntry],
-    *,
-    batch_size: int,
-    max_length: int,
-    chunk: int,
-    device: str = "webgpu",
-    scratch: PoolSize | None = None,
-    activations: Activations | None = None,
-    rows: Rows = "separate",
-    apart: bool = False,
-    tape_scratch: Sequence[int] | str = "no tape was made yet",
-    split: tuple[SplitWeight, ...] = (),
-) -> MemoryRequirements:
-    """The memory that the weights and `batch_size` sequences of `max_length` positions need.
-
-    `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
-    `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
-    `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
-    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding.
-    """
-    one = sequence_items(description, max_length, chunk, apart=apart)
-    if rows == "joint":
-        held = (*one, *row_items(description, batch_size, max_length, chunk))
-    else:
-        prefixes = [row_prefix(row, batch_size) for row in range(batch_size)]
-        held = tuple(replace(item, name=prefix + item.name) for prefix in prefixes for item in one)
-    between = () if isinstance(tape_scratch, str) else tape_scratch_items(tape_scratch)
-    items = (*weight_items(weights), *held, *between)
-    if scratch is None:
-        # Prompts are run a row at a time.
-        estimate = activations.peak(1, min(chunk, max_length), max_length) if activations else 0
-        scratch = PoolSize(estimate + sum(item.bytes for item in between), exact=False)
-
-    def size(pool: Pool) -> PoolSize:
-        return PoolSize(sum(item.bytes for item in items if item.pool == pool))
-
-    return MemoryRequirements(
-        device=device,
-        batch_size=batch_size,
-        max_length=max_length,
-        weights=size("weights"),
-        scratch=scratch,
-        persistent=size("persistent"),
-        io=size("io"),
-        items=items,
-        rows=rows,
-        no_scratch=tape_scratch if isinstance(tape_scratch, str) else "" if tape_scratch else NO_SCRATCH,
-        split=split,
     )
 
 

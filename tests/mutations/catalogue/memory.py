@@ -112,9 +112,9 @@ MEMORY = (
     ),
     Mutation(
         "pools.mask_bytes",
-        "py_src/capstan/memory/pools.py",
-        'item("mask", "io", capacity * BYTES[about.mask_dtype]),',
-        'item("mask", "io", chunk * BYTES[about.mask_dtype]),',
+        "py_src/capstan/device/run_inputs.py",
+        "byte_count(self.about.mask_dtype, (self.room.capacity,))",
+        "byte_count(self.about.mask_dtype, (self.room.chunk,))",
         "the mask has room for a prompt's part only",
         unit("memory_pools::test_a_sequence_holds_its_cache_its_io_and_what_the_sampler_carries"),
     ),

@@ -97,10 +97,10 @@ WEBGPU = (
     ),
     Mutation(
         "sequence_buffers.zeros",
-        "py_src/capstan/device/webgpu/sequence_buffers.py",
-        """                self.grow_mask(valid, past)
-                self.grow_mask(past, past + len(ids))""",
-        "                self.grow_mask(past, past + len(ids))",
+        "py_src/capstan/device/run_inputs.py",
+        """            self._grow(memory, valid, past)
+            self._grow(memory, past, past + len(ids))""",
+        "            self._grow(memory, past, past + len(ids))",
         "the mask keeps zeros before a prompt, where a sequence ended within a burst",
         unit("sequence_buffers"),
     ),
@@ -194,9 +194,11 @@ WEBGPU = (
     ),
     Mutation(
         "long_rope.host_write",
-        "py_src/capstan/device/webgpu/sequence_buffers.py",
-        "self.input_ids, *positions, *states, *tables]",
-        "self.input_ids, *positions, *states]",
+        "py_src/capstan/device/run_inputs.py",
+        """    \"\"\"The rotary tables of a model with a long rope, for the sequence's length.\"\"\"
+""",
+        """    changes = False
+""",
         "a tape ends when the tables of its sequence are filled",
         browser("long_rope::test_a_sequence_that_outgrows_the_original_length_is_computed_anew_once"),
     ),

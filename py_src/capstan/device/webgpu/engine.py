@@ -19,9 +19,6 @@ from ...weights.shared import SharedWeights
 from ..page_session import ModelSession
 
 __all__ = [
-    "AFTER",
-    "BEFORE",
-    "FREE",
     "NOT_FUSED",
     "BeamSpec",
     "BoundTensor",
@@ -36,10 +33,6 @@ __all__ = [
     "SamplerSpec",
     "WeightPiece",
 ]
-
-FREE = -1
-BEFORE = -2
-AFTER = -3
 
 T = TypeVar("T")
 
@@ -57,8 +50,8 @@ def by_hand(declared: T) -> T:
 
 @dataclass(frozen=True)
 class BoundTensor:
-    """A session input or output bound to a buffer; dtype by ONNX Runtime's name, as in 'float16'. A size of FREE is the
-    number of tokens of each run, of BEFORE and AFTER the positions that are valid before and after it."""
+    """A session input or output bound to a buffer; dtype by ONNX Runtime's name, as in 'float16'. Sizes are
+    those of a run_inputs.RunTensor."""
 
     name: str
     buffer: int

@@ -19,10 +19,10 @@ from ..base import TapeOptions
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import Lent
 from ..rows import RowDecoder
+from ..run_inputs import FREE
 from ..separate_rows import separate_rows
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import FREE
 from .loading import Loaded, load, passes_for
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize

@@ -7,21 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
-from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack, round_up, sequence_items
+from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from ..lora import LoraWeights
 from ..rope_tables import RopeTables
+from ..run_inputs import Room, Run, RunInput, run_inputs, sequence_items
 from ..snapshots import EMPTY
-from ..span_checks import INDEX_BYTES
-from .engine import AFTER, BEFORE, BoundTensor
-from .sliding import BASE, SlidingWindow, table_span
+from .engine import BoundTensor
+from .sliding import BASE, SlidingWindow
 
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
 STATE_WORDS = 8
-WRITTEN = 4
-"""WebGPU writes multiples of so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,8 @@ class SequenceBuffers:
     owner: str
     capacity: int
     chunk: int
+    inputs: tuple[RunInput, ...]
+    """The providers of what its runs take and give."""
     spans: Mapping[str, DeviceSpan]
     owned: tuple[DeviceBuffer, ...]
     """Buffers that were allocated here, and are freed by `destroy`."""
@@ -44,8 +44,6 @@ class SequenceBuffers:
     present: tuple[DeviceSpan, ...]
     """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
     graph needs them."""
-    tables: RopeTables | None = None
-    """The contents of its rotary tables, where these depend on the sequence's length."""
     sliding: SlidingWindow | None = None
     """The caches that hold the positions of a window alone, if the graph has any."""
     every: bool = False
@@ -68,7 +66,8 @@ class SequenceBuffers:
     ) -> SequenceBuffers:
         """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
         spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
-        items = sequence_items(about, capacity, chunk, apart=not in_place)
+        inputs = run_inputs(about, Room(capacity, chunk, apart=not in_place, rope=tables))
+        items = [item for each in inputs for item in each.items()]
         ours = [item for item in items if item.name not in spans]
         bound, packed = [item for item in ours if item.bound], [item for item in ours if not item.bound]
         requests = [BufferRequest(item.name, item.bytes, item.pool) for item in bound]
@@ -88,7 +87,7 @@ class SequenceBuffers:
         if about.sliding is not None:
             room = about.sliding.room(capacity, chunk)
             sliding = SlidingWindow(device, about, about.sliding, window_tables, capacity, room, spans.__getitem__)
-        buffers = cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present, tables, sliding)
+        buffers = cls(device, about, owner, capacity, chunk, inputs, spans, tuple(made), given, present, sliding)
         buffers.rotate(False)
         if sliding is not None:
             sliding.tell()
@@ -144,35 +143,14 @@ class SequenceBuffers:
     def tensors(self, which: str, length: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The inputs and outputs of a run over the sequence: over `length` ids of its 'input' or its 'prompt', or FREE
         for any number of ids."""
-        about = self.about
-        ids = BoundTensor(about.input_ids, self.handle(f"{which} ids"), "int64", (1, length))
-        masked = AFTER if about.growing else self.capacity
-        feeds = [ids, BoundTensor(about.mask, self.mask, about.mask_dtype, (1, masked))]
-        if about.position_ids is not None:
-            positions = self.handle("positions" if which == "input" else "prompt positions")
-            feeds.append(replace(ids, name=about.position_ids, buffer=positions))
-        kept = length if self.every else 1
-        fetches = [BoundTensor(about.logits, self.logits, about.logits_dtype, (1, kept, about.vocab_size))]
-        for pair, cache, present in zip(about.cache, self.cache, self.present, strict=True):
-            before, after = (BEFORE, AFTER) if about.growing else (self.room_of(pair), self.room_of(pair))
-            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
-            grown = present.buffer.handle
-            fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
-        for table in about.rope.tables if about.rope is not None else ():
-            dims = (self.capacity, table.width)
-            feeds.append(BoundTensor(table.name, self.handle(f"rope {table.name}"), table.dtype, dims))
-        if self.sliding is not None:
-            found = self.sliding.sliding
-            feeds.append(BoundTensor(found.base, self.handle("window base"), "int32", (1,)))
-            for each in found.tables:
-                dims = (self.sliding.room, each.width)
-                feeds.append(BoundTensor(each.name, self.handle(table_span(each.name)), each.dtype, dims))
-        for slot in about.lora:
-            feeds.append(BoundTensor(slot.name, self.handle(f"lora {slot.name}"), slot.dtype, slot.dims))
-        for state in about.states:
-            feeds.append(BoundTensor(state.past, self.handle(state.past), state.dtype, state.dims(1)))
-            fetches.append(BoundTensor(state.present, self.handle(state.present), state.dtype, state.dims(1)))
-        return feeds, fetches
+        run = Run(which, length, self.every)
+        feeds = [tensor for each in self.inputs for tensor in each.feeds(run)]
+        fetches = [tensor for each in self.inputs for tensor in each.fetches(run)]
+        handle = self.handle
+        return (
+            [BoundTensor(each.name, handle(each.item), each.dtype, each.dims) for each in feeds],
+            [BoundTensor(each.name, handle(each.item), each.dtype, each.dims) for each in fetches],
+        )
 
     def handle(self, name: str) -> int:
         """The device's handle of the buffer behind `name`, which onnxruntime-web binds whole."""
@@ -249,11 +227,11 @@ class SequenceBuffers:
 
     def copy_from(self, other: SequenceBuffers, length: int) -> None:
         """Become what another sequence's buffers are, of the same model and capacity and `length` positions."""
-        names = [f"kv {pair.past}" for pair in self.about.cache] + [state.past for state in self.about.states]
         if self.sliding is not None:
             self.sliding.rebase(other.base)
         # Whole caches: the rows of each head would be a copy each, and Python plans every one.
-        self.device.copy_tensors([(other.spans[name], self.spans[name]) for name in [*names, "logits"]])
+        names = [name for each in self.inputs for name in each.carried()]
+        self.device.copy_tensors([(other.spans[name], self.spans[name]) for name in names])
         with self.device.batch():
             self.set_mask(length)
             self.set_length(length)
@@ -265,13 +243,8 @@ class SequenceBuffers:
 
     def rotate(self, long: bool) -> None:
         """Have the long factors in its rotary tables, or the short ones."""
-        if self.tables is None:
-            return
-        with self.device.batch():
-            for table, rows in zip(self.tables.rope.tables, self.tables.rows(long, self.capacity), strict=True):
-                padded = rows.ljust(round_up(len(rows), WRITTEN), b"\0")
-                span = self.spans[f"rope {table.name}"].sub(0, len(padded))
-                self.device.copy_cpu_to_device(span, array("B", padded))
+        for each in self.inputs:
+            each.rotate(self, long)
 
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""
@@ -319,13 +292,17 @@ class SequenceBuffers:
             offset += span.length
         return parts
 
-    def written(self) -> list[int]:
-        """Buffers that the decode session is bound to and that change between replays."""
-        positions = [] if self.positions is None else [self.positions]
-        states = [self.handle(name) for state in self.about.states for name in (state.past, state.present)]
-        tables = [self.handle(f"rope {table.name}") for table in self.about.rope.tables] if self.about.rope else []
-        tables += [self.handle(name) for name in self.spans if name.startswith("window ")]
-        return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states, *tables]
+    def written(self, *others: str) -> list[int]:
+        """Buffers that runs over the 'input', and those that are named, are bound to and that change between
+        replays."""
+        names = [
+            tensor.item
+            for run in (Run(which, 1) for which in ("input", *others))
+            for each in self.inputs
+            if each.changes
+            for tensor in (*each.feeds(run), *each.fetches(run))
+        ]
+        return [self.handle(name) for name in dict.fromkeys(names)]
 
     def destroy(self) -> None:
         """Free the buffers that were allocated here and release the given ones."""
@@ -335,15 +312,9 @@ class SequenceBuffers:
             self.given.end()
 
     def set_mask(self, valid: int) -> None:
-        """Ones for the first `valid` positions, zeros for the rest, whatever was there."""
-        mask = self.spans["mask"]
-        self.device.zero(mask)
-        self.grow_mask(0, valid)
-
-    def grow_mask(self, old: int, new: int) -> None:
-        """The first `old` positions were ones; make it the first `new`."""
-        whole = self.spans["mask"].sub(0, self.capacity * INDEX_BYTES[self.about.mask_dtype])
-        self.device.update_attention_mask(whole, self.about.mask_dtype, self.capacity, [old], [new])
+        """The first `valid` positions are there, whatever was there."""
+        for each in self.inputs:
+            each.hold(self, valid)
 
     def write_prompt(self, ids: Sequence[int], past: int, valid: int | None = None) -> None:
         """The inputs of one prefill run of at most `chunk` ids after `past` positions.
@@ -351,24 +322,14 @@ class SequenceBuffers:
         `valid` is how many positions the mask may have set by now; None if nothing is known of it.
         """
         with self.device.batch():
-            self.device.copy_cpu_to_device(self.spans["prompt ids"].sub(0, 8 * len(ids)), array("q", ids))
-            if self.about.has_position_ids:
-                positions = self.spans["prompt positions"].sub(0, 8 * len(ids))
-                self.device.update_position_ids(positions, "int64", [past], len(ids))
-            if valid is None:
-                self.set_mask(past + len(ids))
-            else:
-                # The mask may have zeros before `valid`, where a sequence ended within a burst.
-                self.grow_mask(valid, past)
-                self.grow_mask(past, past + len(ids))
+            for each in self.inputs:
+                each.write_prompt(self, ids, past, valid)
 
     def set_input(self, token: int, position: int) -> None:
         """The inputs of one decode step of `token` at `position`."""
         with self.device.batch():
-            self.device.copy_cpu_to_device(self.spans["input ids"].sub(0, 8), array("q", [token]))
-            if self.about.has_position_ids:
-                self.device.update_position_ids(self.spans["positions"].sub(0, 8), "int64", [position], 1)
-            self.set_mask(position + 1)
+            for each in self.inputs:
+                each.write_step(self, token, position)
             self.set_length(position + 1)
 
     def set_length(self, length: int) -> None:

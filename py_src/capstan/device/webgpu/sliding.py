@@ -15,13 +15,12 @@ from ...graph import GraphDescription, SlidingCaches
 from ...memory import DeviceSpan, round_up
 from ..element_types import byte_count
 from ..interface import DeviceInterface
+from ..run_inputs import WRITTEN
 
 __all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]
 
 BASE = 7
 """The word of the sampler's state that has the base, for kernels of ours."""
-WRITTEN = 4
-"""WebGPU writes multiples of so many bytes."""
 
 
 def table_span(name: str) -> str:

@@ -13,11 +13,12 @@ from ...memory import BufferRequest, round_up
 from ...tape import NBitsWeights, TableParts, TapeKey, WorkgroupLimits, attends_prompts
 from ..base import TapeOptions
 from ..element_types import byte_count
-from .engine import FREE, BoundTensor
+from ..run_inputs import FREE, WRITTEN
+from .engine import BoundTensor
 from .loading import Loaded, eager_picks, release_made
 from .prefill_pace import PrefillPace
 from .scored_runs import SLOT, ScoredRuns, scored_positions
-from .sequence_buffers import WRITTEN, SequenceBuffers
+from .sequence_buffers import SequenceBuffers
 from .tapes.decode_step import DecodeStep, put_off
 from .tapes.prefill import PrefillTapes, weights_on_device
 from .tapes.scratch import TapeScratch

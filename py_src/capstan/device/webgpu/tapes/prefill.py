@@ -276,7 +276,7 @@ class PrefillTapes:
                 limits,
                 buffers.capacity,
             )
-            written = [engine.recorded_id(handle) for handle in self._written()]
+            written = [engine.recorded_id(handle) for handle in buffers.written("prompt")]
 
             async def check(tape: int) -> None:
                 places = (place.id for place in placement.places.values() if place.kind == "recorded")
@@ -292,12 +292,6 @@ class PrefillTapes:
             spec = fused.spec(buffers.owner)
             tape = await make_tape(engine, recording, fused.played, written, fused=spec, check=check)
             return tape, f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
-
-    def _written(self) -> list[int]:
-        """Buffers that the run is bound to and that others may write."""
-        buffers = self.buffers
-        positions = [buffers.handle("prompt positions")] if self.about.has_position_ids else []
-        return [*buffers.written(), buffers.handle("prompt ids"), *positions]
 
     def _probe(self, start: int, count: int) -> list[int]:
         """The ids of a sequence that is compared, from a position on."""

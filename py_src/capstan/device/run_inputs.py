@@ -1,0 +1,426 @@
+"""The inputs and outputs of a decoder's runs: one provider for each kind, which every device asks.
+
+A provider knows whether the graph has its tensors, the memory that a sequence needs for them, and what is written there
+before a run. For devices whose runs take tensors of the host it makes these. A new kind of input is a class here and a
+place in KINDS.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import UnsupportedModelError
+from ..memory import SNAPSHOTS, DeviceSpan, PoolItem, cache_sizes, pool_item, round_up, window_table_sizes
+from .element_types import byte_count
+from .interface import DeviceInterface
+from .span_checks import INDEX_BYTES
+
+if TYPE_CHECKING:
+    from ..graph import GraphDescription
+    from .rope_tables import RopeTables
+
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "FREE",
+    "KINDS",
+    "WRITTEN",
+    "HostTensor",
+    "Room",
+    "Run",
+    "RunInput",
+    "RunTensor",
+    "require_fed",
+    "run_inputs",
+    "sequence_items",
+]
+
+FREE = -1
+BEFORE = -2
+AFTER = -3
+"""Sizes that a run settles: its number of tokens, and the positions that are valid before and after it."""
+STATE_BYTES = 32
+WRITTEN = 4
+"""WebGPU writes multiples of so many bytes."""
+CODES = {"int64": "q", "int32": "i"}
+
+
+@dataclass(frozen=True)
+class RunTensor:
+    """An input or output of the graph, and the item of the sequence's memory that it is bound to. Sizes are numbers,
+    FREE, BEFORE or AFTER."""
+
+    name: str
+    item: str
+    dtype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """An input of one run, in the host's memory."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Room:
+    """The sizes of a sequence in tokens, and the contents of its tables."""
+
+    capacity: int
+    chunk: int
+    """The most tokens of one run over a prompt."""
+    apart: bool = False
+    """Whether attention writes its caches to buffers apart from those that it reads."""
+    rope: RopeTables | None = None
+    """The rows of the rotary tables, where these depend on the sequence's length."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A kind of run: over the 'input' of a step, or over (a part of) a 'prompt'."""
+
+    which: str
+    tokens: int
+    """FREE for any number."""
+    every: bool = False
+    """Whether it gives the logits of all its positions, not of the last one alone."""
+
+
+class SequenceMemory(Protocol):
+    """The buffers of one sequence."""
+
+    @property
+    def device(self) -> DeviceInterface: ...
+    @property
+    def spans(self) -> Mapping[str, DeviceSpan]: ...
+
+
+class RunInput:
+    """A kind of input or output of one sequence's runs. A provider overrides what it has; the defaults are nothing."""
+
+    changes = True
+    """Whether its tensors may be written between two replays of a tape."""
+
+    def __init__(self, about: GraphDescription, room: Room) -> None:
+        self.about = about
+        self.room = room
+
+    def items(self) -> list[PoolItem]:
+        """The memory of a sequence."""
+        return []
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        """The inputs of such a run; a session binds those that its graph has."""
+        return []
+
+    def fetches(self, run: Run) -> list[RunTensor]:
+        """The outputs of such a run."""
+        return []
+
+    def carried(self) -> list[str]:
+        """The items that a copy of the sequence takes over."""
+        return []
+
+    def rotate(self, memory: SequenceMemory, long: bool) -> None:
+        """The sequence is rotated by the long factors of a long rope from now on, or by the short ones."""
+
+    def hold(self, memory: SequenceMemory, valid: int) -> None:
+        """The sequence has `valid` positions, whatever was there before."""
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        """Write the inputs of a run over these ids, after `past` positions. `valid` is how many positions the sequence
+        may have by now; None if nothing is known of it."""
+
+    def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
+        """Write the inputs of a step."""
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        """The inputs of a run over these ids that differ from run to run, for a device that takes them so."""
+        return []
+
+    def fixed_on_host(self, long: bool) -> list[HostTensor]:
+        """The inputs that stay as they are until the sequence is rotated by other factors."""
+        return []
+
+
+class Caches(RunInput):
+    """Key/value caches, which attention reads, and writes where they are, to buffers apart, or longer each time."""
+
+    def items(self) -> list[PoolItem]:
+        sizes = cache_sizes(self.about, self.room.capacity, self.room.chunk)
+        kinds = ["", written] if (written := written_caches(self.about, self.room.apart)) else [""]
+        return [pool_item(kind + name, "persistent", size) for kind in kinds for name, size in sizes.items()]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [
+            RunTensor(pair.past, f"kv {pair.past}", self.about.cache_dtype, pair.dims(1, length))
+            for pair, length in zip(self.about.cache, self._lengths(BEFORE), strict=True)
+        ]
+
+    def fetches(self, run: Run) -> list[RunTensor]:
+        written = written_caches(self.about, self.room.apart)
+        return [
+            RunTensor(pair.present, f"{written}kv {pair.past}", self.about.cache_dtype, pair.dims(1, length))
+            for pair, length in zip(self.about.cache, self._lengths(AFTER), strict=True)
+        ]
+
+    def carried(self) -> list[str]:
+        return [f"kv {pair.past}" for pair in self.about.cache]
+
+    def _lengths(self, growing: int) -> list[int]:
+        about, room = self.about, self.room
+        return [growing if about.growing else about.positions(each, room.capacity, room.chunk) for each in about.cache]
+
+
+def written_caches(about: GraphDescription, apart: bool) -> str:
+    """How the names of the items begin to which attention writes its caches; empty where it writes them in place."""
+    return "grown " if about.growing else "apart " if apart else ""
+
+
+class Mask(RunInput):
+    """Ones for the positions that are there, zeros for those that may come."""
+
+    def items(self) -> list[PoolItem]:
+        return [pool_item("mask", "io", byte_count(self.about.mask_dtype, (self.room.capacity,)))]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        length = AFTER if self.about.growing else self.room.capacity
+        return [RunTensor(self.about.mask, "mask", self.about.mask_dtype, (1, length))]
+
+    def hold(self, memory: SequenceMemory, valid: int) -> None:
+        memory.device.zero(memory.spans["mask"])
+        self._grow(memory, 0, valid)
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        if valid is None:
+            self.hold(memory, past + len(ids))
+        else:
+            # The mask may have zeros before `valid`, where a sequence ended within a burst.
+            self._grow(memory, valid, past)
+            self._grow(memory, past, past + len(ids))
+
+    def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
+        self.hold(memory, position + 1)
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        length, dtype = past + len(ids), self.about.mask_dtype
+        return [HostTensor(self.about.mask, dtype, (1, length), array(CODES[dtype], [1] * length).tobytes())]
+
+    def _grow(self, memory: SequenceMemory, old: int, new: int) -> None:
+        """The first `old` positions were ones; make it the first `new`."""
+        dtype, capacity = self.about.mask_dtype, self.room.capacity
+        whole = memory.spans["mask"].sub(0, capacity * INDEX_BYTES[dtype])
+        memory.device.update_attention_mask(whole, dtype, capacity, [old], [new])
+
+
+class Logits(RunInput):
+    """The logits of the last position of a run, or of every one."""
+
+    def items(self) -> list[PoolItem]:
+        return [pool_item("logits", "io", byte_count(self.about.logits_dtype, (self.about.vocab_size,)))]
+
+    def fetches(self, run: Run) -> list[RunTensor]:
+        kept = run.tokens if run.every else 1
+        return [RunTensor(self.about.logits, "logits", self.about.logits_dtype, (1, kept, self.about.vocab_size))]
+
+    def carried(self) -> list[str]:
+        return ["logits"]
+
+
+class Ids(RunInput):
+    """Token ids."""
+
+    def items(self) -> list[PoolItem]:
+        return [pool_item("input ids", "io", 8), pool_item("prompt ids", "io", 8 * self.room.chunk)]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [RunTensor(self.about.input_ids, f"{run.which} ids", "int64", (1, run.tokens))]
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        memory.device.copy_cpu_to_device(memory.spans["prompt ids"].sub(0, 8 * len(ids)), array("q", ids))
+
+    def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
+        memory.device.copy_cpu_to_device(memory.spans["input ids"].sub(0, 8), array("q", [token]))
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        return [HostTensor(self.about.input_ids, "int64", (1, len(ids)), array("q", ids).tobytes())]
+
+
+class Positions(RunInput):
+    """The position of each id, if the graph has such an input."""
+
+    def items(self) -> list[PoolItem]:
+        if self.about.position_ids is None:
+            return []
+        return [pool_item("positions", "io", 8), pool_item("prompt positions", "io", 8 * self.room.chunk)]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        if self.about.position_ids is None:
+            return []
+        item = "positions" if run.which == "input" else "prompt positions"
+        return [RunTensor(self.about.position_ids, item, "int64", (1, run.tokens))]
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        if self.about.position_ids is not None:
+            span = memory.spans["prompt positions"].sub(0, 8 * len(ids))
+            memory.device.update_position_ids(span, "int64", [past], len(ids))
+
+    def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
+        if self.about.position_ids is not None:
+            memory.device.update_position_ids(memory.spans["positions"].sub(0, 8), "int64", [position], 1)
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        name = self.about.position_ids
+        if name is None:
+            return []
+        [declared] = [info for info in self.about.inputs if info.name == name]
+        # Where a position has several axes, those of text are the same in all.
+        axes = [3] * (len(declared.dims) - 2)
+        data = array("q", range(past, past + len(ids))).tobytes() * 3 ** len(axes)
+        return [HostTensor(name, "int64", (*axes, 1, len(ids)), data)]
+
+
+class States(RunInput):
+    """States that each run overwrites, and room for snapshots of them."""
+
+    def items(self) -> list[PoolItem]:
+        sizes = [byte_count(state.dtype, state.sizes) for state in self.about.states]
+        items = [
+            pool_item(name, "persistent", size)
+            for state, size in zip(self.about.states, sizes, strict=True)
+            for name in (state.past, state.present)
+        ]
+        if items:
+            each = sum(item.bytes for item in items[::2])
+            items.append(pool_item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
+        return items
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [RunTensor(each.past, each.past, each.dtype, each.dims(1)) for each in self.about.states]
+
+    def fetches(self, run: Run) -> list[RunTensor]:
+        return [RunTensor(each.present, each.present, each.dtype, each.dims(1)) for each in self.about.states]
+
+    def carried(self) -> list[str]:
+        return [state.past for state in self.about.states]
+
+
+class Lora(RunInput):
+    """The tensors of LoRA adapters, which are copied there on the device."""
+
+    changes = False
+
+    def items(self) -> list[PoolItem]:
+        tensors = self.feeds(Run("input", 1))
+        return [pool_item(each.item, "weights", byte_count(each.dtype, each.dims)) for each in tensors]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [RunTensor(each.name, f"lora {each.name}", each.dtype, each.dims) for each in self.about.lora]
+
+
+class LongRope(RunInput):
+    """The rotary tables of a model with a long rope, for the sequence's length."""
+
+    def items(self) -> list[PoolItem]:
+        return [pool_item(each.item, "weights", byte_count(each.dtype, each.dims)) for each in self._tables()]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return self._tables()
+
+    def rotate(self, memory: SequenceMemory, long: bool) -> None:
+        if self.room.rope is None:
+            return
+        with memory.device.batch():
+            for each in self.fixed_on_host(long):
+                padded = each.data.ljust(round_up(len(each.data), WRITTEN), b"\0")
+                span = memory.spans[f"rope {each.name}"].sub(0, len(padded))
+                memory.device.copy_cpu_to_device(span, array("B", padded))
+
+    def fixed_on_host(self, long: bool) -> list[HostTensor]:
+        contents = self.room.rope
+        if contents is None:
+            return []
+        rows = contents.rows(long, self.room.capacity)
+        return [
+            HostTensor(each.name, each.dtype, each.dims, data) for each, data in zip(self._tables(), rows, strict=True)
+        ]
+
+    def _tables(self) -> list[RunTensor]:
+        tables = self.about.rope.tables if self.about.rope is not None else ()
+        return [
+            RunTensor(each.name, f"rope {each.name}", each.dtype, (self.room.capacity, each.width)) for each in tables
+        ]
+
+
+class Window(RunInput):
+    """The first position that sliding caches hold, and the rows of their rotary tables from there on; webgpu.sliding
+    writes both."""
+
+    def items(self) -> list[PoolItem]:
+        if self.about.sliding is None:
+            return []
+        sizes = window_table_sizes(self.about, self.room.capacity, self.room.chunk)
+        return [
+            pool_item("window base", "io", byte_count("int32", (1,))),
+            *(pool_item(name, "weights", size) for name, size in sizes.items()),
+        ]
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        found = self.about.sliding
+        if found is None:
+            return []
+        positions = found.room(self.room.capacity, self.room.chunk)
+        return [
+            RunTensor(found.base, "window base", "int32", (1,)),
+            *(
+                RunTensor(each.name, f"window {each.name}", each.dtype, (positions, each.width))
+                for each in found.tables
+            ),
+        ]
+
+
+class Picks(RunInput):
+    """The sampler's state and its ring of picked ids, which kernels of Capstan alone bind."""
+
+    def items(self) -> list[PoolItem]:
+        return [
+            pool_item("state", "persistent", STATE_BYTES, bound=False),
+            pool_item("ring", "persistent", 4 * self.room.capacity, bound=False),
+        ]
+
+
+KINDS: list[type[RunInput]] = [Caches, Mask, Logits, Ids, Positions, States, Lora, LongRope, Window, Picks]
+"""In the order in which their memory is allocated."""
+
+
+def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
+    """The providers of a sequence."""
+    return tuple(kind(about, room) for kind in KINDS)
+
+
+def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:
+    """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
+
+    `chunk` is the most prompt tokens of one run; with `apart` attention writes its caches to buffers apart from those
+    that it reads.
+    """
+    return tuple(item for each in run_inputs(about, Room(capacity, chunk, apart)) for item in each.items())
+
+
+def require_fed(about: GraphDescription) -> None:
+    """Raise UnsupportedModelError for an input of the graph that no provider feeds."""
+    runs = (Run("input", 1), Run("prompt", FREE))
+    fed = {tensor.name for each in run_inputs(about, Room(1, 1)) for run in runs for tensor in each.feeds(run)}
+    for info in about.others:
+        if info.name not in fed:
+            shape = ", ".join(map(str, info.dims))
+            raise UnsupportedModelError(
+                f"model.onnx has an input {info.name} [{shape}] that Capstan does not know how to feed"
+            )
