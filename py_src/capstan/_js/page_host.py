@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
 from ..device.noted_graphs import OpenWeights
+from ..device.run_inputs import HostTensor
 from ..device.wasm.device import WasmDevice
 from ..device.wasm.model import WasmModel, wasm_memory
 from ..device.wasm.model_graph import prepare, wasm_graph
@@ -425,6 +426,7 @@ class JsWasmSequence:
     def adopt(self, other: JsWasmSequence, length: int) -> None:
         self._js.adopt(other._js, length)
 
-    def set_adapter(self, tensors: Sequence[tuple[str, str, Sequence[int]]], data: Sequence[memoryview]) -> None:
+    def feed(self, tensors: Sequence[HostTensor]) -> None:
+        told = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])
         with typed_errors():
-            self._js.setAdapter(json.dumps(tensors), b"".join(data))
+            self._js.feed(told, b"".join(each.data for each in tensors))

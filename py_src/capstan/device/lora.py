@@ -17,6 +17,7 @@ from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, round_up
 from .element_types import byte_count
 from .interface import DeviceInterface
 from .lora_file import AdapterTensor, read_adapter
+from .run_inputs import HostTensor
 
 __all__ = ["LoraGraph", "LoraWeights", "silent"]
 
@@ -174,18 +175,17 @@ async def laid_out(
     return weights
 
 
-def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[memoryview]]:
-    """The LoRA inputs of a run without an adapter: (name, dtype, dims) of each, and the bytes of each. A free rank is
-    that of the defaults, 0 if none of them adds anything: a factor without elements costs nothing.
+def silent(graph: LoraGraph) -> list[HostTensor]:
+    """The LoRA inputs of runs without adapter. A free rank is that of the defaults, 0 if none of them adds anything:
+    a factor without elements costs nothing.
     """
     rank = default_rank(graph.inputs)
-    tensors, data = [], []
+    tensors = []
     for each, slot in zip(graph.inputs, graph.slots(rank), strict=True):
         image = bytearray(byte_count(slot.dtype, slot.dims))
         place(image, slot, default_of(each))
-        tensors.append((slot.name, slot.dtype, slot.dims))
-        data.append(memoryview(image))
-    return tensors, data
+        tensors.append(HostTensor(slot.name, slot.dtype, slot.dims, memoryview(image)))
+    return tensors
 
 
 def default_of(wanted: LoraInput) -> AdapterTensor | None:

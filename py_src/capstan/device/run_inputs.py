@@ -29,6 +29,9 @@ __all__ = [
     "KINDS",
     "WRITTEN",
     "HostTensor",
+    "Ids",
+    "Mask",
+    "Positions",
     "Room",
     "Run",
     "RunInput",
@@ -66,7 +69,7 @@ class HostTensor:
     name: str
     dtype: str
     dims: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -337,11 +340,11 @@ class LongRope(RunInput):
     def rotate(self, memory: SequenceMemory, long: bool) -> None:
         if self.room.rope is None:
             return
+        tables = zip(self._tables(), self.room.rope.rows(long, self.room.capacity), strict=True)
         with memory.device.batch():
-            for each in self.fixed_on_host(long):
-                padded = each.data.ljust(round_up(len(each.data), WRITTEN), b"\0")
-                span = memory.spans[f"rope {each.name}"].sub(0, len(padded))
-                memory.device.copy_cpu_to_device(span, array("B", padded))
+            for table, rows in tables:
+                padded = rows.ljust(round_up(len(rows), WRITTEN), b"\0")
+                memory.device.copy_cpu_to_device(memory.spans[table.item].sub(0, len(padded)), array("B", padded))
 
     def fixed_on_host(self, long: bool) -> list[HostTensor]:
         contents = self.room.rope

@@ -187,7 +187,7 @@ WEBGPU = (
         "long_rope.on_the_cpu",
         "py_src/capstan/device/wasm/model.py",
         """            self._long = long
-            self._feed()""",
+            self._feed(self._fixed())""",
         "            self._long = long",
         "on the CPU a sequence stays with the short factors",
         browser("long_rope::test_a_sequence_that_outgrows_the_original_length_is_computed_anew_once"),

@@ -27,8 +27,9 @@ interface SequenceSpec {
 
 type StateSpec = [input: string, output: string, dtype: "float32" | "float16", dims: number[]];
 
-/** The array types of adapters' tensors. */
+/** The array types of inputs that Python makes. */
 const ARRAYS = {
+  int64: BigInt64Array,
   ...{ float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, int8: Int8Array },
   ...{ int32: Int32Array, uint32: Uint32Array, int16: Int16Array, uint16: Uint16Array },
 } as const;
@@ -108,8 +109,8 @@ export class WasmEngine {
 /** One sequence's KV cache, kept as CPU tensors with room for its positions or with exactly these, and its other states. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
-  /** The inputs that LoRA adapters fill. */
-  private adapter: Record<string, Ort.Tensor> = {};
+  /** The inputs that Python makes: those of LoRA adapters, rotary tables. */
+  private readonly fed: Record<string, Ort.Tensor> = {};
   /** Snapshots by slot. A run makes new tensors, so the earlier ones are snapshots without a copy. */
   private readonly snapshots = new Map<number, Record<string, Ort.Tensor>>();
 
@@ -137,17 +138,16 @@ export class WasmDecoder {
     Object.assign(this.cache, slot < 0 ? this.zeros(this.spec.states) : this.snapshots.get(slot)!);
   }
 
-  /** Feed these from now on, in place of what was set before: a JSON array of [name, dtype, dims], and the bytes of all,
-   * one behind the other. */
-  setAdapter(tensors: string, data: PyProxy): void {
+  /** Feed these from now on, in place of those of the same names: a JSON array of [name, dtype, dims], and the bytes of
+   * all, one behind the other. */
+  feed(tensors: string, data: PyProxy): void {
     const bytes = copyBytes(data);
     let at = 0;
-    this.adapter = {};
     for (const [name, dtype, dims] of JSON.parse(tensors) as [string, keyof typeof ARRAYS, number[]][]) {
       const kind = ARRAYS[dtype];
       const length = dims.reduce((product, dim) => product * dim, kind.BYTES_PER_ELEMENT);
       const values = new kind(bytes.slice(at, at + length).buffer);
-      this.adapter[name] = new this.ort.Tensor(dtype, values as never, dims);
+      this.fed[name] = new this.ort.Tensor(dtype, values as never, dims);
       at += length;
     }
   }
@@ -172,7 +172,7 @@ export class WasmDecoder {
     const feeds: Record<string, Ort.Tensor> = {
       ...{ [idsName]: int64(tokens), [maskName]: int64(valid) },
       ...this.cache,
-      ...this.adapter,
+      ...this.fed,
     };
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);

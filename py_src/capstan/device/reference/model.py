@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, 
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import ModelMemory
 from ..rope_tables import RopeTables, places
+from ..run_inputs import HostTensor, Room, run_inputs
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
 from .session import PROVIDER, one_line
@@ -149,8 +150,6 @@ class ReferenceSequence:
         declared = next(value.shape for value in session.get_outputs() if value.name == about.logits)
         self.keeps_all = self._logits_to_keep is not None or declared[1] != 1
         """Whether the graph can give the logits of every position."""
-        self._axes = len(shapes.get(about.position_ids, ())) - 2
-        """Dimensions of the positions, besides batch and tokens."""
         self._caches = {
             pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(pair.dims(1, length), about.cache_dtype))
             for pair in about.cache
@@ -169,9 +168,9 @@ class ReferenceSequence:
         }
         """Inputs for adapters that have no default, where there is no adapter."""
         self._adapted = self._silent
-        self._tables = tables
-        self._rotated: dict[str, Any] = {}
-        """The rotary tables, where they depend on the sequence's length."""
+        self._inputs = run_inputs(about, Room(capacity, capacity, rope=tables))
+        self._fixed: dict[str, Any] = {}
+        """The inputs that stay as they are until `rotate`."""
         self.rotate(False)
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
@@ -186,13 +185,7 @@ class ReferenceSequence:
                 f"{len(ids)} tokens after {self.length} are more than the cache's {self.capacity}; shorten the prompt"
             )
         about, end = self._about, self.length + len(ids)
-        given: dict[str, Any] = {
-            about.input_ids: np.array([ids], np.int64),
-            about.mask: np.ones((1, end), about.mask_dtype),
-            **self._rotated,
-        }
-        if about.position_ids is not None:
-            given[about.position_ids] = np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1))
+        given = self._fixed | arrays(tensor for each in self._inputs for tensor in each.on_host(ids, self.length))
         if self._logits_to_keep is not None:
             given[self._logits_to_keep] = np.full(self._kept_shape, 0 if every else 1, np.int64)
         try:
@@ -253,12 +246,7 @@ class ReferenceSequence:
     def rotate(self, long: bool) -> None:
         """Rotate by the long factors of a long rope, or by the short ones; cached positions are void if that changes.
         Nothing changes in a model with one kind."""
-        if self._tables is not None:
-            rows = self._tables.rows(long, self.capacity)
-            self._rotated = {
-                table.name: np.frombuffer(data, table.dtype).reshape(-1, table.width)
-                for table, data in zip(self._tables.rope.tables, rows, strict=True)
-            }
+        self._fixed = arrays(tensor for each in self._inputs for tensor in each.fixed_on_host(long))
 
     def decode(self, token_id: int) -> None:
         """One decode step."""
@@ -399,6 +387,11 @@ class ReferenceRunner:
 
     def close(self) -> None:
         self._sequence.close()
+
+
+def arrays(tensors: Iterable[HostTensor]) -> dict[str, Any]:
+    """By name."""
+    return {each.name: np.frombuffer(each.data, each.dtype).reshape(each.dims) for each in tensors}
 
 
 def read_rope(rope: LongRope | None, file: bytes, folder: Path) -> RopeTables | None:

@@ -15,10 +15,14 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, 
 from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..rope_tables import RopeTables
+from ..run_inputs import HostTensor, Ids, Mask, Positions, Room, RunInput, run_inputs
 from .device import WasmDevice
 from .model_graph import WasmGraph
 
 __all__ = ["WasmModel", "WasmSession", "wasm_memory"]
+
+MADE_IN_JAVASCRIPT = (Ids, Mask, Positions)
+"""The kinds of inputs of each run that web/src/wasm.ts makes itself; caches and states stay there, too."""
 
 HEAP_BYTES = 3 << 30
 """onnxruntime-web's heap has 4 GiB. While a session is made it holds one weight twice, and a table that is a product's
@@ -42,8 +46,8 @@ class WasmSequence(Protocol):
 
     def adopt(self, other: Any, length: int) -> None: ...
 
-    def set_adapter(self, tensors: Sequence[tuple[str, str, Sequence[int]]], data: Sequence[memoryview]) -> None:
-        """Feed these from now on in place of those before: (name, dtype, dims) and the bytes of each."""
+    def feed(self, tensors: Sequence[HostTensor]) -> None:
+        """Feed these from now on, in place of those of the same names."""
 
 
 class WasmSession(Protocol):
@@ -112,8 +116,7 @@ class WasmRunner:
         lora: LoraGraph,
         tables: RopeTables | None = None,
     ):
-        self._session, self._about, self._tables = session, about, tables
-        self._capacity = capacity
+        self._session, self._about = session, about
         self.stateful = bool(about.states)
         length = 0 if about.growing else capacity
         caches = [(pair.past, pair.present, about.cache_dtype, pair.dims(1, length)) for pair in about.cache]
@@ -130,10 +133,12 @@ class WasmRunner:
         self._vocab = about.vocab_size
         self.undraftable = undraftable(self.stateful, not about.last_token_only)
         self._lora = lora
-        self._adapted = silent(lora)
         self._long = False
-        if lora.inputs or tables is not None:
-            self._feed()
+        inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables))
+        self._inputs = [each for each in inputs if not isinstance(each, MADE_IN_JAVASCRIPT)]
+        self._each_run = [each for each in self._inputs if type(each).on_host is not RunInput.on_host]
+        """Those with tensors that differ from run to run."""
+        self._feed([*silent(lora), *self._fixed()])
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         return await self._run(ids, past, 1)
@@ -143,29 +148,29 @@ class WasmRunner:
         return [found[start : start + vocab] for start in range(0, len(found), vocab)]
 
     async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
+        if self._each_run:
+            self._feed([tensor for each in self._each_run for tensor in each.on_host(ids, past)])
         return await self._sequence.step(array("q", ids).tobytes(), past, kept)
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         if lora is None:
-            self._adapted = silent(self._lora)
+            self._feed(silent(self._lora))
         else:
-            tensors = [(slot.name, slot.dtype, slot.dims) for slot in lora.graph.slots(lora.rank)]
-            self._adapted = tensors, [view_of(lora.spans[name]) for name, _, _ in tensors]
-        self._feed()
+            slots, spans = lora.graph.slots(lora.rank), lora.spans
+            self._feed([HostTensor(each.name, each.dtype, each.dims, view_of(spans[each.name])) for each in slots])
 
     def rotate(self, long: bool) -> None:
         if long != self._long:
             self._long = long
-            self._feed()
+            self._feed(self._fixed())
 
-    def _feed(self) -> None:
-        """Give the sequence what it feeds besides ids, mask and caches."""
-        tensors, data = ([*each] for each in self._adapted)
-        if self._tables is not None:
-            for table in self._tables.rope.tables:
-                tensors.append((table.name, table.dtype, (self._capacity, table.width)))
-            data += map(memoryview, self._tables.rows(self._long, self._capacity))
-        self._sequence.set_adapter(tensors, data)
+    def _fixed(self) -> list[HostTensor]:
+        """The inputs that stay as they are until the sequence is rotated."""
+        return [tensor for each in self._inputs for tensor in each.fixed_on_host(self._long)]
+
+    def _feed(self, tensors: Sequence[HostTensor]) -> None:
+        if tensors:
+            self._sequence.feed(tensors)
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:
         found = carried(self._about, name)
