@@ -105,6 +105,7 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
     from capstan.graph.gguf.rotary import SMALL_TENSORS
     from capstan.loading.folder import as_note, written
     from capstan.local.host import LocalHost
+    from capstan.model_files.config import DECODER
     from capstan.model_files.gguf.header import read_header
 
     async def read(start: int, length: int) -> bytes:
@@ -114,9 +115,9 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
         file = await read_header(read, size, name)
         assert file.tensors.keys().isdisjoint(SMALL_TENSORS), f"the graph of {name} depends on more than its header"
         found = written(file, name, dtype, {})
-        assert found.onnx is not None
-        webgpu = await ready_graphs(found.onnx, found.config)
-        wasm = ready_graph(found.onnx, found.config) if dtype == "fp32" else ""
-        return "\n".join([as_note(found), made_from(found.onnx, found.config), webgpu, wasm])
+        graph = found.graphs[DECODER]
+        webgpu = await ready_graphs(graph, found.config)
+        wasm = ready_graph(graph, found.config) if dtype == "fp32" else ""
+        return "\n".join([as_note(found), made_from(graph, found.config), webgpu, wasm])
 
     return LocalHost().wait(text())

@@ -23,6 +23,7 @@ from .loading.folder import no_progress
 from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
 from .loading.recovery import opened_again
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
+from .model_files.config import DECODER
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -303,14 +304,14 @@ class Model:
         from .onnxruntime.not_finite import find_not_finite
 
         device = self._open().device
-        return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(), device, ids)
+        return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(DECODER), device, ids)
 
     async def computed_output(self, ids: Sequence[int], name: str) -> HostArray:
         """An output of the graph besides logits and caches, as its hidden states, after a run over these tokens. It is
         computed as by `find_not_finite`, and as slow. UnsupportedModelError if no node makes it."""
         from .onnxruntime.layered_run import computed_output
 
-        onnx, device = await self._read_graph(), self._open().device
+        onnx, device = await self._read_graph(DECODER), self._open().device
         return await computed_output(self.host, self.folder, self.config, onnx, device, ids, name)
 
     def healthy(self) -> bool:

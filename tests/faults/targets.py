@@ -69,9 +69,8 @@ def targets(files: Mapping[str, bytes]) -> list[Target]:
     async def gguf(data: bytes) -> None:
         opened: Any = {"model.gguf": WeightBytes(data)}
         found = await derived(current_host(), FOLDER, "model.gguf", ["model.gguf"], opened, "fp32", False)
-        assert found.onnx is not None
         assert found.tokenizer is not None
-        parse(found.onnx, "model.gguf")
+        parse(found.graphs["decoder"], "model.gguf")
         texts = found.tokenizer["tokenizer.json"], found.tokenizer["tokenizer_config.json"]
         use(Tokenizer.from_files(current_host().tokenizer_backend, *texts))
 

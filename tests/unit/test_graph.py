@@ -73,7 +73,7 @@ def run(
     for pair in about.cache:
         feeds[pair.past] = np.zeros(pair.dims(1, CAPACITY), np.float32)
     feeds["input_ids"] = np.array([ids], np.int64)
-    if lengths is None or lengths.reads_mask:
+    if "attention_mask" in {each.name for each in session.get_inputs()}:
         feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
     if lengths is not None:
         feeds |= {lengths.seqlens_k: np.array([valid - 1], np.int32), lengths.total: np.array(valid, np.int32)}
@@ -294,7 +294,7 @@ def test_fed_lengths_compute_what_the_masks_sum_does(name: str) -> None:
     summed = graph.total_length_on_gpu(parsed(name))
     model, lengths, reason = graph.lengths_as_inputs(summed)
     assert lengths is not None
-    assert (reason, lengths.reads_mask) == ("", False)
+    assert reason == ""
     assert not {"ReduceSum", "ReduceMax"} & {node.op_type for node in model.graph.node}
     assert "attention_mask" not in {value.name for value in model.graph.input}
     # As many ids as positions, and fewer: a chunk after others.
@@ -347,7 +347,6 @@ def test_fed_lengths_leave_the_mask_to_others_that_read_it() -> None:
     model.graph.output.add(name="copy").type.tensor_type.elem_type = TensorProto.INT64
     model, lengths, _ = graph.lengths_as_inputs(model)
     assert lengths is not None
-    assert lengths.reads_mask
     found = run(model, "nano-llama", IDS, len(IDS), CAPACITY, lengths)
     assert found["copy"].sum() == len(IDS)
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -125,7 +125,7 @@ class PaperHost:
         options: TapeOptions,
         progress: Callable[..., None],
         keep_weights: bool,
-        onnx: bytes | None = None,
+        graphs: Mapping[str, bytes],
         ready: ReadyGraphs | None = None,
     ) -> PaperDevice:
         self.kept = keep_weights

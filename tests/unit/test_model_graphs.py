@@ -82,9 +82,9 @@ def test_a_projection_that_is_not_found_is_over_all_positions_and_that_is_told()
     with pytest.warns(FallbackWarning, match=r"last position: .*joins 2 computed tensors; it is computed for all"):
         found = loaded(Shelf(), model.SerializeToString(), config_of("nano-llama"))
     assert sum(fallbacks().values()) == sum(before.values()) + 1
-    prefill = onnx.load_from_string(found.prefill)
+    prefill = onnx.load_from_string(found.sessions["prefill"].model)
     assert [dim.dim_value for dim in prefill.graph.output[0].type.tensor_type.shape.dim][1:] == [1, 512]
-    decode = onnx.load_from_string(found.decode)
+    decode = onnx.load_from_string(found.sessions["decoder"].model)
     assert [node.op_type for node in prefill.graph.node if "logits" in node.output] == ["Slice"]
     assert [node.op_type for node in decode.graph.node if "logits" in node.output] == ["Add"]
 
@@ -167,7 +167,7 @@ def test_products_by_quantized_weights_that_stay_are_told_at_each_load() -> None
     assert loaded(shelf, data, config) == first
     assert first.unpacked.endswith("(1 such)")
     assert sum(fallbacks().values()) == before + 2
-    decode = onnx.load_from_string(first.decode)
+    decode = onnx.load_from_string(first.sessions["decoder"].model)
     assert [node.name for node in decode.graph.node if node.op_type == "MatMul"] == ["/lm_head/MatMul_matmul_Q4"]
 
 
@@ -182,7 +182,7 @@ def test_the_asked_for_accuracy_reaches_the_products() -> None:
 @pytest.mark.parametrize(("buffers", "splits"), [(8, 2), (9, 0)])
 def test_where_kernels_bind_few_buffers_attention_reads_parts(buffers: int, splits: int) -> None:
     graphs = asyncio.run(rewrite(bytes_of("nano-apart"), config_of("nano-apart"), no_weights, buffers))
-    nodes = onnx.load_from_string(graphs.decode).graph.node
+    nodes = onnx.load_from_string(graphs.sessions["decoder"].model).graph.node
     kinds = [node.op_type for node in nodes]
     assert (kinds.count("MatMulNBits"), kinds.count("Split")) == (11, splits)
     reads = [all(node.input[:3]) for node in nodes if node.op_type == "GroupQueryAttention"]
@@ -223,7 +223,7 @@ def test_graphs_of_an_adapter_that_binds_less_are_in_parts_and_told(rewrites: li
     assert [(len(table.parts), table.size) for table in found.tables] == [(8, 64)]
     names = {entry.name for entry in found.weights}
     assert max(entry.length for entry in found.weights) <= 20000
-    for serialized in (found.decode, found.prefill, found.captured_prefill):
+    for serialized in (each.model for each in found.sessions.values()):
         model = onnx.load_from_string(serialized)
         assert {value.name for value in model.graph.input} >= names
         assert [node.op_type for node in model.graph.node if "logits" in node.output] == ["Concat"]

@@ -62,7 +62,7 @@ def test_the_host_is_asked_about_the_folder_and_the_lengths(
     config = with_room(parse_genai_config(file.read_bytes(), str(file)), options.get("max_length"))
     found: list[Any] = [plan(path, **options) for path in (str(folder), f"{folder}/", folder)]
     assert found == ["the host's answer"] * 3
-    assert asked == [(f"{folder}/", config, *expected, None)] * 3
+    assert asked == [(f"{folder}/", config, *expected, {})] * 3
 
 
 @pytest.mark.parametrize(("batch_size", "max_length"), [(0, 1), (1, 0), (1, CONTEXT + 1)])

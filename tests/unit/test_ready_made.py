@@ -107,8 +107,7 @@ async def no_weights(location: str) -> object:
 def graphs_of(
     found: FoundModel, ready: ReadyGraphs | None, buffers: int = PACKED_ATTENTION, largest: int = LEAST_LARGEST
 ) -> Graphs:
-    assert found.onnx is not None
-    given = (found.onnx, found.config, no_weights, "folder/", None, buffers, None, largest, ready)
+    given = (found.graphs["decoder"], found.config, no_weights, "folder/", None, buffers, None, largest, ready)
     return asyncio.run(model_graphs.model_graphs(*given))  # type: ignore[arg-type]
 
 
@@ -121,8 +120,8 @@ def test_it_is_what_the_page_computes(
     offer(site[dtype])
     ready = found(file, dtype)
     assert written == [file.name]
-    assert replace(ready, graphs=None) == computed
-    assert graphs_of(ready, ready.graphs) == graphs_of(computed, None)
+    assert replace(ready, ready=None) == computed
+    assert graphs_of(ready, ready.ready) == graphs_of(computed, None)
 
 
 def test_graphs_are_not_rewritten_where_they_are_right(
@@ -138,14 +137,14 @@ def test_graphs_are_not_rewritten_where_they_are_right(
     ready = found(file, "fp16")
     monkeypatch.setattr(model_graphs, "rewrite", counted)
     for limits in ((PACKED_ATTENTION, LEAST_LARGEST), (16, 4 * LEAST_LARGEST), (16, 0)):
-        graphs_of(ready, ready.graphs, *limits)
+        graphs_of(ready, ready.ready, *limits)
     assert rewrites == []
     others = [(PACKED_ATTENTION - 1, LEAST_LARGEST), (16, LEAST_LARGEST - 1)]
     for limits in others:
-        graphs_of(ready, ready.graphs, *limits)
+        graphs_of(ready, ready.ready, *limits)
     # So are those of another configuration.
     decoder = replace(ready.config.decoder, kv_cache_bits=8)
-    graphs_of(replace(ready, config=replace(ready.config, decoder=decoder)), ready.graphs)
+    graphs_of(replace(ready, config=replace(ready.config, decoder=decoder)), ready.ready)
     assert rewrites == [*others, (PACKED_ATTENTION, LEAST_LARGEST)]
 
 
@@ -159,22 +158,21 @@ def test_the_graph_for_the_cpu_is_what_the_page_computes(
         return prepare(*given)
 
     def of(model: FoundModel, ready: ReadyGraphs | None) -> WasmGraph:
-        assert model.onnx is not None
-        given: Any = (model.onnx, model.config, 1 << 30, no_weights, "folder/", None, ready)
+        given: Any = (model.graphs["decoder"], model.config, 1 << 30, no_weights, "folder/", None, ready)
         return asyncio.run(model_graph.wasm_graph(*given))
 
     offer(site["fp32"])
     ready = found(file, "fp32")
     monkeypatch.setattr(model_graph, "prepare", counted)
-    taken = of(ready, ready.graphs)
+    taken = of(ready, ready.ready)
     assert not rewrites
     assert taken == of(ready, None)
     shorter = replace(ready, config=replace(ready.config, context_length=32))
-    assert of(shorter, ready.graphs) == of(shorter, None)
+    assert of(shorter, ready.ready) == of(shorter, None)
     assert len(rewrites) == 3
     offer(site["fp16"])
     half = found(file, "fp16")
-    of(half, half.graphs)
+    of(half, half.ready)
     assert len(rewrites) == 4
 
 
@@ -182,7 +180,7 @@ def test_a_file_with_another_header_is_computed(
     file: Path, site: dict[str, ReadyMade], offer: Offer, written: list[str]
 ) -> None:
     offer(replace(site["fp16"], sha256=hashlib.sha256(b"another").hexdigest()))
-    assert found(file, "fp16").graphs is None
+    assert found(file, "fp16").ready is None
     assert written == [file.name]
 
 
@@ -191,7 +189,7 @@ def test_a_result_that_did_not_come_whole_is_told_and_computed(
 ) -> None:
     offer(replace(site["fp16"], text=None))
     with pytest.warns(UserWarning, match=r"graph of model\.gguf that the site has ready-made: .* did not come whole"):
-        assert found(file, "fp16").graphs is None
+        assert found(file, "fp16").ready is None
     assert written == [file.name]
 
 
@@ -216,7 +214,7 @@ def test_its_header_is_read_at_the_first_visit_alone(
         patch.setattr(type(current_host()), "open_weights", unread)
         # The results are noted: the site may lose them.
         offer(None)
-        assert found(file, "fp16", keep=True) == replace(first, graphs=None)
+        assert found(file, "fp16", keep=True) == replace(first, ready=None)
     assert written == []
 
 

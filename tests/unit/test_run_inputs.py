@@ -24,7 +24,7 @@ from capstan.graph import GraphDescription
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
 from capstan.memory import PoolItem, pool_item
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.config import DECODER, parse_genai_config
 from tests.unit.test_host_memory import Heap
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -96,7 +96,7 @@ def test_buffers_of_a_sequence_have_it(about: GraphDescription) -> None:
 
 
 def test_the_reference_device_feeds_it(about: GraphDescription) -> None:
-    stepped = ReferenceModel(NANO, CONFIG, with_steps().SerializeToString()).sequence(CAPACITY)
+    stepped = ReferenceModel(NANO, CONFIG, {DECODER: with_steps().SerializeToString()}).sequence(CAPACITY)
     plain = ReferenceModel(NANO, CONFIG).sequence(CAPACITY)
     for ids in ([4, 5, 6], [7]):
         assert stepped.prefill(ids, every=True) == plain.prefill([token + 1 for token in ids], every=True)

@@ -10,7 +10,7 @@ import asyncio
 import json
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from ..host.retrying import pause, retried
 from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
 from ..loading.repository import ON_CPU, ON_F16, ON_F32
 from ..memory import Fit
-from ..model_files.config import GenaiConfig
+from ..model_files.config import DECODER, GenaiConfig
 from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.file_names import gguf_address as gguf_place
 from ..model_files.hub import HubRepository
@@ -179,7 +179,7 @@ async def open_model(
     options: TapeOptions,
     progress: Progress,
     keep_weights: bool,
-    onnx: bytes | None = None,
+    graphs: Mapping[str, bytes],
     ready: ReadyGraphs | None = None,
 ) -> DeviceModel:
     def open_weights(location: str) -> Awaitable[WeightFile]:
@@ -188,7 +188,7 @@ async def open_model(
 
     async def read_onnx() -> bytes:
         with phase("model.onnx"):
-            return onnx or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+            return graphs.get(DECODER) or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
 
     def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
         if chosen == "wasm":
@@ -285,9 +285,9 @@ async def fit(
     batch_size: int,
     max_length: int | None,
     budget: int | None,
-    onnx: bytes | None = None,
+    graphs: Mapping[str, bytes],
 ) -> Fit:
-    model = onnx or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+    model = graphs.get(DECODER) or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
     data = address_of(folder, config.decoder.folder)
 
     async def fit_on(chosen: str, reason: str | None) -> Fit:
@@ -298,10 +298,10 @@ async def fit(
         engine = await host.open_gpu()
         try:
             buffers, largest = await binding_limits()
-            graphs = await rewrite(
+            made = await rewrite(
                 model, config, lambda location: weight_file(data, location, None), buffers, None, largest
             )
-            return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
+            return webgpu_memory(WebGpuDevice(engine), made, config).fit(batch_size, max_length, budget)
         finally:
             engine.close()
 

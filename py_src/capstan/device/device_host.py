@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from ..host import Host, use_host
@@ -26,11 +27,11 @@ class DeviceHost(Host, Protocol):
         options: TapeOptions,
         progress: Progress,
         keep_weights: bool,
-        onnx: bytes | None = None,
+        graphs: Mapping[str, bytes],
         ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
-        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read,
-        `ready` what the site has made of it."""
+        """Load a model onto a device; `device` 'auto' is resolved here. `graphs` are the contents of its graphs' files
+        by name, as far as they were read, `ready` what the site has made of them."""
 
     async def has_webgpu(self) -> bool:
         """Whether there is a WebGPU adapter."""
@@ -46,9 +47,9 @@ class DeviceHost(Host, Protocol):
         batch_size: int,
         max_length: int | None,
         budget: int | None,
-        onnx: bytes | None = None,
+        graphs: Mapping[str, bytes],
     ) -> Fit:
-        """Whether a model's sequences would fit the device, from its graph alone."""
+        """Whether a model's sequences would fit the device, from its graphs alone; `graphs` as in `open_model`."""
 
 
 _host: DeviceHost | None = None

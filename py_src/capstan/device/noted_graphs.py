@@ -70,6 +70,9 @@ def reader(kind: Any) -> Reader:
         return b64decode
     if isinstance(kind, UnionType):
         return union_reader([part for part in get_args(kind) if part is not NoneType])
+    if get_origin(kind) is dict:
+        read = reader(get_args(kind)[1])
+        return lambda tree: {name: read(value) for name, value in tree.items()}
     if get_origin(kind) is tuple:
         return tuple_reader(reader(get_args(kind)[0]))
     return object_reader(kind) if is_dataclass(kind) else as_it_is

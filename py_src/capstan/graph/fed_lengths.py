@@ -29,8 +29,6 @@ class FedLengths:
 
     seqlens_k: str
     total: str
-    reads_mask: bool
-    """Whether the graph still has the mask among its inputs, for something else."""
     held_seqlens_k: str = ""
     """The same of the positions from the base of sliding caches on; empty if there are none."""
     held_total: str = ""
@@ -76,7 +74,7 @@ def lengths_as_inputs(
     read = Wiring(graph).consumers
     for value in [value for value in graph.input if value.name in (mask, base) and value.name not in read]:
         graph.input.remove(value)
-    return result, FedLengths(fed[0], fed[1], mask in read, *fed[2:]), ""
+    return result, FedLengths(*fed), ""
 
 
 def over_base(wiring: Wiring, name: str, base: str) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, ModelFileError, OptionError
@@ -17,7 +17,7 @@ from ..host import Host
 from ..host.notes import build, notes_of_files
 from ..host.ready_made import ReadyGraphs
 from ..host.storage import Progress, WeightData
-from ..model_files.config import GenaiConfig, parse_genai_config, parse_object, with_session_options
+from ..model_files.config import DECODER, GenaiConfig, parse_genai_config, parse_object, with_session_options
 from ..model_files.file_names import is_gguf
 from ..model_files.gguf.config import config_from_json, config_to_json, gguf_config
 from ..model_files.gguf.header import GgufFile, read_header
@@ -40,13 +40,14 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model: what it is, and its graph where that had to be read to know it."""
+    """A model: what it is, and those of its graphs that had to be read to know it."""
 
     config: GenaiConfig
-    onnx: bytes | None = None
+    graphs: Mapping[str, bytes] = field(default_factory=dict)
+    """By name, as in `config.graph_files`."""
     tokenizer: Mapping[str, str] | None = None
     """The tokenizer's files, where they are not files of the folder."""
-    graphs: ReadyGraphs | None = None
+    ready: ReadyGraphs | None = None
     """Each device's graphs, where the site has them ready-made."""
 
 
@@ -232,7 +233,7 @@ async def ready_made(
         fall_back(what, "its file did not come whole", "the graph is written here, which takes longer")
         return None
     model, *graphs = known.text.split("\n")
-    return replace(from_note(model), graphs=ReadyGraphs(*graphs)), model
+    return replace(from_note(model), ready=ReadyGraphs(*graphs)), model
 
 
 def named(found: FoundModel, name: str) -> FoundModel:
@@ -248,14 +249,15 @@ def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:
 
 def as_note(found: FoundModel) -> str:
     """The text of a GGUF file's model."""
-    graph = b64encode(found.onnx or b"").decode()
-    return json.dumps({"config": config_to_json(found.config), "onnx": graph, "tokenizer": found.tokenizer})
+    graphs = {name: b64encode(data).decode() for name, data in found.graphs.items()}
+    return json.dumps({"config": config_to_json(found.config), "graphs": graphs, "tokenizer": found.tokenizer})
 
 
 def from_note(text: str) -> FoundModel:
     """The model that `as_note` wrote."""
     noted = json.loads(text)
-    return FoundModel(config_from_json(noted["config"]), b64decode(noted["onnx"]), noted["tokenizer"])
+    graphs = {name: b64decode(text) for name, text in noted["graphs"].items()}
+    return FoundModel(config_from_json(noted["config"]), graphs, noted["tokenizer"])
 
 
 async def derived_with_note(
@@ -286,7 +288,7 @@ def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -
 
     config = gguf_config(file, name)
     graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
-    return FoundModel(config, graph.SerializeToString(deterministic=True), tokenizer_files(file))
+    return FoundModel(config, {DECODER: graph.SerializeToString(deterministic=True)}, tokenizer_files(file))
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,7 @@ async def find_in_repository(
     if in_vain:
         what = ", ".join(in_vain)
         fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")
-    return FoundModel(derived, onnx)
+    return FoundModel(derived, {DECODER: onnx})
 
 
 async def choose_dtype(host: Host, folder: str, device: str, dtype: str | None) -> str:

@@ -72,8 +72,8 @@ class Opened:
     times: dict[str, tuple[float, float]]
     again: Callable[[str], Awaitable[DeviceModel]]
     """Opens it once more, on a device of that name."""
-    read_graph: Callable[[], Awaitable[bytes]]
-    """The graph's file, as it was opened."""
+    read_graph: Callable[[str], Awaitable[bytes]]
+    """The file of the graph of a name, as it was opened."""
     tokenizer: Any
     """The tokenizer, if it was made beside the load of the weights; else None."""
 
@@ -163,14 +163,15 @@ async def open_model(
         if on_found is not None:
             on_found(facts)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
-        given = given_graph(source.graphs, config)
-        onnx, ready = given or found.onnx, None if given else found.graphs
+        given = given_graphs(source.graphs, config)
+        graphs, ready = {**found.graphs, **given}, None if given else found.ready
 
         def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
-            return host.open_model(folder, config, device, options, progress, keep_weights, onnx, ready)
+            return host.open_model(folder, config, device, options, progress, keep_weights, graphs, ready)
 
-        async def read_graph() -> bytes:
-            return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
+        async def read_graph(name: str) -> bytes:
+            file = config.graph_files[name]
+            return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
 
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
         try:
@@ -227,15 +228,16 @@ def configured_device(config: GenaiConfig) -> str:
     return "auto"
 
 
-def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
-    """The graph's file among those given. OptionError for any other."""
-    others = [name for name in graphs if name != config.decoder.filename]
+def given_graphs(files: Mapping[str, bytes], config: GenaiConfig) -> dict[str, bytes]:
+    """The graphs by name, of files that were given. OptionError for a file that is no graph."""
+    names = {file: name for name, file in config.graph_files.items()}
+    others = [file for file in files if file not in names]
     if others:
         raise OptionError(
-            f"data was given for {', '.join(others)}; the model's graph is {config.decoder.filename}, and other "
+            f"data was given for {', '.join(others)}; the model's graph is {', '.join(names)}, and other "
             "files are read from the folder"
         )
-    return graphs.get(config.decoder.filename)
+    return {names[file]: data for file, data in files.items()}
 
 
 @dataclass(frozen=True)

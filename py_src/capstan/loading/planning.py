@@ -48,4 +48,4 @@ async def plan(
     config = with_kv_cache_dtype(found.config, kv_cache_dtype)
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
-    return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.onnx)
+    return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.graphs)

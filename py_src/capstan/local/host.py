@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ from ..host.spans import HostSpans
 from ..host.storage import MOST_GRAPH_BYTES, Backing, Progress
 from ..loading.repository import ON_CPU
 from ..memory import Fit
-from ..model_files.config import GenaiConfig
+from ..model_files.config import DECODER, GenaiConfig
 from ..model_files.file_names import is_gguf, split_name
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import MOST_BYTES
@@ -156,14 +156,14 @@ class LocalHost:
         device: str,
         options: TapeOptions,
         progress: Progress,
-        keep_weights: bool = False,
-        onnx: bytes | None = None,
+        keep_weights: bool,
+        graphs: Mapping[str, bytes],
         ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
         require_reference(device)
         from ..device.reference.model import ReferenceModel
 
-        return ReferenceModel(folder, config, onnx)
+        return ReferenceModel(folder, config, graphs)
 
     async def has_webgpu(self) -> bool:
         return False
@@ -184,12 +184,12 @@ class LocalHost:
         batch_size: int,
         max_length: int | None,
         budget: int | None,
-        onnx: bytes | None = None,
+        graphs: Mapping[str, bytes],
     ) -> Fit:
         require_reference(device)
         from ..device.reference.model import reference_memory
 
-        model = onnx or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+        model = graphs.get(DECODER) or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
         return reference_memory(model, config).fit(batch_size, max_length, budget)
 
 

@@ -19,6 +19,7 @@ from .json_text import NotJsonError, read_json
 from .model_types import SUPPORTED_TYPES, require_type
 
 __all__ = [
+    "DECODER",
     "DecoderConfig",
     "GenaiConfig",
     "GraphCapture",
@@ -145,6 +146,10 @@ class Stated:
     licence: str | None = None
 
 
+DECODER = "decoder"
+"""The name of the graph that makes tokens."""
+
+
 @dataclass(frozen=True)
 class GenaiConfig:
     """The whole file. `search` is passed on as it was read; sampling checks it."""
@@ -164,6 +169,11 @@ class GenaiConfig:
     room: int = 0
     """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
     it."""
+
+    @property
+    def graph_files(self) -> dict[str, str]:
+        """The files of the model's graphs in its folder, by the graphs' names."""
+        return {DECODER: self.decoder.filename}
 
 
 MOST = 1 << 24

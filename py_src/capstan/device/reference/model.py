@@ -25,7 +25,7 @@ from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.disk_file import open_file, read_file
 from ...host.storage import MOST_GRAPH_BYTES
-from ...model_files.config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
+from ...model_files.config import DECODER, QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...model_files.json_text import MOST_BYTES
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
@@ -69,12 +69,15 @@ class ReferenceModel(HostSampledModel):
     device = "reference"
     adapter = "cpu (onnxruntime)"
 
-    def __init__(self, folder: str | Path, config: GenaiConfig | None = None, onnx: bytes | None = None) -> None:
-        """Without `config` it is read from the folder's genai_config.json; without `onnx`, the graph's file, so is
-        that."""
+    def __init__(
+        self, folder: str | Path, config: GenaiConfig | None = None, graphs: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Without `config` it is read from the folder's genai_config.json, and so are those of the model's graphs that
+        are not in `graphs`."""
         self.folder = Path(folder)
         self.config = config or parse_genai_config(read_file(self.folder / "genai_config.json", MOST_BYTES))
         decoder = self.config.decoder
+        onnx = (graphs or {}).get(DECODER)
         data = onnx or read_file(self.folder / decoder.filename, MOST_GRAPH_BYTES)
         parsed = graph.parse(data, decoder.filename)
         for location in graph.data_ends(parsed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -61,8 +61,8 @@ class Loaded:
     leases: Sequence[Lease]
     weights: dict[str, int]
     """Buffers by name."""
-    prefill: int
-    """The prefill session."""
+    sessions: Mapping[str, int]
+    """The sessions that all sequences share, by name: 'prefill'. Decoders have one each."""
     ahead: asyncio.Future[int] | None
     """The first sequence's captured session, made beside the load of the weights."""
     stored: StoredTapes
@@ -120,7 +120,8 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     )
 
 
-async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
+async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: str, cache_bits: int) -> int:
+    model, capture = graphs.sessions[name].model, name == "decoder"
     with phase("decode session" if capture else "session"):
         return await engine.create_session(model, capture=capture, owner=owner, cache_bits=cache_bits)
 
@@ -156,7 +157,7 @@ def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | N
     told = [
         build(),
         device | {"features": sorted(device["features"])},
-        hashlib.sha256(graphs.decode).hexdigest(),
+        hashlib.sha256(graphs.sessions["decoder"].model).hexdigest(),
         contents,
     ]
     return json.dumps(told, sort_keys=True)
@@ -195,12 +196,12 @@ async def load(
     making = ahead = None
     try:
         found, stores = await probing
-        making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner, bits))
+        making = asyncio.ensure_future(make_session(engine, graphs, "prefill", owner, bits))
         in_place = require_capable(found, graphs.description) and not graphs.description.growing
         taped = options.capture == "tape" and stores
         soon = eager_picks(interface.about().software, graphs) == 1
         if options.capture != "off" and in_place and not graphs.description.uncapturable and not taped and soon:
-            ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1", bits))
+            ahead = asyncio.ensure_future(make_session(engine, graphs, "decoder", f"{owner} sequence 1", bits))
         leases, contents = await coming
         session = await asyncio.shield(making)
     except BaseException:
@@ -217,7 +218,7 @@ async def load(
     stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
-        *(interface, memory, graphs, leases, weights, session, ahead, stored, verdicts),
+        *(interface, memory, graphs, leases, weights, {"prefill": session}, ahead, stored, verdicts),
         *(url, owner, config, contents, kept, lora, in_place),
     )
 
@@ -301,7 +302,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
             file, place = await source.open_weights(location), f"{base.name}{location}"
             leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
             weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-        session = await make_session(engine, graphs.prefill, False, owner, base.config.decoder.kv_cache_bits)
+        session = await make_session(engine, graphs, "prefill", owner, base.config.decoder.kv_cache_bits)
     except BaseException:
         for held in leases:
             held.release()
@@ -314,7 +315,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
         graphs=graphs,
         leases=leases,
         weights=weights,
-        prefill=session,
+        sessions={"prefill": session},
         ahead=None,
         stored=stored,
         verdicts=verdicts,

@@ -15,6 +15,7 @@ from ... import graph
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...graph.description import tell_growing, tell_unslid
+from ...graph.onnx_pb2 import ModelProto
 from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...host.ready_made import ReadyGraphs
@@ -23,21 +24,32 @@ from ..model_memory import capacity_for
 from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader, ready_or_noted
 from ..rope_tables import RopeTables, read_rows, read_tables
 
-__all__ = ["Graphs", "OpenWeights", "model_graphs", "rewrite"]
+__all__ = ["Graphs", "OpenWeights", "SessionGraph", "model_graphs", "rewrite"]
+
+
+@dataclass(frozen=True)
+class SessionGraph:
+    """The graph of one kind of session."""
+
+    model: bytes
+    inputs: tuple[str, ...]
+    """Those that are no weights."""
+
+    @classmethod
+    def of(cls, model: ModelProto, weights: Sequence[graph.WeightEntry]) -> SessionGraph:
+        held = {entry.name for entry in weights}
+        names = tuple(value.name for value in model.graph.input if value.name not in held)
+        return cls(graph.serialize(model), names)
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """A model's serialized graphs, with the facts that rewriting them found.
+    """A model's serialized graphs, with the facts that rewriting them found."""
 
-    The prefill graph outputs the logits of the last position only. It takes the sequence's lengths as inputs, or
-    computes them itself if `lengths` is None.
-    """
-
-    prefill: bytes
-    decode: bytes
-    captured_prefill: bytes
-    """The prefill graph for graph capture: it computes the lengths itself, and attention keeps its soft caps."""
+    sessions: dict[str, SessionGraph]
+    """By name. 'decoder' is for steps. 'prefill' outputs the logits of the last position only; it takes the sequence's
+    lengths as inputs, or computes them itself if `lengths` is None. 'captured prefill' is the same for graph capture:
+    it computes the lengths itself, and attention keeps its soft caps."""
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
@@ -114,14 +126,14 @@ async def rewrite(
             model = rewritten(model, "webgpu", facts)
             facts.constants = await read_entries(graph.constants_to_inline(model), open_weights)
             model = rewritten(model, "decode", facts)
-            decode, products, one_row = graph.serialize(model), graph.nbits_products(model), graph.one_row_only(model)
+            sessions = {"decoder": SessionGraph.of(model, facts.weights)}
+            products, one_row = graph.nbits_products(model), graph.one_row_only(model)
             model = rewritten(model, "captured prefill", facts)
-            captured = graph.serialize(model)
+            sessions["captured prefill"] = SessionGraph.of(model, facts.weights)
             model = rewritten(model, "prefill", facts)
+            sessions["prefill"] = SessionGraph.of(model, facts.weights)
         return Graphs(
-            graph.serialize(model),
-            decode,
-            captured,
+            sessions,
             facts.about,
             facts.weights,
             graph.activations(model),

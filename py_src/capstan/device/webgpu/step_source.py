@@ -36,7 +36,7 @@ class StepSource:
         self._graphs = loaded.graphs
         self.weights = loaded.weights
         """Buffers by name."""
-        self._prefill = loaded.prefill
+        self._prefill = loaded.sessions["prefill"]
         self._scoring = 0
         """The session of `scored_runs`."""
         self._ahead = loaded.ahead
@@ -156,7 +156,8 @@ class StepSource:
         if self._capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 
-        return self._prompt_tapes(buffers, graphs.captured_prefill, prompt, lambda: self._pace.size, scratch)
+        graph = graphs.sessions["captured prefill"].model
+        return self._prompt_tapes(buffers, graph, prompt, lambda: self._pace.size, scratch)
 
     def _prompt_tapes(
         self, buffers: SequenceBuffers, graph: bytes, prompt: int, size: Callable[[], int], scratch: TapeScratch
@@ -196,7 +197,8 @@ class StepSource:
         view, binding = buffers.scored(logits[0]), 0
         try:
             binding = self.bind_prefill(view, "prompt", FREE, await self._scoring_session())
-            taped = tapes and self._prompt_tapes(view, self._graphs.decode, binding, lambda: positions, tapes.scratch)
+            graph = self._graphs.sessions["decoder"].model
+            taped = tapes and self._prompt_tapes(view, graph, binding, lambda: positions, tapes.scratch)
             return ScoredRuns(engine, about, view, slots, logits[0], positions, binding, taped, "")
         except BaseException:
             if binding:
@@ -209,7 +211,7 @@ class StepSource:
         """The prefill session that gives the logits of every position, made when tokens are first scored."""
         async with self._recording:
             if not self._scoring:
-                graph = serialize(every_position(parse(self._graphs.prefill)))
+                graph = serialize(every_position(parse(self._graphs.sessions["prefill"].model)))
                 bits = self._cache_bits
                 self._scoring = await self._engine.create_session(graph, False, self._owner, bits)
             return self._scoring
@@ -230,7 +232,7 @@ class StepSource:
         if ahead is not None and owner == self._first:
             self._ahead = None
             return await ahead
-        return await self._captured_session(self._graphs.decode, owner)
+        return await self._captured_session(self._graphs.sessions["decoder"].model, owner)
 
     async def _captured_session(self, graph: bytes, owner: str) -> int:
         return await self._engine.create_session(graph, capture=True, owner=owner, cache_bits=self._cache_bits)
@@ -251,19 +253,16 @@ class StepSource:
 
     def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int, session: int = 0) -> int:
         """A binding of the prefill session, or of another one with its inputs."""
-        feeds, fetches = self._tensors(buffers, which, length)
-        lengths, about = self._graphs.lengths, self._graphs.description
-        if lengths is not None:
-            fed = set() if lengths.reads_mask else {about.mask}
-            fed |= {about.sliding.base} if about.sliding is not None else set()
-            feeds = [feed for feed in feeds if feed.name not in fed]
-        return self._engine.bind(session or self._prefill, feeds, fetches, lengths)
+        tensors = self._tensors(buffers, which, length, "prefill")
+        return self._engine.bind(session or self._prefill, *tensors, self._graphs.lengths)
 
     def _tensors(
-        self, buffers: SequenceBuffers, which: str, length: int
+        self, buffers: SequenceBuffers, which: str, length: int, session: str = "decoder"
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The weights and this sequence's buffers, as both sessions take them."""
+        """The weights and those of this sequence's buffers that a session's graph takes."""
         feeds, fetches = buffers.tensors(which, length)
+        taken = self._graphs.sessions[session].inputs
+        feeds = [feed for feed in feeds if feed.name in taken]
         weights = [BoundTensor(w.name, self.weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         return [*feeds, *weights], fetches
 
