@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError, OutOfMemoryError, fallback
-from capstan.device.prefix_cache import PrefixCache, common
+from capstan.device.prefix_cache import Content, Prefix, PrefixCache, common
 from tests import oracle
 from tests.unit.paper_model import VOCAB, PaperModel, run_of, take
 
@@ -404,6 +404,56 @@ class TestMemory:
             asyncio.run(Model.load(str(LLAMA), device="reference", prefix_cache=limit))
 
 
+class TestContents:
+    """Prompts whose tokens 20 to 29 are placeholders of a picture: their ids are the same whatever it shows."""
+
+    PICTURE = (20, 30)
+    PROMPT = (*START, *[9] * 10, *range(40, 60))
+
+    async def described(self, model: PaperModel, digest: str, prompt: Sequence[int] = PROMPT) -> Generator:
+        generator = generator_of(model)
+        generator.append_tokens(prompt)
+        generator._loop.rows[0].contents = (Content(*self.PICTURE, digest),)
+        await take(generator, 1)
+        return generator
+
+    @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+    def test_two_pictures_never_share_rows_and_one_shares_its_own(self, closed: bool) -> None:
+        async def run() -> tuple[int, int, int]:
+            model = paper()
+            first = await self.described(model, "a cat")
+            if closed:
+                await first.aclose()
+            other, same = await self.described(model, "a dog"), await self.described(model, "a cat")
+            return first.reused_tokens, other.reused_tokens, same.reused_tokens
+
+        assert asyncio.run(run()) == (0, 20, 49)
+
+    def test_a_picture_that_is_not_there_as_a_whole_is_run_again(self) -> None:
+        async def run() -> tuple[int, int, int]:
+            model = paper()
+            first = await self.described(model, "a cat")
+            shorter = await self.described(model, "a cat", self.PROMPT[:27])
+            plain = generator_of(model)
+            plain.append_tokens(self.PROMPT)
+            await take(plain, 1)
+            return first.reused_tokens, shorter.reused_tokens, plain.reused_tokens
+
+        assert asyncio.run(run()) == (0, 20, 20)
+
+    def test_a_picture_goes_with_its_tokens(self) -> None:
+        async def run() -> list[int]:
+            model = paper()
+            first = await self.described(model, "a cat")
+            found = []
+            for length in (40, 25):
+                first.rewind_to(length)
+                found.append(len(first._loop.rows[0].contents))
+            return found
+
+        assert asyncio.run(run()) == [1, 0]
+
+
 def oom() -> Exception:
     return OutOfMemoryError("no room")
 
@@ -414,5 +464,5 @@ async def always_short(capacity: int, pools: Any = None) -> Any:
 
 @pytest.mark.parametrize(("one", "other", "length"), [("", "a", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("b", "a", 0)])
 def test_common_starts(one: str, other: str, length: int) -> None:
-    first, second = (array("q", list(text.encode())) for text in (one, other))
+    first, second = (Prefix(array("q", list(text.encode()))) for text in (one, other))
     assert common(first, second) == common(second, first) == length

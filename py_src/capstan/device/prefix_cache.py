@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
@@ -13,10 +13,36 @@ from ..fallback import fall_back
 from .cache_rows import CacheRows
 from .rows import RowDecoder
 
-__all__ = ["PrefixCache", "PrefixStats", "checked_limit"]
+__all__ = ["Content", "Prefix", "PrefixCache", "PrefixStats", "checked_limit", "common"]
 
 LEAST = 16
 """The shortest prefix that is worth a copy: the model runs on fewer tokens as fast."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the model was given for a range of tokens besides their ids: of two pictures, say, these may be the same."""
+
+    start: int
+    end: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """All that the key/value rows of the first tokens of a sequence depend on."""
+
+    ids: array[int]
+    contents: frozenset[Content] = field(default_factory=frozenset)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, row: LiveRow, length: int) -> Prefix:
+        """Of a row's first `length` tokens, without a content that does not end there."""
+        end = min([length, *(each.start for each in row.contents if each.start < length < each.end)])
+        return cls(array("q", row.tokens[:end]), frozenset(each for each in row.contents if each.end <= end))
 
 
 class LiveRow(Protocol):
@@ -25,6 +51,10 @@ class LiveRow(Protocol):
     tokens: list[int]
     valid: int
     """Tokens at the start whose KV cache entries are known to be right."""
+
+    @property
+    def contents(self) -> Sequence[Content]:
+        """Of ranges of `tokens`, in any order."""
 
 
 class LiveRows(Protocol):
@@ -44,7 +74,7 @@ class LiveRows(Protocol):
 class Kept:
     """A copy of the caches of a sequence that was closed."""
 
-    tokens: array[int]
+    tokens: Prefix
     key: Hashable
     caches: CacheRows
     bytes: int
@@ -101,10 +131,10 @@ class PrefixCache:
         """Whether a row would take over more of `others` once they were run than of those that are `there` already."""
         if not self.limit:
             return False
-        wanted = array("q", row.tokens[:-1])
+        wanted = Prefix.of(row, len(row.tokens) - 1)
 
         def longest(rows: Sequence[LiveRow]) -> int:
-            return max((common(wanted, array("q", each.tokens)) for each in rows), default=0)
+            return max((common(wanted, Prefix.of(each, len(each.tokens))) for each in rows), default=0)
 
         return longest(others) >= max(row.valid, longest(there)) + LEAST
 
@@ -151,7 +181,7 @@ class PrefixCache:
                 row = loop.rows[number]
                 caches = decoder.caches(number)
                 if caches is not None and row.valid > LEAST and caches.holds(row.valid):
-                    await self._keep(row.tokens[: row.valid], loop.cache_key, caches)
+                    await self._keep(Prefix.of(row, row.valid), loop.cache_key, caches)
         except CapstanError as error:
             fall_back("rows of a closed sequence in the prefix cache", str(error), "its tokens are run again")
 
@@ -176,7 +206,7 @@ class PrefixCache:
     def _bytes(self) -> int:
         return sum(kept.bytes for kept in self._kept)
 
-    def _sources(self, loop: LiveRows, number: int) -> Iterator[tuple[array[int], CacheRows, Kept | None]]:
+    def _sources(self, loop: LiveRows, number: int) -> Iterator[tuple[Prefix, CacheRows, Kept | None]]:
         """The sequences whose rows may be taken over, with the tokens that they are known to hold."""
         for kept in self._kept:
             if kept.key == loop.cache_key:
@@ -187,12 +217,13 @@ class PrefixCache:
             for other, row in enumerate(live.rows):
                 caches = live.decoder.caches(other) if (live, other) != (loop, number) and row.valid else None
                 if caches is not None:
-                    yield array("q", row.tokens[: row.valid]), caches, None
+                    yield Prefix.of(row, row.valid), caches, None
 
     def _longest(self, loop: LiveRows, number: int) -> tuple[int, CacheRows | None, Kept | None]:
         """The longest cached start of a row's tokens, and its place. The last token is run in any case, for the logits
         after it."""
-        wanted = array("q", loop.rows[number].tokens[:-1])
+        row = loop.rows[number]
+        wanted = Prefix.of(row, len(row.tokens) - 1)
         target = loop.decoder.caches(number) if loop.decoder is not None else None
         best: tuple[int, CacheRows | None, Kept | None] = (0, None, None)
         for tokens, caches, kept in self._sources(loop, number):
@@ -201,17 +232,16 @@ class PrefixCache:
                 best = length, caches, kept
         return best
 
-    async def _keep(self, tokens: Sequence[int], key: Hashable, caches: CacheRows) -> None:
+    async def _keep(self, tokens: Prefix, key: Hashable, caches: CacheRows) -> None:
         """Copy a sequence's rows. If one copy is the start of another, only the longer one stays."""
         size = caches.size(len(tokens))
         if size > self.limit:
             return
-        asked = array("q", tokens)
         of_key = [kept for kept in self._kept if kept.key == key]
-        if any(common(asked, kept.tokens) == len(asked) for kept in of_key):
+        if any(common(tokens, kept.tokens) == len(tokens) for kept in of_key):
             return
         for kept in of_key:
-            if common(asked, kept.tokens) == len(kept.tokens):
+            if common(tokens, kept.tokens) == len(kept.tokens):
                 self._free(kept)
         while self._bytes + size > self.limit:
             self._evict()
@@ -226,7 +256,7 @@ class PrefixCache:
         if self._closed:
             made.free()
         else:
-            self._kept.append(Kept(asked, key, made, size))
+            self._kept.append(Kept(tokens, key, made, size))
 
     def _evict(self) -> None:
         self._evicted += 1
@@ -237,16 +267,17 @@ class PrefixCache:
         kept.caches.free()
 
 
-def common(one: array[int], other: array[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+def common(one: Prefix, other: Prefix) -> int:
+    """How many tokens two sequences begin with alike: the same ids, with the same contents as a whole."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if one.ids[low:middle] == other.ids[low:middle]:
             low = middle
         else:
             high = middle - 1
-    return low
+    cut = [each.start for each in one.contents | other.contents if each.start < low < each.end]
+    return min([low, *cut, *(each.start for each in one.contents ^ other.contents)])
 
 
 def checked_limit(limit: int) -> int:

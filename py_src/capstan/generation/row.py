@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from ..device.prefix_cache import Content
 from ..errors import LogitsError
 from ..stages.sampling import NO_TOKEN
 from ..text.stream import StoppingStream
@@ -19,6 +20,8 @@ class Row:
     have padding besides: behind a prompt that is shorter than others, and after the end of the row."""
 
     tokens: list[int] = field(default_factory=list)
+    contents: tuple[Content, ...] = ()
+    """What stands for ranges of them besides ids."""
     valid: int = 0
     """Tokens at the start whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
@@ -93,6 +96,7 @@ class Row:
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens; none, or any number of a row without padding."""
         del self.tokens[length:]
+        self.contents = tuple(each for each in self.contents if each.end <= length)
         self._forget_runs(length)
         self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
         self.tell()

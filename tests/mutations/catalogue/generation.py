@@ -99,10 +99,20 @@ GENERATION = (
     Mutation(
         "prefix_cache.last_token",
         "py_src/capstan/device/prefix_cache.py",
-        'wanted = array("q", loop.rows[number].tokens[:-1])',
-        'wanted = array("q", loop.rows[number].tokens)',
+        """        row = loop.rows[number]
+        wanted = Prefix.of(row, len(row.tokens) - 1)""",
+        """        row = loop.rows[number]
+        wanted = Prefix.of(row, len(row.tokens))""",
         "the last token of a prompt is taken over, too, so that nothing makes its logits",
         unit("prefix_cache::TestWhatIsRun::test_one_token_is_run_of_a_prompt_that_is_known_as_a_whole"),
+    ),
+    Mutation(
+        "prefix_cache.other_content",
+        "py_src/capstan/device/prefix_cache.py",
+        "    return min([low, *cut, *(each.start for each in one.contents ^ other.contents)])",
+        "    return min([low, *cut])",
+        "rows of another picture with the same ids are taken over",
+        unit("prefix_cache::TestContents::test_two_pictures_never_share_rows_and_one_shares_its_own"),
     ),
     Mutation(
         "prefix_cache.other_adapter",
