@@ -21,7 +21,7 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Content:
-    """What the model was given for a range of tokens besides their ids: of two pictures, say, these may be the same."""
+    """A range of tokens that stand for something else, as a picture: another picture may have the same ids."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Prefix:
-    """All that the key/value rows of the first tokens of a sequence depend on."""
+    """The key of a sequence's first tokens: two sequences with equal keys have equal key/value rows."""
 
     ids: array[int]
     contents: frozenset[Content] = field(default_factory=frozenset)
@@ -40,7 +40,7 @@ class Prefix:
 
     @classmethod
     def of(cls, row: LiveRow, length: int) -> Prefix:
-        """Of a row's first `length` tokens, without a content that does not end there."""
+        """The key of a row's first `length` tokens, cut before a content that does not end there."""
         end = min([length, *(each.start for each in row.contents if each.start < length < each.end)])
         return cls(array("q", row.tokens[:end]), frozenset(each for each in row.contents if each.end <= end))
 
@@ -54,7 +54,7 @@ class LiveRow(Protocol):
 
     @property
     def contents(self) -> Sequence[Content]:
-        """Of ranges of `tokens`, in any order."""
+        """The contents among its tokens, in any order."""
 
 
 class LiveRows(Protocol):

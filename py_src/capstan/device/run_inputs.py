@@ -53,8 +53,8 @@ CODES = {"int64": "q", "int32": "i"}
 
 @dataclass(frozen=True)
 class RunTensor:
-    """An input or output of the graph, and the item of the sequence's memory that it is bound to. Sizes are numbers,
-    FREE, BEFORE or AFTER."""
+    """An input or output of the graph, and its item of the sequence's memory. Sizes are numbers, FREE, BEFORE or
+    AFTER."""
 
     name: str
     item: str
@@ -120,7 +120,7 @@ class RunInput:
         return []
 
     def feeds(self, run: Run) -> list[RunTensor]:
-        """The inputs of such a run; a session binds those that its graph has."""
+        """The inputs of such a run; a session binds those of its graph."""
         return []
 
     def fetches(self, run: Run) -> list[RunTensor]:
@@ -284,7 +284,7 @@ class Positions(RunInput):
         if name is None:
             return []
         [declared] = [info for info in self.about.inputs if info.name == name]
-        # Where a position has several axes, those of text are the same in all.
+        # A position may have several axes; text has the same number in all.
         axes = [3] * (len(declared.dims) - 2)
         data = array("q", range(past, past + len(ids))).tobytes() * 3 ** len(axes)
         return [HostTensor(name, "int64", (*axes, 1, len(ids)), data)]
@@ -356,10 +356,8 @@ class LongRope(RunInput):
         ]
 
     def _tables(self) -> list[RunTensor]:
-        tables = self.about.rope.tables if self.about.rope is not None else ()
-        return [
-            RunTensor(each.name, f"rope {each.name}", each.dtype, (self.room.capacity, each.width)) for each in tables
-        ]
+        positions, tables = self.room.capacity, self.about.rope.tables if self.about.rope is not None else ()
+        return [RunTensor(each.name, f"rope {each.name}", each.dtype, (positions, each.width)) for each in tables]
 
 
 class Window(RunInput):

@@ -21,7 +21,7 @@ class Row:
 
     tokens: list[int] = field(default_factory=list)
     contents: tuple[Content, ...] = ()
-    """What stands for ranges of them besides ids."""
+    """The ranges of `tokens` that stand for something else, as a picture."""
     valid: int = 0
     """Tokens at the start whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
