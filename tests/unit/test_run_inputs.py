@@ -23,7 +23,6 @@ from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import GraphDescription
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
-from capstan.memory import PoolItem, pool_item
 from capstan.model_files.config import DECODER, parse_genai_config
 from tests.unit.test_host_memory import Heap
 
@@ -39,10 +38,6 @@ class TokenSteps(RunInput):
     @property
     def there(self) -> bool:
         return any(info.name == NAME for info in self.about.others)
-
-    def items(self) -> list[PoolItem]:
-        sizes = {"input steps": 8, "prompt steps": 8 * self.room.chunk}
-        return [pool_item(name, "io", size) for name, size in sizes.items() if self.there]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(NAME, f"{run.which} steps", "int64", (1, run.tokens))] if self.there else []

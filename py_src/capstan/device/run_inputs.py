@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UnsupportedModelError
-from ..memory import SNAPSHOTS, DeviceSpan, PoolItem, cache_sizes, pool_item, round_up, window_table_sizes
+from ..memory import SNAPSHOTS, DeviceSpan, Pool, PoolItem, pool_item, round_up
 from .element_types import byte_count
 from .interface import DeviceInterface
 from .span_checks import INDEX_BYTES
@@ -96,6 +96,9 @@ class Run:
     """Whether it gives the logits of all its positions, not of the last one alone."""
 
 
+STEP = Run("input", 1)
+
+
 class SequenceMemory(Protocol):
     """The buffers of one sequence."""
 
@@ -108,6 +111,8 @@ class SequenceMemory(Protocol):
 class RunInput:
     """A kind of input or output of one sequence's runs. A provider overrides what it has; the defaults are nothing."""
 
+    pool: Pool = "io"
+    """The pool of its memory."""
     changes = True
     """Whether its tensors may be written between two replays of a tape."""
 
@@ -116,8 +121,15 @@ class RunInput:
         self.room = room
 
     def items(self) -> list[PoolItem]:
-        """The memory of a sequence."""
-        return []
+        """The memory of a sequence: room for each tensor of a step, and of a run over a prompt."""
+        tensors = [tensor for run in (STEP, Run("prompt", self.room.chunk)) for tensor in self.tensors(run)]
+        longest = self.room.capacity
+        sizes = {each.item: byte_count(each.dtype, [s if s >= 0 else longest for s in each.dims]) for each in tensors}
+        return [pool_item(name, self.pool, size) for name, size in sizes.items()]
+
+    def tensors(self, run: Run) -> list[RunTensor]:
+        """All inputs and outputs of such a run."""
+        return [*self.feeds(run), *self.fetches(run)]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         """The inputs of such a run; a session binds those of its graph."""
@@ -156,10 +168,7 @@ class RunInput:
 class Caches(RunInput):
     """Key/value caches, which attention reads, and writes where they are, to buffers apart, or longer each time."""
 
-    def items(self) -> list[PoolItem]:
-        sizes = cache_sizes(self.about, self.room.capacity, self.room.chunk)
-        kinds = ["", written] if (written := written_caches(self.about, self.room.apart)) else [""]
-        return [pool_item(kind + name, "persistent", size) for kind in kinds for name, size in sizes.items()]
+    pool = "persistent"
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [
@@ -189,9 +198,6 @@ def written_caches(about: GraphDescription, apart: bool) -> str:
 
 class Mask(RunInput):
     """Ones for the positions that are there, zeros for those that may come."""
-
-    def items(self) -> list[PoolItem]:
-        return [pool_item("mask", "io", byte_count(self.about.mask_dtype, (self.room.capacity,)))]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         length = AFTER if self.about.growing else self.room.capacity
@@ -226,9 +232,6 @@ class Mask(RunInput):
 class Logits(RunInput):
     """The logits of the last position of a run, or of every one."""
 
-    def items(self) -> list[PoolItem]:
-        return [pool_item("logits", "io", byte_count(self.about.logits_dtype, (self.about.vocab_size,)))]
-
     def fetches(self, run: Run) -> list[RunTensor]:
         kept = run.tokens if run.every else 1
         return [RunTensor(self.about.logits, "logits", self.about.logits_dtype, (1, kept, self.about.vocab_size))]
@@ -239,9 +242,6 @@ class Logits(RunInput):
 
 class Ids(RunInput):
     """Token ids."""
-
-    def items(self) -> list[PoolItem]:
-        return [pool_item("input ids", "io", 8), pool_item("prompt ids", "io", 8 * self.room.chunk)]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(self.about.input_ids, f"{run.which} ids", "int64", (1, run.tokens))]
@@ -258,11 +258,6 @@ class Ids(RunInput):
 
 class Positions(RunInput):
     """The position of each id, if the graph has such an input."""
-
-    def items(self) -> list[PoolItem]:
-        if self.about.position_ids is None:
-            return []
-        return [pool_item("positions", "io", 8), pool_item("prompt positions", "io", 8 * self.room.chunk)]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         if self.about.position_ids is None:
@@ -293,17 +288,13 @@ class Positions(RunInput):
 class States(RunInput):
     """States that each run overwrites, and room for snapshots of them."""
 
+    pool = "persistent"
+
     def items(self) -> list[PoolItem]:
-        sizes = [byte_count(state.dtype, state.sizes) for state in self.about.states]
-        items = [
-            pool_item(name, "persistent", size)
-            for state, size in zip(self.about.states, sizes, strict=True)
-            for name in (state.past, state.present)
-        ]
-        if items:
-            each = sum(item.bytes for item in items[::2])
-            items.append(pool_item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
-        return items
+        items = super().items()
+        # The bytes of all states, each as it is read and as it is written.
+        size = SNAPSHOTS * sum(item.bytes for item in items) // 2
+        return [*items, pool_item("snapshots", self.pool, size, bound=False)] if items else []
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(each.past, each.past, each.dtype, each.dims(1)) for each in self.about.states]
@@ -318,11 +309,8 @@ class States(RunInput):
 class Lora(RunInput):
     """The tensors of LoRA adapters, which are copied there on the device."""
 
+    pool = "weights"
     changes = False
-
-    def items(self) -> list[PoolItem]:
-        tensors = self.feeds(Run("input", 1))
-        return [pool_item(each.item, "weights", byte_count(each.dtype, each.dims)) for each in tensors]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(each.name, f"lora {each.name}", each.dtype, each.dims) for each in self.about.lora]
@@ -331,16 +319,16 @@ class Lora(RunInput):
 class LongRope(RunInput):
     """The rotary tables of a model with a long rope, for the sequence's length."""
 
-    def items(self) -> list[PoolItem]:
-        return [pool_item(each.item, "weights", byte_count(each.dtype, each.dims)) for each in self._tables()]
+    pool = "weights"
 
     def feeds(self, run: Run) -> list[RunTensor]:
-        return self._tables()
+        positions, tables = self.room.capacity, self.about.rope.tables if self.about.rope is not None else ()
+        return [RunTensor(each.name, f"rope {each.name}", each.dtype, (positions, each.width)) for each in tables]
 
     def rotate(self, memory: SequenceMemory, long: bool) -> None:
         if self.room.rope is None:
             return
-        tables = zip(self._tables(), self.room.rope.rows(long, self.room.capacity), strict=True)
+        tables = zip(self.feeds(STEP), self.room.rope.rows(long, self.room.capacity), strict=True)
         with memory.device.batch():
             for table, rows in tables:
                 padded = rows.ljust(round_up(len(rows), WRITTEN), b"\0")
@@ -350,54 +338,52 @@ class LongRope(RunInput):
         contents = self.room.rope
         if contents is None:
             return []
-        rows = contents.rows(long, self.room.capacity)
-        return [
-            HostTensor(each.name, each.dtype, each.dims, data) for each, data in zip(self._tables(), rows, strict=True)
-        ]
-
-    def _tables(self) -> list[RunTensor]:
-        positions, tables = self.room.capacity, self.about.rope.tables if self.about.rope is not None else ()
-        return [RunTensor(each.name, f"rope {each.name}", each.dtype, (positions, each.width)) for each in tables]
+        tables = zip(self.feeds(STEP), contents.rows(long, self.room.capacity), strict=True)
+        return [HostTensor(each.name, each.dtype, each.dims, rows) for each, rows in tables]
 
 
-class Window(RunInput):
-    """The first position that sliding caches hold, and the rows of their rotary tables from there on; webgpu.sliding
-    writes both."""
+class WindowBase(RunInput):
+    """The first position that sliding caches hold; webgpu.sliding writes it."""
 
-    def items(self) -> list[PoolItem]:
-        if self.about.sliding is None:
-            return []
-        sizes = window_table_sizes(self.about, self.room.capacity, self.room.chunk)
-        return [
-            pool_item("window base", "io", byte_count("int32", (1,))),
-            *(pool_item(name, "weights", size) for name, size in sizes.items()),
-        ]
+    def feeds(self, run: Run) -> list[RunTensor]:
+        found = self.about.sliding
+        return [] if found is None else [RunTensor(found.base, "window base", "int32", (1,))]
+
+
+class WindowTables(RunInput):
+    """The rows of the rotary tables of sliding caches from that position on; webgpu.sliding writes them."""
+
+    pool = "weights"
 
     def feeds(self, run: Run) -> list[RunTensor]:
         found = self.about.sliding
         if found is None:
             return []
-        positions = found.room(self.room.capacity, self.room.chunk)
-        return [
-            RunTensor(found.base, "window base", "int32", (1,)),
-            *(
-                RunTensor(each.name, f"window {each.name}", each.dtype, (positions, each.width))
-                for each in found.tables
-            ),
-        ]
+        rows = found.room(self.room.capacity, self.room.chunk)
+        return [RunTensor(each.name, f"window {each.name}", each.dtype, (rows, each.width)) for each in found.tables]
 
 
 class Picks(RunInput):
     """The sampler's state and its ring of picked ids, which kernels of Capstan alone bind."""
 
     def items(self) -> list[PoolItem]:
-        return [
-            pool_item("state", "persistent", STATE_BYTES, bound=False),
-            pool_item("ring", "persistent", 4 * self.room.capacity, bound=False),
-        ]
+        sizes = {"state": STATE_BYTES, "ring": 4 * self.room.capacity}
+        return [pool_item(name, "persistent", size, bound=False) for name, size in sizes.items()]
 
 
-KINDS: list[type[RunInput]] = [Caches, Mask, Logits, Ids, Positions, States, Lora, LongRope, Window, Picks]
+KINDS: list[type[RunInput]] = [
+    Caches,
+    Mask,
+    Logits,
+    Ids,
+    Positions,
+    States,
+    Lora,
+    LongRope,
+    WindowBase,
+    WindowTables,
+    Picks,
+]
 """In the order in which their memory is allocated."""
 
 
@@ -417,7 +403,7 @@ def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart:
 
 def require_fed(about: GraphDescription) -> None:
     """Raise UnsupportedModelError for an input of the graph that no provider feeds."""
-    runs = (Run("input", 1), Run("prompt", FREE))
+    runs = (STEP, Run("prompt", FREE))
     fed = {tensor.name for each in run_inputs(about, Room(1, 1)) for run in runs for tensor in each.feeds(run)}
     for info in about.others:
         if info.name not in fed:

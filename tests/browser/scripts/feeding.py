@@ -8,7 +8,6 @@ from typing import Any
 
 from capstan import Generator, Model
 from capstan.device.run_inputs import KINDS, HostTensor, Run, RunInput, RunTensor, SequenceMemory
-from capstan.memory import PoolItem, pool_item
 
 from .running import parameters, take
 
@@ -21,9 +20,6 @@ class Factor(RunInput):
     """A float32 [1] by which the graph multiplies its logits."""
 
     value = 1.0
-
-    def items(self) -> list[PoolItem]:
-        return [pool_item(NAME, "io", 4)]
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(NAME, NAME, "float32", (1,))]

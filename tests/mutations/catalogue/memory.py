@@ -113,8 +113,8 @@ MEMORY = (
     Mutation(
         "pools.mask_bytes",
         "py_src/capstan/device/run_inputs.py",
-        "byte_count(self.about.mask_dtype, (self.room.capacity,))",
-        "byte_count(self.about.mask_dtype, (self.room.chunk,))",
+        "length = AFTER if self.about.growing else self.room.capacity",
+        "length = AFTER if self.about.growing else self.room.chunk",
         "the mask has room for a prompt's part only",
         unit("memory_pools::test_a_sequence_holds_its_cache_its_io_and_what_the_sampler_carries"),
     ),

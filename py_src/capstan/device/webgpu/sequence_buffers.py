@@ -300,7 +300,7 @@ class SequenceBuffers:
             for run in (Run(which, 1) for which in ("input", *others))
             for each in self.inputs
             if each.changes
-            for tensor in (*each.feeds(run), *each.fetches(run))
+            for tensor in each.tensors(run)
         ]
         return [self.handle(name) for name in dict.fromkeys(names)]
 
