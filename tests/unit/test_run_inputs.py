@@ -98,7 +98,7 @@ def test_the_reference_device_feeds_it(about: GraphDescription) -> None:
 
 
 class Paper:
-    """A session of web/src/wasm.ts, and its sequence, which note what they are given."""
+    """A session of web/src/worker/wasm.ts, and its sequence, which note what they are given."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []

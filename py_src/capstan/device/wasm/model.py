@@ -22,7 +22,7 @@ from .model_graph import WasmGraph
 __all__ = ["WasmModel", "WasmSession", "wasm_memory"]
 
 MADE_IN_JAVASCRIPT = (Ids, Mask, Positions)
-"""The kinds of inputs of each run that web/src/wasm.ts makes itself; caches and states stay there, too."""
+"""The kinds of inputs of each run that web/src/worker/wasm.ts makes itself; caches and states stay there, too."""
 
 HEAP_BYTES = 3 << 30
 """onnxruntime-web's heap has 4 GiB. While a session is made it holds one weight twice, and a table that is a product's
