@@ -154,7 +154,8 @@ class RunInput:
         may have by now; None if nothing is known of it."""
 
     def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
-        """Write the inputs of a step."""
+        """Write the inputs of a step that the host begins. In a burst the sampler's kernels write ids, mask and
+        positions; every other input keeps the value of the step before, and rows of one tape share it."""
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
         """The inputs of a run over these ids that differ from run to run, for a device that takes them so."""
