@@ -16,9 +16,8 @@ MODULES = ROOT / "node_modules"
 HEAD = """# Third-party notices
 
 Capstan itself is under the MIT licence (see LICENSE). Its web build and its wheel contain the parts below. The files of
-Pyodide, onnxruntime-web and web-xgrammar are unmodified copies from their npm packages. The documentation, in docs/ of
-the web build, has the notices of its own parts in docs/licences.txt. This file is written by
-`python3 build.py dist --notices`.
+Pyodide and onnxruntime-web are unmodified copies from their npm packages. The documentation, in docs/ of the web build,
+has the notices of its own parts in docs/licences.txt. This file is written by `python3 build.py dist --notices`.
 """
 
 
@@ -66,13 +65,6 @@ def notices() -> str:
             "bundled into drawer.js of the demo page",
             "",
             (MODULES / "uplot/LICENSE").read_text(encoding="utf-8"),
-        ),
-        section(
-            f"web-xgrammar {npm('@mlc-ai/web-xgrammar')['version']}",
-            npm("@mlc-ai/web-xgrammar")["license"],
-            "in capstan/xgrammar/",
-            "Its package holds no licence file; this is the text that its package.json names.",
-            python_licence("onnx"),
         ),
         section(
             f"protobuf {python_version('protobuf')}",

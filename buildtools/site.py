@@ -19,7 +19,7 @@ from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .wheels import page_wheels, template_wheels, wheel_inputs
 
-__all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "XGRAMMAR_FILES", "assemble"]
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "assemble"]
 
 MODULES = ROOT / "node_modules"
 ORT_FILES = (
@@ -27,13 +27,10 @@ ORT_FILES = (
     *("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
 )
 """The runtimes for WebGPU, and for the CPU alone."""
-XGRAMMAR_FILES = ("index.js",)
-"""The grammar library; loaded for the first grammar."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 VENDORED = {
     "ort": MODULES / "onnxruntime-web/dist",
     "pyodide": MODULES / "pyodide",
-    "xgrammar": MODULES / "@mlc-ai/web-xgrammar/lib",
 }
 """The source folders of the packages whose files the page has under these names."""
 PAGE_FOLDERS = {
@@ -93,9 +90,9 @@ def digest_files(files: Iterable[Path]) -> str:
 
 
 def copy_vendor_files() -> list[Path]:
-    """onnxruntime-web's, Pyodide's and xgrammar's files, unmodified."""
+    """onnxruntime-web's and Pyodide's files, unmodified."""
     made = []
-    for package, names in (("ort", ORT_FILES), ("pyodide", PYODIDE_FILES), ("xgrammar", XGRAMMAR_FILES)):
+    for package, names in (("ort", ORT_FILES), ("pyodide", PYODIDE_FILES)):
         source = VENDORED[package]
         target = SITE / "capstan" / package
         target.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,6 @@ def serving_pyodide(folder: Path) -> Iterator[str]:
     for name, source in {
         "pyodide": MODULES / "pyodide",
         "ort": MODULES / "onnxruntime-web/dist",
-        "xgrammar": MODULES / "@mlc-ai/web-xgrammar/lib",
         "models/nano-llama": FIXTURES / "nano-llama",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import jsonschema
 import regex
 from jsonschema.validators import extend
 
-from capstan.guidance import Automaton, Position
+from capstan.guidance import Automaton
 
 __all__ = ["CORPORA", "answers", "corpus", "judged"]
 
@@ -32,31 +32,28 @@ def corpus(name: str) -> dict[str, dict[str, Any]]:
 
 
 def answers(automaton: Automaton, count: int, rng: random.Random) -> Iterator[str]:
-    """Texts that the automaton allows: some bytes by chance, and then the shortest way to an end."""
+    """Texts that an automaton of one reading allows: some bytes by chance, and then the shortest way to an end."""
     ways = _ways(automaton)
     members: list[list[int]] = [[] for _ in range(max(automaton.classes) + 1)]
     for byte, symbol in enumerate(automaton.classes):
         members[symbol].append(byte)
     for _ in range(count):
-        position: Position = automaton.start
+        position = automaton.start
         text, free = bytearray(), rng.choice((0, 3, 10, 30, 100))
         while not automaton.may_end(position) or len(text) < free:
-            fitting = [each[0] for each in members if automaton.after(position, bytes(each[:1])) is not None]
+            fitting = [symbol for symbol in range(len(members)) if automaton.step(position, symbol)]
             if not fitting or (automaton.may_end(position) and rng.random() < 0.05):
                 break
             if len(text) < free:
-                symbol = automaton.classes[rng.choice(fitting)]
+                symbol = rng.choice(fitting)
             else:
                 # Rules that may end here end.
-                top = next(
-                    at for at in reversed(range(len(position))) if at == 0 or not automaton.accepting[position[at]]
-                )
-                position = position[: top + 1]
-                symbol = ways[position[-1]][1]
+                [stack] = position
+                top = next(at for at in reversed(range(len(stack))) if at == 0 or not automaton.accepting[stack[at]])
+                position = frozenset({stack[: top + 1]})
+                symbol = ways[stack[top]][1]
             text.append(rng.choice(members[symbol]))
-            following = automaton.after(position, bytes(text[-1:]))
-            assert following is not None
-            position = following
+            position = automaton.step(position, symbol)
         yield text.decode()
 
 
@@ -67,7 +64,7 @@ def _ways(automaton: Automaton) -> list[tuple[int, int]]:
     while changed:
         changed = False
         for state in reversed(range(len(found))):
-            for symbol, (pushed, following) in automaton.steps[state].items():
+            for symbol, [(pushed, following)] in automaton.steps[state].items():
                 length = 1 + found[following][0] + sum(found[each][0] for each in pushed)
                 if length < found[state][0]:
                     found[state] = (length, symbol)

@@ -5,7 +5,7 @@ usage: python3 build.py exec guidance_cost.py --model FOLDER -- [--device webgpu
 Interleaved rounds of generations after one prompt, greedy and drawn: without a grammar, under grammars, and under one
 where each pick waits for its mask (enable_ff_tokens). One line of JSON for each: milliseconds a token, the median of
 the rounds, and how many times the same without a grammar that is; decode steps and waits for ids for each token; of
-grammars what their automaton takes, and what a mask of the library's takes alone. Whether outputs fit the library says.
+grammars what their automaton takes, and what a mask on the CPU takes alone. Whether outputs fit the automaton says.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import time
 
 import capstan
-from capstan.guidance import automaton_of
+from capstan.guidance import Masks
 
 PROMPT = "<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA = {
@@ -55,24 +55,23 @@ async def generation(model, ids, tokens, search, grammar, waits):
     return 1e3 * spent / max(1, len(found) - 1), found, counters
 
 
-async def masks(model, grammar, ids):
-    """Milliseconds of each mask along an output, of the compilation, and whether the output fits."""
+def masks(model, grammar, ids):
+    """Milliseconds of each mask along an output, of the walks' start, and whether the output fits."""
     params = capstan.GeneratorParams(model)
     params.set_guidance(*GRAMMARS[grammar])
-    grammars = await model.grammars()
+    found, tokens = params.guidance.automaton(), model.token_bytes()
     began = time.perf_counter()
-    matcher = await grammars.compile(params.guidance.text)
-    compiled = time.perf_counter() - began
-    times, fits = [], True
+    model.token_walks()
+    started = time.perf_counter() - began
+    made = Masks(found, model.token_walks, tokens.stop)
+    times, position = [], found.start
     for token in ids:
         began = time.perf_counter()
-        await matcher.mask()
+        made.mask(position)
         times.append(1e3 * (time.perf_counter() - began))
-        if not matcher.accept(token):
-            fits = False
-            break
-    matcher.close()
-    return times, 1e3 * compiled, fits
+        position = found.after(position, tokens[token])
+    made.close()
+    return times, 1e3 * started, bool(position)
 
 
 def automaton(model, grammar):
@@ -82,7 +81,7 @@ def automaton(model, grammar):
     began = time.perf_counter()
     tokens = model.token_bytes()
     bytes_found = time.perf_counter()
-    found = automaton_of(params.guidance.grammar)
+    found = params.guidance.automaton()
     table = found.table(tokens)
     made = time.perf_counter()
     return {
@@ -131,9 +130,10 @@ async def main(folders):
                 "waits a token": round(counters["python_crossings"] / len(found), 2),
             }
             if grammar:
-                alone, compiled, fits = await masks(model, grammar, found)
-                told |= {"fits": fits, "mask of the library's, median ms": round(statistics.median(alone), 3)}
-                told |= {"compiled in ms": round(compiled, 1)}
+                alone, started, fits = masks(model, grammar, found)
+                told |= {"fits": fits, "mask on the CPU, median ms": round(statistics.median(alone), 3)}
+                told |= {"the first, ms": round(alone[0], 1), "the longest, ms": round(max(alone), 1)}
+                told |= {"the vocabulary's start, ms": round(started, 1)}
             print(json.dumps(told), flush=True)
         print(f"{model.adapter}", file=sys.stderr)
 

@@ -16,7 +16,7 @@ from .device.prefix_cache import PrefixCache, checked_limit
 from .device.rows import RowDecoder, SingleRow
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
-from .guidance import Encoder, Grammars, SpecialTokens, TokenBytes, special_tokens, vocabulary
+from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
 from .host.storage import Progress
 from .loading.folder import no_progress
@@ -167,7 +167,7 @@ class Model:
         """How often the model was opened on another device, since its own was lost."""
         self.on_recovery: Callable[[str, float], None] | None = None
         """Called after each time, with the reason and the milliseconds that it took."""
-        self._grammars: Grammars | None = None
+        self._token_walks: TokenWalks | None = None
         self._token_bytes: TokenBytes | None = None
         self._special_tokens: SpecialTokens | None = None
         self._encoder: Encoder | None = None
@@ -232,17 +232,17 @@ class Model:
         loaded = self._open()
         return await loaded.lora.combine(loaded.memory.interface, layers, owner)
 
-    async def grammars(self) -> Grammars:
-        """The compiler of grammars over the model's vocabulary, made once. Raises GuidanceError."""
-        if self._grammars is None:
-            self._grammars = await self.host.grammars(self._vocabulary(), self.config.eos_token_ids)
-        return self._grammars
-
     def token_bytes(self) -> TokenBytes:
         """The bytes of its tokens, made once. Raises GuidanceError."""
         if self._token_bytes is None:
             self._token_bytes = TokenBytes(self._vocabulary(), self.config.eos_token_ids)
         return self._token_bytes
+
+    def token_walks(self) -> TokenWalks:
+        """Its tokens on the host, for masks, made once. Raises GuidanceError."""
+        if self._token_walks is None:
+            self._token_walks = self.host.token_walks(self.token_bytes())
+        return self._token_walks
 
     def special_tokens(self) -> SpecialTokens:
         """The special tokens that a grammar may name, read once. Raises GuidanceError."""

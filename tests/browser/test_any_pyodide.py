@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from capstan import Generator, GeneratorParams, Model
 from capstan_host.testing.harness import watch
 from tests import oracle
 from tests.browser.any_pyodide import PROMPT
@@ -110,6 +111,19 @@ def test_what_a_page_cannot_do_is_told(browser: Browser, tmp_path: Path) -> None
     assert "use `await Model.load(" in told["Model"]
     assert told["generate"].startswith("AsyncRequiredError: generate_next_token() would have to wait here; use `await ")
     assert told["auto"] == f"wasm {oracle.greedy(FIXTURES / 'nano-llama', PROMPT, 3)}"
-    assert told["xgrammar"].startswith("GuidanceError: it is not known where this page has xgrammar; call capstan.conf")
+    assert told["guided"] == str(guided())
     assert refused.startswith("DeviceUnavailableError: host.js could not be run here (")
     assert refused.endswith("a Content-Security-Policy has to allow 'unsafe-eval'")
+
+
+def guided() -> list[int]:
+    """The ids of the reference device."""
+    model = Model(str(FIXTURES / "nano-llama"))
+    params = GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=8)
+    params.set_guidance("regex", "[a-z]+")
+    with Generator(model, params) as generator:
+        generator.append_tokens(PROMPT)
+        while not generator.is_done():
+            generator.generate_next_token()
+        return generator.get_sequence()[len(PROMPT) :]

@@ -13,7 +13,7 @@ import pytest
 
 from capstan.errors import GuidanceError, OptionError
 from capstan.generation.answer import forced_call
-from capstan.guidance import Guidance, automaton_of
+from capstan.guidance import Guidance
 from capstan.guidance.vocabulary import SpecialTokens
 from capstan.text.answer_formats import ANY_MODEL, FORMATS, AnswerFormat
 from capstan.text.answer_reader import functions_of
@@ -37,8 +37,8 @@ def test_each_format_reads_what_it_writes_and_what_its_grammar_allows(form: Answ
     ids = {mark: 300 + number for number, mark in enumerate(marks)}
     for begun in (False, True):
         data = call_grammar(form, functions, ids, begun=begun)
-        # The GPU makes its masks.
-        assert automaton_of(Guidance("lark_grammar", data, special=lambda: SpecialTokens(ids)).grammar)
+        automaton = Guidance("lark_grammar", data, special=lambda: SpecialTokens(ids)).automaton()
+        assert not automaton.ambiguous, "the GPU makes its masks"
     assert not fits(form, {"time": None}, text)
     # A list or an object within Python's call is written as JSON.
     assert fits(form, functions, form.calls.write("weather", ARGUMENTS)) == (form.name != "LFM2")
@@ -59,7 +59,7 @@ def outer_text(own: Parameters, value: Any) -> str:
 
 @lru_cache
 def automaton_for(data: str) -> Any:
-    return automaton_of(Guidance("lark_grammar", data).grammar)
+    return Guidance("lark_grammar", data).automaton()
 
 
 def fits(form: AnswerFormat, functions: Mapping[str, Any], text: str, **options: Any) -> bool:
@@ -111,7 +111,7 @@ def test_a_call_that_has_to_be_made_is_of_one_of_the_tools() -> None:
     data = forced_call(tokenizer, "", TOOLS, ["time"])
     assert data.splitlines()[1].startswith("call_0: <[0]> ")
     guidance = Guidance("lark_grammar", data, special=lambda: SpecialTokens(tokenizer.special_ids))
-    assert automaton_of(guidance.grammar)
+    assert not guidance.automaton().ambiguous
     for names, message in (
         (["now"], "'now' is to be called, which is none of the tools: weather, time"),
         ([], "there are no"),

@@ -215,12 +215,15 @@ def test_both_strings_empty_turn_guidance_off(model: Model) -> None:
         assert not re.fullmatch("[0-9]+", text(generator))
 
 
-def test_a_tokenizer_without_bytes_is_refused_at_the_first_token() -> None:
+def test_a_tokenizer_without_bytes_is_refused() -> None:
     model = Model(str(FIXTURES / "families" / "gemma"))
-    with guided(model, "regex", "a") as generator:
-        generator.append_tokens([5])
-        with pytest.raises(GuidanceError, match="a WordLevel model with no decoder"):
-            generator.generate_next_token()
+    with pytest.raises(GuidanceError, match="a WordLevel model with no decoder"):
+        guided(model, "regex", "a")
+
+
+def test_a_grammar_that_is_too_large_is_refused(model: Model) -> None:
+    with pytest.raises(GuidanceError, match="regex: it takes more than 40000 states; ask for less, or for fewer"):
+        guided(model, "regex", "(?:abc|de[fg]){10000}(?:hij){9000}")
 
 
 def test_a_character_that_no_token_has_is_told(model: Model, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model
 from capstan.errors import GuidanceError
-from capstan.guidance import Guidance, TokenBytes, automaton_of
-from capstan.local.grammars import LocalGrammars
+from capstan.guidance import Guidance, TokenBytes
+from capstan.local.token_walks import LocalTokenWalks
 from tests.unit.paper_model import EOS, PROMPT, VOCAB, PaperModel, run_of, take
 
 PIECES = [chr(33 + token) if token < 90 else "" for token in range(VOCAB)]
@@ -22,8 +22,8 @@ class LetterModel(PaperModel):
     def token_bytes(self) -> TokenBytes:
         return TokenBytes(PIECES, [EOS])
 
-    async def grammars(self) -> LocalGrammars:
-        return LocalGrammars(PIECES, [EOS])
+    def token_walks(self) -> LocalTokenWalks:
+        return LocalTokenWalks(self.token_bytes())
 
     def encoder(self) -> None:
         """Nothing is forced."""
@@ -60,9 +60,10 @@ def test_the_device_is_told_anew_where_a_changed_sequence_is() -> None:
     outputs.append([*ids[:1], *behind])
     generator.append_tokens([3])
     asyncio.run(take(generator, 1))
-    automaton = automaton_of(Guidance("regex", expression).grammar)
+    automaton = Guidance("regex", expression).automaton()
     texts = ["".join(PIECES[token] for token in output) for output in outputs]
-    assert paper.decoders[0].positions == [automaton.after(automaton.start, text.encode()) for text in texts]
+    stacks = [stack for text in texts for stack in automaton.after(automaton.start, text.encode())]
+    assert paper.decoders[0].positions == stacks
 
 
 def test_a_pick_that_the_device_has_no_mask_for_waits_for_the_hosts() -> None:
@@ -84,9 +85,9 @@ def test_where_no_token_fits_is_told() -> None:
             asyncio.run(take(generator, 1))
 
 
-def test_a_grammar_without_an_automaton_is_a_step_down() -> None:
+def test_a_grammar_of_several_readings_is_a_step_down() -> None:
     generator, paper = guided("root ::= [!-z] root [!-z] | [!-z]", "ebnf")
-    with pytest.warns(FallbackWarning, match="a grammar that the GPU follows: ebnf: a rule contains itself"):
+    with pytest.warns(FallbackWarning, match="a grammar that the GPU follows: ebnf: the next byte does not tell"):
         assert asyncio.run(take(generator, 3)) == run_of(PROMPT, 3)
     [decoder] = paper.decoders
     assert all(burst == (1, True) for burst in decoder.submitted)

@@ -1,17 +1,31 @@
-"""Automata of grammars: they allow the tokens that xgrammar allows, and are told where there is none."""
+"""Automata of grammars: the masks that are made of them, several readings, and what has none."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import random
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from capstan.guidance import Guidance, NoAutomatonError, Position, TokenBytes, automaton_of, vocabulary
-from capstan.guidance.automaton import Automaton
-from capstan.local.grammars import LocalGrammars
+from capstan.errors import GuidanceError
+from capstan.guidance import (
+    Automaton,
+    Constraint,
+    Guidance,
+    Masks,
+    Position,
+    TokenBytes,
+    automaton_of,
+    vocabulary,
+)
+from capstan.guidance import automaton as automaton_module
+from capstan.guidance import masks as masks_module
+from capstan.local.token_walks import LocalTokenWalks
 from tests.guidance_runs import EXPRESSIONS, GRAMMARS, SCHEMAS
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -39,43 +53,62 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pieces() -> list[str]:
-    return vocabulary((NANO / "tokenizer.json").read_text(), SIZE, [END])
+CALL = '{"x-guidance": {"whitespace_flexible": false}, "type": "array", "items": {"type": "object"}, "minItems": 1}'
+NATIVE = f"start: TEXT | call\nTEXT: /[^{{<](.|\\n)*/\ncall: %json {CALL}"
+"""The form of onnxruntime-genai's examples: what begins as a call may be text."""
+AMBIGUOUS = [
+    ("lark_grammar", NATIVE),
+    ("ebnf", 'root ::= "a" root "a" | "b"* root? "b" | "a"'),
+    ("ebnf", "root ::= [!-z] root [!-z] | [!-z]"),
+]
 
 
 @pytest.fixture(scope="module")
-def grammars(pieces: list[str]) -> LocalGrammars:
-    return LocalGrammars(pieces, [END])
+def tokens() -> TokenBytes:
+    return TokenBytes(vocabulary((NANO / "tokenizer.json").read_text(), SIZE, [END]), [END])
 
 
 def allowed(automaton: Automaton, position: Position, tokens: TokenBytes) -> set[int]:
-    fits = {token for token in range(SIZE) if tokens[token] and automaton.after(position, tokens[token]) is not None}
+    fits = {token for token in range(SIZE) if tokens[token] and automaton.after(position, tokens[token])}
     return fits | ({END} if automaton.may_end(position) else set())
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("kind", "data"), CASES)
-def test_what_is_allowed_is_what_xgrammar_allows(
-    kind: str, data: str, pieces: list[str], grammars: LocalGrammars
-) -> None:
+@pytest.mark.parametrize(("kind", "data"), [*AMBIGUOUS, *CASES])
+def test_masks_have_the_tokens_whose_bytes_fit(kind: str, data: str, tokens: TokenBytes) -> None:
     rng = random.Random(5)
-    tokens, guidance = TokenBytes(pieces, [END]), Guidance(kind, data)
-    automaton = automaton_of(guidance.grammar)
+    automaton = Guidance(kind, data).automaton()
+    assert automaton.ambiguous == ((kind, data) in AMBIGUOUS)
+    masks = Masks(automaton, lambda: LocalTokenWalks(tokens), [END])
     for _ in range(3):
-        matcher = asyncio.run(grammars.compile(guidance.text))
-        position: Position | None = automaton.start
+        position = automaton.start
         for _ in range(25):
-            assert position is not None
-            mask = int.from_bytes(asyncio.run(matcher.mask()), "little")
+            assert automaton.ambiguous or len(position) == 1
+            mask = int.from_bytes(masks.mask(position), "little")
             fitting = allowed(automaton, position, tokens)
             assert fitting == {token for token in range(SIZE) if mask >> token & 1}
             pick = rng.choice(sorted(fitting))
             if pick == END:
                 break
-            assert matcher.accept(pick)
             position = automaton.after(position, tokens[pick])
-        matcher.close()
+    masks.close()
+
+
+def test_a_table_of_masks_is_begun_anew_when_it_is_large(monkeypatch: pytest.MonkeyPatch, tokens: TokenBytes) -> None:
+    monkeypatch.setattr(masks_module, "MOST_POSITIONS", 3)
+    automaton = Guidance("regex", "[a-z]{9}").automaton()
+    masks, position = Masks(automaton, lambda: LocalTokenWalks(tokens), [END]), automaton.start
+    for _ in range(9):
+        mask = int.from_bytes(masks.mask(position), "little")
+        assert {token for token in range(SIZE) if mask >> token & 1} == allowed(automaton, position, tokens)
+        position = automaton.after(position, b"a")
+
+
+@cache
+def balanced(text: str) -> bool:
+    """Whether `root ::= root root "a" | "b"` has the text."""
+    parts = range(1, len(text) - 1)
+    return text == "b" or (text[-1:] == "a" and any(balanced(text[:cut]) and balanced(text[cut:-1]) for cut in parts))
 
 
 def test_an_automaton_is_the_same_each_time() -> None:
@@ -92,17 +125,80 @@ def test_tables_stay_small() -> None:
         assert len(automaton.steps) < 500
 
 
+def palindrome(text: str) -> bool:
+    return text == text[::-1] and len(text) % 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "fits"),
+    [
+        ("ebnf", 'root ::= "a" root "a" | "b" root "b" | "a" | "b"', palindrome),
+        ("ebnf", 'root ::= root "a" | "b"', "ba*"),
+        ("ebnf", 'root ::= root root "a" | "b"', balanced),
+        ("ebnf", 'root ::= x "a" | "b"\nx ::= root "b" | "a" | root', "(b|aa)(ba|a)*"),
+        ("ebnf", 'root ::= root | "a"', "a"),
+        ("lark_grammar", 'start: start "a" | start "b" "b" | ', "(a|bb)*"),
+        ("lark_grammar", 'start: x "b"\nx: x "a" | y\ny: x "b" | "a"', "a(a|b)*b"),
+    ],
+)
+def test_rules_that_begin_or_end_with_themselves(kind: str, data: str, fits: str | Callable[[str], bool]) -> None:
+    automaton = Guidance(kind, data).automaton()
+    judge = fits if callable(fits) else lambda text: bool(re.fullmatch(fits, text))
+    for length in range(9):
+        for letters in itertools.product("ab", repeat=length):
+            text = "".join(letters)
+            assert automaton.may_end(automaton.after(automaton.start, text.encode())) == judge(text), text
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('root ::= "a" root "a" | "a"', "contains itself where its end cannot be told from a part of it"),
-        ('root ::= root "a" | "b"', "begins with itself"),
-        ('root ::= ("a" "b" "c"){10000}', "it takes more than"),
+        ('root ::= "a"? root "b" | "c"', "a rule begins with itself behind what may be empty; write the repetition"),
+        ('root ::= ("a" "b" "c" "d" "e"){10000}', "it takes more than 40000 states; ask for less, or for fewer"),
     ],
 )
-def test_grammars_without_an_automaton_are_told(text: str, said: str) -> None:
-    with pytest.raises(NoAutomatonError, match=said):
-        automaton_of(Guidance("ebnf", text).grammar)
+def test_grammars_without_an_automaton_are_refused(text: str, said: str) -> None:
+    with pytest.raises(GuidanceError, match=f"ebnf: {said}"):
+        Guidance("ebnf", text).automaton()
+
+
+def test_too_many_readings_are_refused(tokens: TokenBytes) -> None:
+    pair = 'x ::= "a" (x "b" | y "c") | "a"\ny ::= "a" (x "d" | y "e") | "a"'
+    guidance = Guidance("ebnf", f"root ::= x | y\n{pair}")
+    constraint = Constraint(guidance, guidance.automaton(), tokens)
+    with pytest.raises(GuidanceError, match="ebnf: the output can be read in more than 500 ways; let what comes next"):
+        constraint.position([letter(tokens)] * 30)
+
+
+def test_readings_that_only_a_mask_would_meet_are_refused(monkeypatch: pytest.MonkeyPatch, tokens: TokenBytes) -> None:
+    monkeypatch.setattr(automaton_module, "MOST_STACKS", 1)
+    guidance = Guidance("ebnf", 'root ::= "a" root "a" | "a"')
+    constraint = Constraint(guidance, guidance.automaton(), tokens)
+    masks = Masks(guidance.automaton(), lambda: LocalTokenWalks(tokens), [END])
+    with pytest.raises(GuidanceError, match="more than 1 ways"):
+        constraint.allowed([letter(tokens)] * 2, masks)
+
+
+def letter(tokens: TokenBytes) -> int:
+    return next(token for token in range(SIZE) if tokens[token] == b"a")
+
+
+@pytest.mark.parametrize(
+    ("expression", "begun", "forced"),
+    [
+        ("(yes|no), é.", "yes", ", é"),
+        ("(yes|no), é.", "", ""),
+        ("ab?", "a", ""),
+        ("a[éè]b", "a", ""),
+        ("aéb", "a\u00c3", ""),
+        ("a日+", "", "a日"),
+        ("a+b{3}", "ab", "bb"),
+    ],
+)
+def test_text_that_must_come_next(expression: str, begun: str, forced: str) -> None:
+    automaton = Guidance("regex", expression).automaton()
+    position = automaton.after(automaton.start, begun.encode("latin-1"))
+    assert automaton.forced(position, 100) == forced
 
 
 def test_bytes_of_tokens_are_those_of_the_vocabulary() -> None:

@@ -50,8 +50,8 @@ the package `capstan_host`."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "_js": (
-        "coding errors own_host tokenizer",
-        "engine_calls grammars sessions storage",
+        "coding errors own_host token_walks tokenizer",
+        "engine_calls sessions storage",
         "gpu",
         "host",
         "files vendored",
@@ -140,10 +140,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "graph.gguf": ("types", "rotary tensors", "states", "builder"),
     "guidance": (
-        "grammar matcher schema_keywords string_formats",
-        "byte_graph character_classes dfa ebnf_text json_text merging vocabulary",
-        "automaton json_numbers nfa",
-        "json_members regex",
+        "grammar schema_keywords string_formats",
+        "byte_graph character_classes dfa json_text merging vocabulary",
+        "json_numbers left_recursion nfa",
+        "automaton",
+        "json_members masks regex",
         "json_strings scanner x_guidance",
         "json_values",
         "schemas",
@@ -154,7 +155,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "host": ("disk_file leaving ready_made spans storage", "load_times notes retrying tracing"),
     "loading": ("recovery repository", "folder", "opening planning"),
-    "local": ("data_file file_lock grammars tokenizer", "host"),
+    "local": ("data_file file_lock token_walks tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),
     "model_files.gguf": ("file pre_tokenizers", "families header", "shards tokenizer", "config"),
@@ -216,6 +217,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
+    ("local.host", "local.token_walks"): "numpy is in the extra `reference`",
     ("capstan_host.evaluation.runners", "distributed"): "in the extra `fleet`; browsers of one machine do without",
     ("capstan_host.evaluation.runners", "capstan_host.fleet.fleet"): "distributed is in the extra `fleet`",
     (

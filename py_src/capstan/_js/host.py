@@ -16,13 +16,14 @@ from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
 from ..graph import UnpackedWeight, WideWeight
+from ..guidance import TokenBytes
 from ..host.ready_made import ReadyMade
 from ..host.retrying import retried
 from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
-from .grammars import PageGrammars
 from .own_host import capstan_host
+from .token_walks import PageTokenWalks
 from .tokenizer import PageBackend
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "read_line",
     "read_now",
     "ready_made",
+    "token_walks",
     "tokenizer_backend",
     "wait",
     "wide_bytes",
@@ -97,10 +99,10 @@ def wait(awaitable: Awaitable[T]) -> T:
     return result
 
 
-def configure(ort_url: str | None, xgrammar_url: str | None) -> None:
+def configure(ort_url: str | None) -> None:
     """See capstan.configure."""
     with typed_errors():
-        capstan_host.configure(ort_url, xgrammar_url)
+        capstan_host.configure(ort_url)
 
 
 def be_interrupted_once() -> None:
@@ -239,10 +241,9 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
         return await capstan_host.openWasm(model, paths, made, *external.values())
 
 
-async def grammars(tokens: Sequence[str], stop: Sequence[int]) -> PageGrammars:
+def token_walks(tokens: TokenBytes) -> PageTokenWalks:
     """See capstan.host.Host."""
-    with typed_errors():
-        return PageGrammars(await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop))))
+    return PageTokenWalks(capstan_host.tokenWalks(tokens.ends, tokens.data))
 
 
 def tokenizer_backend(tokenizer_json: str, tokenizer_config_json: str) -> PageBackend:

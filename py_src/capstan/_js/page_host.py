@@ -47,7 +47,7 @@ from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
 from .files import adopt_files, model_folder
-from .host import begin_trace, can_wait, configure, end_trace, grammars, now, ready_made, tokenizer_backend, wait
+from .host import begin_trace, can_wait, configure, end_trace, now, ready_made, token_walks, tokenizer_backend, wait
 from .sessions import in_memory, wasm_opener
 from .storage import backing, forget, listing, stall_after
 
@@ -65,7 +65,6 @@ __all__ = [
     "fit",
     "forget",
     "gguf_place",
-    "grammars",
     "has_webgpu",
     "listing",
     "now",
@@ -78,6 +77,7 @@ __all__ = [
     "read_weights",
     "ready_made",
     "stall_after",
+    "token_walks",
     "tokenizer_backend",
     "wait",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..device.rows import RowDecoder
 from ..errors import OptionError
 from ..fallback import fall_back
-from ..guidance import Automaton, Constraint, NoAutomatonError, automaton_of
+from ..guidance import Constraint, Masks, NoTableError
 from ..memory import Pools
 from ..stages import STACK
 from .generator_params import GeneratorParams
@@ -28,7 +28,7 @@ class ConstrainedLoop(RowLoop):
 
     A pick that waits: the mask depends on the pick before it, so nothing runs ahead. The model's step over the last
     token needs no mask: it is submitted first, and the device works at it while the masks are made. All picks wait on
-    devices that follow no grammar, for a grammar without an automaton, and with forced tokens.
+    devices that follow no grammar, for an automaton that the device cannot follow, and with forced tokens.
 
     Raises OptionError for beams, or forced tokens of several rows or with a fixed run-ahead.
     """
@@ -53,10 +53,13 @@ class ConstrainedLoop(RowLoop):
             )
         self.options = replace(self.options, guided=True)
         self._guidance = guidance
-        self._constraints = [Constraint(guidance) for _ in self.rows]
+        tokens = model.token_bytes()
+        self._automaton = guidance.automaton()
+        self._constraints = [Constraint(guidance, self._automaton, tokens) for _ in self.rows]
+        self._masks = Masks(self._automaton, model.token_walks, tokens.stop)
         self._prepared = False
-        self._automaton: Automaton | None = None
-        """The automaton that the device steps with each pick; None while the host writes the masks."""
+        self._followed = False
+        """Whether the device steps the automaton with each pick."""
         self._told = False
         """Whether the device knows each row's state in the automaton."""
         self._forced = 0
@@ -91,35 +94,27 @@ class ConstrainedLoop(RowLoop):
         if not self._prepared:
             if decoder.follows_grammars and not self._guidance.enable_ff_tokens:
                 self._follow(decoder)
-            if self._automaton is None:
-                await self._compile()
             self._prepared = True
         return decoder
 
     def _follow(self, decoder: RowDecoder) -> None:
         """Give the device the grammar's automaton."""
-        tokens = self._model.token_bytes()
         try:
-            automaton = automaton_of(self._guidance.grammar)
-            self.options = replace(self.options, grammar=automaton.table(tokens))
-        except NoAutomatonError as error:
+            table = self._automaton.table(self._model.token_bytes())
+        except NoTableError as error:
             fall_back(
                 "a grammar that the GPU follows", f"{self._guidance.kind}: {error}", "each pick waits for its mask"
             )
             return
-        self._automaton = automaton
+        self.options = replace(self.options, grammar=table)
+        self._followed = True
         for number in range(len(self.rows)):
             decoder.set_search(self.options, number)
-
-    async def _compile(self) -> None:
-        """Have what makes masks on the host."""
-        for constraint in self._constraints:
-            await constraint.prepare(self._model.grammars, self._model.encoder)
 
     async def advance(self) -> None:
         await self.ready_decoder()
         self.outgrow()
-        if await self._force():
+        if self._force():
             return
         # The device did not know a mask, or nothing fits: the host finds out.
         barren = any(row.barren for row in self.rows)
@@ -132,34 +127,33 @@ class ConstrainedLoop(RowLoop):
         if not barren and (self._told or self._tell_positions()):
             await self.pick()
         else:
-            await self._compile()
             await self.pick_prepared(self._mask)
 
     def _tell_positions(self) -> bool:
         """Let the device follow the rows from their current positions; False if it cannot."""
-        if self._automaton is None:
+        if not self._followed:
             return False
-        tokens = self._model.token_bytes()
-        positions = [
-            constraint.position([*row.tokens, *row.ready], self._automaton, tokens)
+        stacks = [
+            stack
             for row, constraint in zip(self.rows, self._constraints, strict=True)
+            for stack in constraint.position([*row.tokens, *row.ready])
         ]
-        if max(map(len, positions)) > STACK:
+        if max(map(len, stacks)) > STACK:
             return False
-        for number, position in enumerate(positions):
+        for number, stack in enumerate(stacks):
             if not self.rows[number].ended:
-                self.open_decoder().follow_grammar(position, number)
+                self.open_decoder().follow_grammar(stack, number)
         self._told = True
         return True
 
     async def _mask(self, decoder: RowDecoder, number: int) -> None:
         """Have the host say which tokens a row may pick."""
-        mask = await self._constraints[number].allowed(self.rows[number].tokens)
+        mask = self._constraints[number].allowed(self.rows[number].tokens, self._masks)
         if not self.stale:
             decoder.allow(mask, number)
 
     def _require_logits(self) -> None:
-        if self._automaton is None:
+        if not self._followed:
             super()._require_logits()
 
     async def settle(self) -> None:
@@ -168,12 +162,12 @@ class ConstrainedLoop(RowLoop):
             self.discard_ahead()
         await super().settle()
 
-    async def _force(self) -> bool:
+    def _force(self) -> bool:
         """Hand out the tokens that must come next without asking the model; whether there were any."""
         [row, *others] = self.rows
-        if others or row.ended:
+        if others or row.ended or not self._guidance.enable_ff_tokens:
             return False
-        found = await self._constraints[0].forced(row.tokens, self.max_length - self.length)
+        found = self._constraints[0].forced(row.tokens, self.max_length - self.length, self._model.encoder())
         if found:
             self.stale, self.sample_first = True, False
             self._forced = len(found)
@@ -182,5 +176,4 @@ class ConstrainedLoop(RowLoop):
 
     async def end(self) -> None:
         await super().end()
-        for constraint in self._constraints:
-            constraint.close()
+        self._masks.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .automaton import Automaton, NoAutomatonError, Position, automaton_of
+from .automaton import Automaton, NoTableError, Position, automaton_of
 from .constraint import Constraint, Encoder
 from .guidance import KINDS, Guidance
-from .matcher import Grammars, Matcher
+from .masks import Masks, TokenWalk, TokenWalks
 from .vocabulary import SpecialTokens, TokenBytes, special_tokens, vocabulary
 
 __all__ = [
@@ -13,13 +13,14 @@ __all__ = [
     "Automaton",
     "Constraint",
     "Encoder",
-    "Grammars",
     "Guidance",
-    "Matcher",
-    "NoAutomatonError",
+    "Masks",
+    "NoTableError",
     "Position",
     "SpecialTokens",
     "TokenBytes",
+    "TokenWalk",
+    "TokenWalks",
     "automaton_of",
     "special_tokens",
     "vocabulary",

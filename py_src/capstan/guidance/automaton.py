@@ -1,9 +1,9 @@
-"""A grammar as an automaton with a stack, over bytes: a GPU can follow it.
+"""A grammar as an automaton with a stack, over bytes.
 
 A state and a byte give the next state, and the states that are pushed: the automaton continues from those when a rule
-called here has ended. If a state has no step for the byte and may end its rule, the state on top of the stack replaces
-it. A grammar has such an automaton if the next byte always tells whether a rule has ended, and which one begins. Rules
-for which it does not are copied into each place of their use; NoAutomatonError if that is not possible.
+called here has ended. If a state may end its rule, the state on top of the stack may replace it. If the next byte
+always tells whether a rule has ended, and which one begins, there is one stack, and a GPU can follow it. Rules for
+which it does not are copied into each place of their use. If that is not possible, each reading has a stack.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from ..stages import GrammarTable
-from .byte_graph import ByteGraph, NoAutomatonError
-from .grammar import Grammar
+from .byte_graph import ByteGraph
+from .grammar import Grammar, NodeError
+from .left_recursion import without_left_recursion
 from .vocabulary import TokenBytes
 
-__all__ = ["Automaton", "NoAutomatonError", "Position", "automaton_of"]
+__all__ = ["Automaton", "NoTableError", "Position", "automaton_of"]
 
-MOST_STATES = 20_000
+MOST_STATES = 40_000
 MOST_VISITS = 2_000_000
 MOST_WORDS = 1 << 21
 """The largest table."""
+MOST_STACKS = 500
+"""The readings of one output."""
+SMALLER = "ask for less, or for fewer"
 
-Position = tuple[int, ...]
-"""The stack, its top last: the state that reads the next byte."""
+Stack = tuple[int, ...]
+"""Its top, the state that reads the next byte, is last."""
+
+Position = frozenset[Stack]
+"""The place of an output: the stack of each reading. Empty if it does not fit."""
 
 Step = tuple[tuple[int, ...], int]
 """The pushed states, from the bottom up, and the next state."""
@@ -40,52 +47,86 @@ class _ClashError(Exception):
         self.rules = {min(rules, key=lambda name: order[name]) for rules in sets}
 
 
-class Automaton:
-    """`steps` by state: the step for each class of bytes."""
+class NoTableError(Exception):
+    """The GPU cannot follow an automaton; the message says why."""
 
-    def __init__(self, classes: bytes, steps: list[dict[int, Step]], accepting: list[bool]) -> None:
+
+class Automaton:
+    """`steps` by state: the steps for each class of bytes."""
+
+    def __init__(
+        self, classes: bytes, steps: list[dict[int, tuple[Step, ...]]], accepting: list[bool], ambiguous: bool
+    ) -> None:
         self.classes = classes
         """The class of each byte."""
         self.steps = steps
         self.accepting = accepting
         """By state, whether its rule may end there."""
+        self.ambiguous = ambiguous
+        """Whether an output may have several readings."""
 
-    start: Position = (0,)
+    start: Position = frozenset({(0,)})
 
-    def after(self, position: Position, data: bytes) -> Position | None:
-        """The position after some bytes; None if they do not fit."""
-        stack = list(position)
+    def after(self, position: Position, data: bytes) -> Position:
+        """The position after some bytes. Raises NodeError for too many readings."""
         for byte in data:
-            symbol = self.classes[byte]
-            while symbol not in self.steps[stack[-1]]:
-                if len(stack) == 1 or not self.accepting[stack[-1]]:
-                    return None
-                stack.pop()
-            pushed, following = self.steps[stack[-1]][symbol]
-            stack[-1:] = [*pushed, following]
-        return tuple(stack)
+            position = self.step(position, self.classes[byte])
+        return position
+
+    def step(self, position: Position, symbol: int) -> Position:
+        """The same after a byte of a class."""
+        found: set[Stack] = set()
+        for stack in position:
+            for at in reversed(range(len(stack))):
+                for pushed, following in self.steps[stack[at]].get(symbol, ()):
+                    found.add((*stack[:at], *pushed, following))
+                if not self.accepting[stack[at]]:
+                    break
+        if len(found) > MOST_STACKS:
+            raise NodeError(
+                f"the output can be read in more than {MOST_STACKS} ways", "let what comes next tell which rule it is"
+            )
+        return frozenset(found)
+
+    def forced(self, position: Position, most: int) -> str:
+        """The text that must come next, whole characters of at most so many bytes; "" if there is a choice. Raises
+        NodeError."""
+        found = bytearray()
+        while len(found) < most and not self.may_end(position):
+            symbols = {symbol for stack in position for state in stack for symbol in self.steps[state]}
+            fitting = [symbol for symbol in symbols if self.step(position, symbol)]
+            if len(fitting) != 1 or self.classes.count(fitting[0]) > 1:
+                break
+            found.append(self.classes.index(fitting[0]))
+            position = self.step(position, fitting[0])
+        try:
+            return found.decode()
+        except UnicodeDecodeError as error:
+            return found[: error.start].decode()
 
     def may_end(self, position: Position) -> bool:
         """Whether the output may end here."""
-        return all(self.accepting[state] for state in position)
+        return any(all(self.accepting[state] for state in stack) for stack in position)
 
     def table(self, tokens: TokenBytes) -> GrammarTable:
-        """The same as the GPU takes it. Raises NoAutomatonError if it is too large."""
+        """The same as the GPU takes it. Raises NoTableError."""
         width = max(self.classes) + 2
         lists: dict[tuple[int, ...], int] = {(): 0}
         pushes = array("I", [0])
+        if self.ambiguous:
+            raise NoTableError("the next byte does not tell which rule has ended")
         if width * len(self.steps) > MOST_WORDS:
-            raise NoAutomatonError(f"its table takes more than {MOST_WORDS} words")
+            raise NoTableError(f"its table takes more than {MOST_WORDS} words")
         steps = array("I", bytes(4 * width * len(self.steps)))
         for state, row in enumerate(self.steps):
-            for symbol, (pushed, following) in row.items():
+            for symbol, [(pushed, following)] in row.items():
                 if pushed not in lists:
                     lists[pushed] = len(pushes)
                     pushes.extend((len(pushed), *pushed))
                 steps[state * width + symbol] = lists[pushed] << 16 | following + 1
             steps[state * width + width - 1] = self.accepting[state]
             if len(pushes) > 0xFFFF:
-                raise NoAutomatonError("too many rules begin in different places")
+                raise NoTableError("too many rules begin in different places")
         words = array("I")
         words.frombytes(self.classes)
         pushes_at = len(words) + len(steps)
@@ -95,24 +136,32 @@ class Automaton:
 
 
 def automaton_of(grammar: Grammar) -> Automaton:
-    """Raises NoAutomatonError."""
+    """Raises NodeError."""
+    grammar = without_left_recursion(grammar)
     joined: set[str] = set()
+    before = joined
+    ambiguous = False
     while True:
         try:
-            return _Builder(ByteGraph(grammar, joined)).automaton()
+            return _Builder(ByteGraph(grammar, joined), ambiguous).automaton()
         except _ClashError as clash:
-            if clash.rules <= joined:
-                raise NoAutomatonError("the next byte does not tell which rule has ended") from None
-            joined |= clash.rules
+            before, joined = joined, joined | clash.rules
+            ambiguous = joined == before
+        except NodeError:
+            if ambiguous or joined == before:
+                raise
+            joined, ambiguous = before, True
         except RecursionError:
-            raise NoAutomatonError("its rules are nested too deeply") from None
+            raise NodeError("its rules are nested too deeply", "simplify it") from None
 
 
 class _Builder:
     """States are sets of the graph's states, of one rule."""
 
-    def __init__(self, graph: ByteGraph) -> None:
+    def __init__(self, graph: ByteGraph, ambiguous: bool) -> None:
         self._graph = graph
+        self._ambiguous = ambiguous
+        """Whether rules may clash."""
         edges = {edge for edges in graph.edges for edge in edges}
         bounds = sorted({0, 256} | {low for low, _, _ in edges} | {high + 1 for _, high, _ in edges})
         self._class = bytes(symbol for symbol, (a, b) in enumerate(pairwise(bounds)) for _ in range(a, b))
@@ -120,7 +169,7 @@ class _Builder:
         self._number: dict[frozenset[int], int] = {}
         self._members: list[frozenset[int]] = []
         self._owner: list[str] = []
-        self._steps: list[dict[int, Step] | None] = []
+        self._steps: list[dict[int, tuple[Step, ...]] | None] = []
         self._making: set[int] = set()
         self._visits = 0
         self._clashes: list[set[str]] = []
@@ -140,14 +189,15 @@ class _Builder:
         if self._clashes:
             raise _ClashError(self._clashes, graph)
         accepting = [any(state in self._accepts for state in members) for members in self._members]
-        self._require_ends_told(accepting)
-        return Automaton(self._class, [row for row in self._steps if row is not None], accepting)
+        if not self._ambiguous:
+            self._require_ends_told(accepting)
+        return Automaton(self._class, [row for row in self._steps if row is not None], accepting, self._ambiguous)
 
     def _state(self, given: Iterable[int], owner: str) -> int:
         members = self._closed(given)
         if members not in self._number:
             if len(self._members) >= MOST_STATES:
-                raise NoAutomatonError(f"it takes more than {MOST_STATES} states")
+                raise NodeError(f"it takes more than {MOST_STATES} states", SMALLER)
             self._number[members] = len(self._members)
             self._members.append(members)
             self._owner.append(owner)
@@ -167,18 +217,18 @@ class _Builder:
             waiting += more
         self._visits += len(seen)
         if self._visits > MOST_VISITS:
-            raise NoAutomatonError(f"its states are sets of more than {MOST_VISITS} members in all")
+            raise NodeError(f"its states are sets of more than {MOST_VISITS} members in all", SMALLER)
         return frozenset(
             state for state in seen if graph.edges[state] or graph.calls[state] is not None or state in self._accepts
         )
 
-    def _row(self, number: int) -> dict[int, Step]:
+    def _row(self, number: int) -> dict[int, tuple[Step, ...]]:
         """The steps of a state, by class of bytes."""
         found = self._steps[number]
         if found is not None:
             return found
         if number in self._making:
-            raise NoAutomatonError("a rule begins with itself")
+            raise NodeError("a rule begins with itself behind what may be empty", "write the repetition with * or +")
         self._making.add(number)
         graph, owner = self._graph, self._owner[number]
         inside: dict[int, set[int]] = {}
@@ -191,23 +241,24 @@ class _Builder:
             if call is not None:
                 calls.setdefault(call[0], set()).add(call[1])
         targets: dict[frozenset[int], int] = {}
-        row: dict[int, Step] = {}
+        row: dict[int, tuple[Step, ...]] = {}
         for symbol, states in inside.items():
             key = frozenset(states)
             if key not in targets:
                 targets[key] = self._state(states, owner)
-            row[symbol] = ((), targets[key])
+            row[symbol] = (((), targets[key]),)
         by: dict[int, str] = {}
         for name, behind in calls.items():
             following = self._state(behind, owner)
             self._calls[name].append((owner, following))
             ends = self._members[following] == {graph.accepts[owner]}
-            for symbol, (pushed, first) in self._row(self._number[self._closed([graph.starts[name]])]).items():
-                if symbol in row:
+            for symbol, steps in self._row(self._number[self._closed([graph.starts[name]])]).items():
+                if symbol in row and not self._ambiguous:
                     self._clashes.append({name, by.get(symbol, name)})
                 else:
                     by[symbol] = name
-                    row[symbol] = (pushed if ends else (following, *pushed), first)
+                    own = ((pushed if ends else (following, *pushed), first) for pushed, first in steps)
+                    row[symbol] = tuple(dict.fromkeys((*row.get(symbol, ()), *own)))
         self._steps[number] = row
         self._making.discard(number)
         return row

@@ -12,17 +12,28 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from .grammar import Chars, Choice, Edge, Grammar, Look, Machine, Node, Repeat, Rule, Series, Special, Text, byte_runs
+from .grammar import (
+    Chars,
+    Choice,
+    Edge,
+    Grammar,
+    Look,
+    Machine,
+    Node,
+    NodeError,
+    Repeat,
+    Rule,
+    Series,
+    Special,
+    Text,
+    byte_runs,
+)
 
-__all__ = ["ByteGraph", "NoAutomatonError"]
+__all__ = ["ByteGraph", "circles"]
 
 MOST_STATES = 100_000
 _WORTH_A_CALL = 8
 """A repeated part with at least this many states is called like a rule."""
-
-
-class NoAutomatonError(Exception):
-    """A grammar has no automaton, or one that is too large; the message says why."""
 
 
 Compiling = Generator[tuple[Node, int], Any, int]
@@ -66,7 +77,7 @@ class ByteGraph:
 
     def _state(self) -> int:
         if len(self.edges) >= MOST_STATES:
-            raise NoAutomatonError(f"it takes more than {MOST_STATES} states")
+            raise NodeError(f"it takes more than {MOST_STATES} states", "ask for less, or for fewer")
         self.edges.append([])
         self.empty.append([])
         self.calls.append(None)
@@ -288,8 +299,8 @@ def used(node: Node, times: int = 1) -> Counter[str]:
 
 
 def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
-    """NoAutomatonError if a rule that is not called contains itself."""
+    """NodeError if a rule that is not called contains itself."""
     inner = {name: [other for other in used(node) if other not in called] for name, node in grammar.rules.items()}
     for group in circles(inner):
         if len(group) > 1 or group[0] in inner[group[0]]:
-            raise NoAutomatonError("a rule contains itself where its end cannot be told from a part of it")
+            raise NodeError("a rule contains itself where its end cannot be told from a part of it", "simplify it")

@@ -1,4 +1,4 @@
-"""Grammars in EBNF as xgrammar and llama.cpp write it: `root ::= "a" [0-9]+ (b | c)?`.
+"""Grammars in EBNF as llama.cpp and xgrammar write it: `root ::= "a" [0-9]+ (b | c)?`.
 
 `#` begins a comment; repetitions are `*`, `+`, `?`, `{2}`, `{2,}` and `{2,5}`. The rule `root` is the whole output.
 """

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import GuidanceError, OptionError
+from .automaton import Automaton, automaton_of
 from .ebnf import parse_ebnf
-from .ebnf_text import ebnf_text
 from .grammar import Grammar, NodeError
 from .json_schema import json_schema_grammar
 from .lark import lark_grammar
@@ -32,8 +32,6 @@ class Guidance:
     """The special tokens that a grammar may name."""
     grammar: Grammar = field(init=False, repr=False, compare=False)
     """The grammar as rules."""
-    text: str = field(init=False, repr=False, compare=False)
-    """The grammar in xgrammar's EBNF."""
 
     def __post_init__(self) -> None:
         for name, value in (("type", self.kind), ("data", self.data)):
@@ -57,11 +55,20 @@ class Guidance:
             )
         try:
             object.__setattr__(self, "grammar", self._grammar())
-            object.__setattr__(self, "text", ebnf_text(self.grammar))
         except NodeError as error:
-            raise GuidanceError(f"{self.kind}: {error.what}; {error.remedy}") from error
+            raise self.refusal(error) from error
         except RecursionError:
             raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None
+
+    def automaton(self) -> Automaton:
+        """Made anew at each call. Raises GuidanceError."""
+        try:
+            return automaton_of(self.grammar)
+        except NodeError as error:
+            raise self.refusal(error) from error
+
+    def refusal(self, error: NodeError) -> GuidanceError:
+        return GuidanceError(f"{self.kind}: {error.what}; {error.remedy}")
 
     def _grammar(self) -> Grammar:
         match self.kind:

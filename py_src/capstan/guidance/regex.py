@@ -35,7 +35,7 @@ from .nfa import ANYTHING, plain
 __all__ = ["counted", "parse_regex", "parse_searched"]
 
 LONGEST = 20_000
-"""The characters of an expression: xgrammar's time grows with their square."""
+"""The characters of an expression."""
 MOST_REPEATS = 10_000
 """A counted repetition is as many states."""
 

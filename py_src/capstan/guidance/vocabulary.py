@@ -33,6 +33,8 @@ class TokenBytes:
     """The bytes of all tokens of a `vocabulary`, behind one another."""
 
     def __init__(self, tokens: Sequence[str], stop: Collection[int]) -> None:
+        self.stop = stop
+        """The ids that end an output."""
         texts = ["" if id_ in stop else token for id_, token in enumerate(tokens)]
         whole = "".join(texts)
         if set(whole) <= _ALPHABET_SET:

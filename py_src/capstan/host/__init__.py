@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..errors import AsyncRequiredError
-from ..guidance.matcher import Grammars
+from ..guidance import TokenBytes, TokenWalks
 from ..model_files.json_text import MOST_BYTES
 from .ready_made import ReadyMade
 from .spans import HostSpans
@@ -41,7 +41,7 @@ class Host(Protocol):
     def stall_after(self, seconds: float) -> None:
         """From now on give a request up when no byte of it has come for so long."""
 
-    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+    def configure(self, ort_url: str | None) -> None:
         """See `configure`."""
 
     async def read(
@@ -79,9 +79,8 @@ class Host(Protocol):
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """The backend of capstan.tokenizer.Tokenizer."""
 
-    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> Grammars:
-        """Grammars over the tokens of a vocabulary, by id, in the alphabet of byte-level tokenizers; `stop` are the ids
-        that end an output. Raises GuidanceError."""
+    def token_walks(self, tokens: TokenBytes) -> TokenWalks:
+        """The tokens of a vocabulary on the host, for masks."""
 
     async def adopt(self, path: Any, keep: bool) -> str:
         """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
@@ -127,11 +126,11 @@ def current_host() -> Host:
     return _host
 
 
-def configure(*, ort_url: str | None = None, xgrammar_url: str | None = None) -> None:
-    """Tell Capstan the addresses of its libraries, before the first model; None leaves an address unchanged.
+def configure(*, ort_url: str | None = None) -> None:
+    """Tell Capstan the address of onnxruntime-web, before the first model; None leaves it unchanged.
 
-    `ort_url` is the address of a folder with the files of onnxruntime-web's `dist/`, `xgrammar_url` of one with
-    xgrammar's `index.js`; relative ones begin at the page, in a worker at the worker's script. A page that was made by
-    `build.py` knows both. Raises OptionError if onnxruntime-web was loaded already, and outside of a page.
+    `ort_url` is the address of a folder with the files of its `dist/`; a relative one begins at the page, in a worker
+    at the worker's script. A page that was made by `build.py` knows it. Raises OptionError if onnxruntime-web was
+    loaded already, and outside of a page.
     """
-    current_host().configure(ort_url, xgrammar_url)
+    current_host().configure(ort_url)

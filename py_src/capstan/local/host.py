@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, OptionError
+from ..guidance import TokenBytes, TokenWalks
 from ..host.disk_file import open_file, read_file
 from ..host.ready_made import ReadyGraphs
 from ..host.spans import HostSpans
@@ -28,7 +29,6 @@ from ..model_files.json_text import MOST_BYTES
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
 from .data_file import DiskSource
-from .grammars import LocalGrammars
 from .tokenizer import LocalBackend
 
 __all__ = ["LocalHost", "begin_now"]
@@ -75,7 +75,7 @@ class LocalHost:
     def stall_after(self, seconds: float) -> None:
         """Does nothing: reads from a disk do not stall."""
 
-    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+    def configure(self, ort_url: str | None) -> None:
         raise OptionError("there is no page to configure here: models run on the reference device; leave this call out")
 
     async def read(
@@ -124,8 +124,10 @@ class LocalHost:
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
-    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> LocalGrammars:
-        return LocalGrammars(tokens, stop)
+    def token_walks(self, tokens: TokenBytes) -> TokenWalks:
+        from .token_walks import LocalTokenWalks
+
+        return LocalTokenWalks(tokens)
 
     async def ready_made(self, name: str, size: int, dtype: str) -> None:
         return None

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyodide.code import run_js
-
 from capstan import Generator, GeneratorParams
-from capstan.errors import CapstanError
 
 from .running import load
-
-LOADED = "() => performance.getEntriesByType('resource').filter((entry) => entry.name.includes('xgrammar')).length"
 
 
 async def guided(
@@ -23,11 +18,10 @@ async def guided(
     cases: Sequence[tuple[str, str, bool, Mapping[str, Any]]],
     device: str = "webgpu",
     **source: Any,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """For each (kind, data, forced, search options): the ids of a generation, those after a rewind to its second token,
-    how often ids were waited for, and how steps ran; and how often the grammar library was fetched before and after."""
+    how often ids were waited for, and how steps ran."""
     opened = await load(models, model, device=device, **source)
-    before = run_js(LOADED)()
     outputs = []
     for kind, data, forced, search in cases:
         params = GeneratorParams(opened, run_ahead=None if forced else 8)
@@ -42,18 +36,4 @@ async def guided(
                 generator.rewind_to(len(prompt) + 2)
             again = [token async for token in generator]
             outputs.append({"ids": ids, "again": again, "steps": steps, "waits": waits, "capture": generator.capture})
-    return {"outputs": outputs, "before": before, "after": run_js(LOADED)()}
-
-
-async def refused(models: Mapping[str, str], *, model: str, text: str) -> dict[str, Any]:
-    """The error for a grammar that only xgrammar finds wrong, and whether matchers made before and after it allow any
-    token."""
-    grammars = await (await load(models, model, device="wasm")).grammars()
-    earlier = await grammars.compile('root ::= "a"')
-    said = ""
-    try:
-        await grammars.compile(text)
-    except CapstanError as error:
-        said = f"{type(error).__name__}: {error}"
-    later = await grammars.compile('root ::= "a"')
-    return {"said": said, "allowed": [any(await earlier.mask()), any(await later.mask())]}
+    return outputs

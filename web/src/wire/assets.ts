@@ -1,4 +1,4 @@
-// Finds the package's files: worker.js, python.json and the contents of ort/, pyodide/, wheels/ and xgrammar/.
+// Finds the package's files: worker.js, python.json and the contents of ort/, pyodide/ and wheels/.
 
 /**
  * A folder, and the addresses of files and folders that are elsewhere, by their names in it ("ort/ort.webgpu.min.mjs",

@@ -19,8 +19,6 @@ export type EngineErrorCode =
   | "ModelFileError"
   | "UnsupportedModelError"
   | "OptionError"
-  /** Its message is what xgrammar said; see refusal in py_src/capstan/guidance/matcher.py. */
-  | "GuidanceError"
   | "ClosedError"
   | "DeviceUnavailableError"
   | "VersionError"

@@ -5,7 +5,6 @@
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, placeAssets } from "../wire/assets";
 import { GpuEngine } from "./engine";
-import { Grammars } from "./grammars";
 import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
 import { type Backing, digest, freeBytes } from "./storage/backing";
 import { openBacking } from "./storage/open_backing";
@@ -21,6 +20,7 @@ import { absolute, assumedSource, openSource } from "./storage/source";
 import { setStallTimeout } from "./storage/whole";
 import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "./ort";
 import { OnnxSession } from "./onnx_sessions";
+import { TokenWalks } from "./token_walks";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
 import { WasmEngine } from "./wasm";
@@ -32,9 +32,9 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     spent: (_reason: string) => {},
     beginTrace: () => tracer.begin(),
     endTrace: () => tracer.end(),
-    configure: (ortUrl: string | undefined, xgrammarUrl: string | undefined) => {
+    configure: (ortUrl: string | undefined) => {
       if (ortUrl !== undefined) requireUnloaded();
-      placeAssets(assets, { "ort/": ortUrl, "xgrammar/": xgrammarUrl });
+      placeAssets(assets, { "ort/": ortUrl });
     },
     readNow,
     adoptFiles,
@@ -45,7 +45,7 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     makeTokenizer,
     /** Only a site of ours has anything ready-made; see worker.ts. */
     readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
-    openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
+    tokenWalks: (ends: PyProxy, data: PyProxy) => new TokenWalks(ends, data),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
       WasmEngine.open(assets, model, paths, wide, external),

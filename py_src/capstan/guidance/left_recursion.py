@@ -1,0 +1,68 @@
+"""Rules that begin with themselves, such as `sum: sum "+" term | term`, as repetitions: `sum: term ("+" term)*`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .byte_graph import circles
+from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
+
+__all__ = ["without_left_recursion"]
+
+MOST_BRANCHES = 1_000
+
+Branch = tuple[Node, ...]
+"""Its first item is no Series and, unless it is the only one, no empty text."""
+
+
+def without_left_recursion(grammar: Grammar) -> Grammar:
+    """The same grammar without rules that begin with themselves or each other. Those behind what may be empty stay.
+    Raises NodeError if there are too many branches."""
+    begins = {
+        name: [branch[0].name for branch in branches(node) if isinstance(branch[0], Rule)]
+        for name, node in grammar.rules.items()
+    }
+    found = Grammar()
+    found.rules = dict(grammar.rules)
+    for group in circles(begins):
+        if len(group) > 1 or group[0] in begins[group[0]]:
+            # As of Paull: what a rule begins with comes behind it in the order, so that no circle is left.
+            for number, name in enumerate(group):
+                found.rules[name] = unrolled(found, name, group[:number])
+    return found
+
+
+def unrolled(grammar: Grammar, name: str, before: Collection[str]) -> Node:
+    """A rule that begins neither with itself nor with those before it."""
+    waiting, others, again = branches(grammar.rules[name]), [], []
+    while waiting:
+        branch = waiting.pop(0)
+        first, *rest = branch
+        if isinstance(first, Rule) and first.name in before:
+            waiting[:0] = [shortened((*inner, *rest)) for inner in branches(grammar.rules[first.name])]
+        elif first == Rule(name):
+            again += [Series(tuple(rest))] if rest else []
+        else:
+            others.append(branch)
+        if len(waiting) + len(others) + len(again) > MOST_BRANCHES:
+            raise NodeError(f"rules begin with each other in more than {MOST_BRANCHES} ways", "write them with * or +")
+    tail = (Repeat(Choice(tuple(again)), 0, None),) if again else ()
+    return Choice(tuple(Series((*branch, *tail)) for branch in others))
+
+
+def branches(node: Node) -> list[Branch]:
+    if isinstance(node, Choice):
+        return [branch for item in node.items for branch in branches(item)]
+    return [shortened((node,))]
+
+
+def shortened(branch: Branch) -> Branch:
+    """The items of a series in its place, without empty texts at the start."""
+    while True:
+        match branch:
+            case (Series(items), *rest) if items or rest:
+                branch = (*items, *rest)
+            case (Text(""), second, *rest):
+                branch = (second, *rest)
+            case _:
+                return branch
