@@ -1,6 +1,7 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
-- The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py.
+- The options of a model: web/src/page/model_options.ts, from py_src/capstan/loading/options.py.
+- The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py and those options.
 - The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
   py_src/capstan/device/webgpu/engine.py.
 """
@@ -13,13 +14,19 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from . import ROOT
 
-__all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
+__all__ = ["engine_calls", "engine_types", "model_options", "request_types", "wire_is_stale", "write_wire"]
 
+OPTIONS = ROOT / "py_src/capstan/loading/options.py"
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
 ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
+OF_PYTHON = ("RequestOptions", "LoadOptions")
+"""Classes of options that the JavaScript API lacks."""
+KINDS = {"str": "text", "int": "number", "float": "number", "bool": "flag"}
+"""The kinds of web/src/page/kinds.ts by Python's types."""
 OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
 """Types that web/src/wire/page_types.ts defines."""
 PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
@@ -45,25 +52,97 @@ CLASSES = {
 def wire_is_stale() -> bool:
     """Whether a generated file is missing, or older than its table or than this module."""
     return any(
-        not made.is_file() or made.stat().st_mtime < max(table.stat().st_mtime, Path(__file__).stat().st_mtime)
-        for made, (table, _) in GENERATED.items()
+        not made.is_file() or made.stat().st_mtime < max(path.stat().st_mtime for path in (*tables, Path(__file__)))
+        for made, (tables, _) in GENERATED.items()
     )
 
 
 def write_wire() -> None:
     """Write the generated files."""
-    for made, (table, write) in GENERATED.items():
+    for made, (tables, write) in GENERATED.items():
         temporary = made.with_suffix(made.suffix + ".new")
-        temporary.write_text(write(table.read_text(encoding="utf-8")), encoding="utf-8")
+        temporary.write_text(write(*(table.read_text(encoding="utf-8") for table in tables)), encoding="utf-8")
         temporary.replace(made)
 
 
-def request_types(table: str) -> str:
+@dataclass(frozen=True)
+class OptionRow:
+    """A row of the table of options."""
+
+    name: str
+    kind: str
+    """Its type in Python, None apart."""
+    choices: tuple[str, ...]
+    about: str | None
+
+    @property
+    def type(self) -> str:
+        """TypeScript's."""
+        return " | ".join(f'"{choice}"' for choice in self.choices) or PLAIN[self.kind]
+
+    @property
+    def check(self) -> str:
+        """The kind that checks it."""
+        given = ", ".join(f'"{choice}"' for choice in self.choices)
+        return f"oneOf({given})" if given else KINDS[self.kind]
+
+
+def option_classes(table: str, without: tuple[str, ...]) -> Iterator[tuple[ast.ClassDef, list[str], list[OptionRow]]]:
+    """The classes of the table of options, with the names of their bases and their own rows."""
+    for node in ast.parse(table).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Options") and node.name not in without:
+            bases = [name for name in map(ast.unparse, node.bases) if name != "TypedDict"]
+            yield node, bases, [option_row(field, about) for field, about in documented(node.body)]
+
+
+def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
+    """The row that a field of such a class is: its type is Annotated[TYPE, Row(...)]."""
+    kind, row = cast(ast.Tuple, cast(ast.Subscript, field.annotation).slice).elts
+    given = cast(ast.Call, row).keywords
+    choices = next((ast.literal_eval(each.value) for each in given if each.arg == "choices"), ())
+    return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
+
+
+def model_options(table: str) -> str:
+    """The options of the JavaScript API: an interface for each class of the table, and the kinds of its fields."""
+    parts = [
+        f"// The options of a model.\n// Written by build.py from {OPTIONS.relative_to(ROOT)}: change that file.\n",
+        'import { flag, number, oneOf, text } from "./kinds";\n',
+    ]
+    for node, bases, found in option_classes(table, OF_PYTHON):
+        extends = f" extends {', '.join(f'Model{base}' for base in bases)}" if bases else ""
+        lines = [f"{comment(row.about)}{camel(row.name)}?: {row.type};" for row in found]
+        parts.append(f"{comment(ast.get_docstring(node))}export interface Model{node.name}{extends} {block(lines)}")
+        kinds = [*(f"...{kinds_of(base)}" for base in bases), *(f"{camel(row.name)}: {row.check}" for row in found)]
+        parts.append(f"export const {kinds_of(node.name)} = {{ {', '.join(kinds)} }};\n")
+    return "\n".join(parts)
+
+
+def kinds_of(name: str) -> str:
+    return f"{name.removesuffix('Options').upper()}_KINDS"
+
+
+def asked_options(table: str) -> Iterator[str]:
+    """The options as requests have them."""
+    for node, bases, found in option_classes(table, OF_PYTHON[1:]):
+        extends = f" extends {', '.join(bases)}" if bases else ""
+        lines = [f"{comment(row.about)}{row.name}?: {row.type} | null;" for row in found]
+        yield f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {block(lines)}"
+
+
+def block(fields: list[str]) -> str:
+    """The braces of an interface with these fields."""
+    lines = "".join(f"  {line}\n" for each in fields for line in each.splitlines())
+    return f"{{\n{lines}}}\n" if lines else "{}\n"
+
+
+def request_types(table: str, options: str = "") -> str:
     """The TypeScript types of the requests."""
     parts = [
         "// The requests of a page that Python answers.\n"
         f"// Written by build.py from {REQUESTS.relative_to(ROOT)}: change that file.\n",
         f'import type {{ {", ".join(OF_THE_PAGE)} }} from "./page_types";\n',
+        *asked_options(options),
     ]
     for node in ast.parse(table).body:
         if isinstance(node, ast.ClassDef):
@@ -81,14 +160,19 @@ def request_types(table: str) -> str:
 
 def interface_lines(body: list[ast.stmt]) -> Iterator[str]:
     """The fields of a TypedDict, each behind its comment."""
+    for node, about in documented(body):
+        kind, name = node.annotation, ast.unparse(node.target)
+        if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "NotRequired":
+            kind, name = kind.slice, f"{name}?"
+        yield from f"{comment(about)}{name}: {typescript(kind)};".splitlines()
+
+
+def documented(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str | None]]:
+    """The fields of a class, each with the text behind it."""
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign):
             told = after.value if isinstance(after, ast.Expr) else None
-            text = told.value if isinstance(told, ast.Constant) and isinstance(told.value, str) else None
-            kind, name = node.annotation, ast.unparse(node.target)
-            if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "NotRequired":
-                kind, name = kind.slice, f"{name}?"
-            yield from f"{comment(text)}{name}: {typescript(kind)};".splitlines()
+            yield node, told.value if isinstance(told, ast.Constant) and isinstance(told.value, str) else None
 
 
 def typescript(kind: ast.expr) -> str:
@@ -301,10 +385,11 @@ def comment(text: str | None) -> str:
     return f"/** {lines[0]} */\n" if len(lines) == 1 else "\n * ".join(["/**", *lines]) + "\n */\n"
 
 
-GENERATED: dict[Path, tuple[Path, Callable[[str], str]]] = {
-    ROOT / "web/src/wire/requests.ts": (REQUESTS, request_types),
-    ROOT / "web/src/worker/engine_calls.ts": (ENGINE, engine_types),
-    ROOT / "web/src/worker/engine_calls_check.ts": (ENGINE, engine_check),
-    ROOT / "py_src/capstan/_js/engine_calls.py": (ENGINE, engine_calls),
+GENERATED: dict[Path, tuple[tuple[Path, ...], Callable[..., str]]] = {
+    ROOT / "web/src/page/model_options.ts": ((OPTIONS,), model_options),
+    ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS), request_types),
+    ROOT / "web/src/worker/engine_calls.ts": ((ENGINE,), engine_types),
+    ROOT / "web/src/worker/engine_calls_check.ts": ((ENGINE,), engine_check),
+    ROOT / "py_src/capstan/_js/engine_calls.py": ((ENGINE,), engine_calls),
 }
-"""Each generated file, with its table and what makes its text from the table's."""
+"""Each generated file, with its tables and what makes its text from theirs."""

@@ -8,7 +8,7 @@ import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from .errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from .graph import hidden_output, pooled, sentence_output
@@ -17,6 +17,7 @@ from .graph.pooling import POOLED, WEIGHTS
 from .host import Host, current_host
 from .loading.folder import choose_dtype, place_of
 from .loading.opening import TOKENIZER_FILES, with_tokenizer
+from .loading.options import EmbedderOptions
 from .loading.repository import onnx_file, require_dtype
 from .model_files.config import parse_object
 from .onnxruntime.placement import GraphFile
@@ -61,10 +62,8 @@ class Embedder:
         cls,
         path: Any,
         *,
-        device: str = "auto",
-        dtype: str | None = None,
         pooling: str | None = None,
-        disable_file_mapped_weights: bool = False,
+        **options: Unpack[EmbedderOptions],
     ) -> Embedder:
         """Load the encoder at `path`, which is as Model.load takes it: a folder with config.json, tokenizer.json and
         onnx/model.onnx (or another `dtype` of it, or model.onnx beside them). `device` is 'webgpu', 'wasm' or 'auto'.
@@ -76,9 +75,10 @@ class Embedder:
         """
         if pooling is not None and pooling not in POOLINGS:
             raise OptionError(f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}, or None")
+        device, dtype = options.get("device", "auto"), options.get("dtype")
         if device not in ("webgpu", "wasm", "auto"):
             raise OptionError(f"device is {device!r}; it must be one of 'webgpu', 'wasm' and 'auto'")
-        host, keep = current_host(), not disable_file_mapped_weights
+        host, keep = current_host(), not options.get("disable_file_mapped_weights")
         place = await place_of(host, path, keep)
         if place.gguf is not None:
             raise UnsupportedModelError(

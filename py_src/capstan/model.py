@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .device.base import DeviceModel
 from .device.device_host import DeviceHost, current_device_host
@@ -18,9 +18,8 @@ from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
-from .host.storage import Progress
-from .loading.folder import no_progress
 from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
+from .loading.options import LoadOptions
 from .loading.recovery import opened_again
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_files.config import DECODER
@@ -28,7 +27,6 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
-    from .model_files.model_facts import ModelFacts
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
@@ -79,62 +77,21 @@ class Model:
     DeviceUnavailableError, OutOfMemoryError, OptionError.
     """
 
-    def __init__(
-        self,
-        path: Any,
-        *,
-        device: str = "auto",
-        dtype: str | None = None,
-        capture: str | None = None,
-        passes: Collection[str] | None = None,
-        disable_file_mapped_weights: bool = False,
-        progress: Progress | None = None,
-        overlay: Mapping[str, Any] | None = None,
-        graphs: Mapping[str, bytes] | None = None,
-        stall_timeout: float | None = None,
-        prefix_cache: int = 0,
-        prefill_ms: float | None = None,
-        kv_cache_dtype: str | None = None,
-        max_length: int | None = None,
-        on_found: Callable[[ModelFacts], object] | None = None,
-    ) -> None:
+    def __init__(self, path: Any, **options: Unpack[LoadOptions]) -> None:
         host = current_device_host()
-        set_stall_timeout(host, stall_timeout)
+        set_stall_timeout(host, options.get("stall_timeout"))
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
-        source = source_of(path, *asked)
-        limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        opening = open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep, on_found)
-        self._set(host, host.wait(opening), limit)
+        source, limit = source_of(path, options), checked_limit(options.get("prefix_cache", 0))
+        self._set(host, host.wait(open_model(host, source, Tokenizer.of_folder)), limit)
 
     @classmethod
-    async def load(
-        cls,
-        path: Any,
-        *,
-        device: str = "auto",
-        dtype: str | None = None,
-        capture: str | None = None,
-        passes: Collection[str] | None = None,
-        disable_file_mapped_weights: bool = False,
-        progress: Progress | None = None,
-        overlay: Mapping[str, Any] | None = None,
-        graphs: Mapping[str, bytes] | None = None,
-        stall_timeout: float | None = None,
-        prefix_cache: int = 0,
-        prefill_ms: float | None = None,
-        kv_cache_dtype: str | None = None,
-        max_length: int | None = None,
-        on_found: Callable[[ModelFacts], object] | None = None,
-    ) -> Model:
+    async def load(cls, path: Any, **options: Unpack[LoadOptions]) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_device_host()
-        set_stall_timeout(host, stall_timeout)
-        asked = (device, dtype, overlay, graphs, capture, passes, prefill_ms, kv_cache_dtype, max_length)
-        source = source_of(path, *asked)
-        limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
-        opened = await open_model(host, source, Tokenizer.of_folder, progress or no_progress, keep, on_found)
+        set_stall_timeout(host, options.get("stall_timeout"))
+        source, limit = source_of(path, options), checked_limit(options.get("prefix_cache", 0))
+        opened = await open_model(host, source, Tokenizer.of_folder)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
         return model

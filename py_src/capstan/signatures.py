@@ -7,7 +7,9 @@ does not allow raises ArgumentTypeError before the function runs. Annotations ar
 
 An integer is whatever has `__index__`, a number whatever has `__float__`, but neither is a bool; a bool is also 0 or 1;
 no text and no bytes are a list. The items of a list, tuple, set or dict are checked, those of an iterator or an array
-are not. `Any` and `object` allow everything: there the function checks by itself.
+are not. `Any` and `object` allow everything: there the function checks by itself. The names of `**options:
+Unpack[Options]` are checked, too, and `inspect.signature` has them as parameters, with the default that the last part
+of an `Annotated` type has as its `default`.
 """
 
 from __future__ import annotations
@@ -96,14 +98,31 @@ def checked(function: Any, where: str) -> Any:
             check(args, kwargs)
             return await function(*args, **kwargs)
 
-        return awaited
+        return shown(awaited)
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         check(args, kwargs)
         return function(*args, **kwargs)
 
-    return called
+    return shown(called)
+
+
+def shown(function: Any) -> Any:
+    """The function, whose signature has the options of a class as parameters."""
+    kinds = [str(kind) for kind in function.__annotations__.values() if str(kind).startswith("Unpack[")]
+    if not kinds:
+        return function
+    options = inspect.unwrap(function).__globals__[kinds[0][len("Unpack[") : -1]]
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    for name, kind in typing.get_type_hints(options, include_extras=True).items():
+        default = kind.__metadata__[-1].default
+        written = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(kind.__origin__))
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=written)
+        parameters.append(keyword)
+    function.__signature__ = signature.replace(parameters=parameters)
+    return function
 
 
 @dataclass(frozen=True)
@@ -129,10 +148,13 @@ class Signature:
         self._named: dict[str, Test] | None = None
         self._placed: list[tuple[str, Test]] = []
         self._rest: tuple[str, Test] | None = None
+        self._closed = False
+        """Whether the names of keywords are known."""
         _made.append(self)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """ArgumentTypeError for an argument of a wrong type. Too many, missing or unknown ones are left to the call."""
+        """ArgumentTypeError for an argument of a wrong type. Too many, missing or unknown ones are left to the call,
+        unless it takes options of a class."""
         named = self._named
         if named is None:
             named = self.read()
@@ -140,7 +162,11 @@ class Signature:
             if type(value) not in test.at_once and not test.holds(value):
                 raise self._refused(name, value, test)
         for name, value in kwargs.items():
-            if name in named and not named[name].allows(value):
+            if name not in named:
+                if self._closed:
+                    whose = self._function.__qualname__
+                    raise TypeError(f"{whose}() got an unexpected keyword argument {name!r}")
+            elif not named[name].allows(value):
                 raise self._refused(name, value, named[name])
         if self._rest is not None:
             name, test = self._rest
@@ -156,6 +182,11 @@ class Signature:
             hint = parameter.annotation
             if isinstance(hint, str):
                 hint = eval(SUBSCRIPT.sub(r"\1", hint), {}, names)
+            if typing.get_origin(hint) is typing.Unpack and parameter.kind is parameter.VAR_KEYWORD:
+                [options] = typing.get_args(hint)
+                named |= {each: test_of(kind) for each, kind in typing.get_type_hints(options).items()}
+                self._closed = True
+                continue
             test = ANYTHING if hint is parameter.empty else test_of(hint)
             if parameter.kind is parameter.VAR_POSITIONAL:
                 self._rest = (name, test)

@@ -26,12 +26,14 @@ __all__ = [
     "about_model",
     "add_device_argument",
     "add_hub_arguments",
+    "add_model_options",
     "check_chat_template",
     "check_genai",
     "check_model",
     "check_place",
     "check_script_model",
     "graphs_of",
+    "model_options",
     "model_url",
     "mounts",
     "repository",
@@ -243,6 +245,23 @@ def add_device_argument(parser: argparse._ActionsContainer) -> None:
         "where there is no GPU; wasm: the CPU (default: %(default)s)"
     )
     parser.add_argument("--device", choices=["auto", "webgpu", "wasm"], default="auto", help=what)
+
+
+def add_model_options(parser: argparse._ActionsContainer, table: type) -> None:
+    """The options of a class of capstan.loading.options for which it has words."""
+    from capstan.loading.options import rows
+
+    for name, row in rows(table).items():
+        if row.help:
+            how: dict[str, Any] = {"action": "store_true"} if row.default is False else {"choices": row.choices}
+            parser.add_argument(f"--{name.replace('_', '-')}", help=row.help, **how)
+
+
+def model_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
+    """Those of the options that were given."""
+    from capstan.loading.options import rows
+
+    return {name: value for name in rows(table) if (value := getattr(args, name, None))}
 
 
 def add_hub_arguments(parser: argparse._ActionsContainer) -> None:

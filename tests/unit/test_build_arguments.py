@@ -83,9 +83,7 @@ def test_a_plain_prompt_asks_for_the_best_device_and_nothing_else(model: Path) -
     assert request(model, "def f():") == {
         "kind": "generate",
         "model": "/models/nano/",
-        "dtype": None,
         "device": "auto",
-        "capture": None,
         "run_ahead": None,
         "prompt": "def f():",
         "prompt_ids": None,
@@ -229,9 +227,7 @@ def test_a_conversation_begins_without_messages(model: Path) -> None:
     assert request(model, "--chat", "--greedy", "--max-length", "9") == {
         "kind": "chat",
         "model": "/models/nano/",
-        "dtype": None,
         "device": "auto",
-        "capture": None,
         "run_ahead": None,
         "messages": [],
         "max_length": 9,

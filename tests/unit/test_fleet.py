@@ -589,8 +589,8 @@ class TestFleet:
         wrong: dict[str, dict[str, Any]] = {
             "timeout is nan; give seconds above 0": {"timeout": math.nan},
             "patience is nan; give seconds above 0": {"patience": math.nan},
-            "Fleet: device is 5, of type int; give 'webgpu' or 'wasm' or 'auto'": {"device": 5},
-            "Fleet: device is 'gpu'": {"device": "gpu"},
+            "Fleet: device is 5, of type int; give a text": {"device": 5},
+            "device is 'gpu'; it must be one of 'webgpu', 'wasm', 'auto'$": {"device": "gpu"},
             "Fleet: rows is True, of type bool; give an integer": {"rows": True},
             "dtype is 'q3'; it must be one of": {"dtype": "q3"},
         }

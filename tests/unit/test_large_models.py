@@ -19,8 +19,9 @@ from capstan.device.model_memory import ModelMemory
 from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.loading import Loaded, load, webgpu_memory
 from capstan.device.webgpu.model_graphs import Graphs, OpenWeights, rewrite
+from capstan.loading.folder import with_caches
 from capstan.memory import BufferRequest, Capabilities
-from capstan.model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
+from capstan.model_files.config import GenaiConfig, with_room
 from capstan.weights.shared import SharedWeights
 from tests.unit.large_shapes import CONTEXT, config_of, graph_of
 from tests.unit.paper_engine import PaperEngine
@@ -77,7 +78,7 @@ def rewritten(kv_cache_dtype: str | None = None, change: Callable[[onnx.ModelPro
     model = graph_of()
     if change is not None:
         change(model)
-    config = with_kv_cache_dtype(config_of(), kv_cache_dtype)
+    config = with_caches(config_of(), {"kv_cache_dtype": kv_cache_dtype})
     return asyncio.run(rewrite(model.SerializeToString(), config, unread, 10, None, BINDING))
 
 

@@ -154,7 +154,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_made spans storage", "load_times notes retrying tracing"),
-    "loading": ("recovery repository", "folder", "opening planning"),
+    "loading": ("options recovery repository", "folder", "opening planning"),
     "local": ("data_file file_lock token_walks tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": ("file_names json_text model_types", "config hub", "gguf known_models", "model_facts"),

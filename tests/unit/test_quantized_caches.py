@@ -12,7 +12,10 @@ from capstan.graph import parse
 from capstan.graph.carried import CachePair, cache_pairs
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.quantized_caches import fewer_bits, quantized_caches, with_bits
-from capstan.model_files.config import GenaiConfig, parse_genai_config, with_kv_cache_dtype
+from capstan.loading.folder import with_caches
+from capstan.loading.opening import source_of
+from capstan.loading.options import CacheOptions, rows
+from capstan.model_files.config import KV_CACHE_BITS, GenaiConfig, parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONTEXT = 512
@@ -102,9 +105,11 @@ def test_caches_of_8_bits_could_have_4() -> None:
 
 def test_a_caller_says_the_type_of_the_caches() -> None:
     _, config = opened("nano-llama")
-    assert [with_kv_cache_dtype(config, each).decoder.kv_cache_bits for each in ("int8", "int4", "float")] == [8, 4, 0]
-    assert with_kv_cache_dtype(config, None) is config
+    bits = [with_caches(config, {"kv_cache_dtype": each}).decoder.kv_cache_bits for each in ("int8", "int4", "float")]
+    assert bits == [8, 4, 0]
+    assert with_caches(config, {"kv_cache_dtype": None}) is with_caches(config, {}) is config
     with pytest.raises(
         OptionError, match="kv_cache_dtype is 'q4_0'; it must be one of 'float', 'int8', 'int4', or None"
     ):
-        with_kv_cache_dtype(config, "q4_0")
+        source_of("/m/", {"kv_cache_dtype": "q4_0"})
+    assert rows(CacheOptions)["kv_cache_dtype"].choices == tuple(KV_CACHE_BITS)

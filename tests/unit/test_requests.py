@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from buildtools.wire import request_types
+from buildtools.wire import model_options, request_types
 from capstan.errors import OptionError
 from capstan.page.read_request import REQUESTS, fields_of, read_request
 
-MODEL = {"model": "/models/nano/", "dtype": None, "device": "auto", "capture": None, "run_ahead": None}
+MODEL = {"model": "/models/nano/", "run_ahead": None}
 MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
+MODEL_OPTIONS |= {"dtype": "q4", "device": "auto", "capture": "off"}
 MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8"}
 RUN = {**MODEL, "max_new_tokens": 5, "search": {"top_k": 3}}
 RUN_OPTIONS = {
@@ -44,11 +45,11 @@ LEAST: dict[str, dict[str, Any]] = {
     "models": {"action": "list", "which": None},
     "memory": {},
     "operations": MODEL,
-    "plan": {"model": HUB, "dtype": "q4", "device": "wasm"},
+    "plan": {"model": HUB},
     "alternatives": {**TALK, "prompt": None, "answer": [1, 2], "count": 8},
     "score": {**MODEL, "sequences": [{}]},
     "tokenizer": {**MODEL, "action": "encode"},
-    "load_embedder": {"model": HUB, "dtype": None, "device": "auto", "pooling": "cls"},
+    "load_embedder": {"model": HUB, "pooling": "cls"},
     "embed": {"texts": ["a"]},
     "end_session": {"session": "session 1"},
     "trace": {"action": "start"},
@@ -85,8 +86,8 @@ MOST: dict[str, dict[str, Any]] = {
         "chat_template_kwargs": KWARGS,
         "add_generation_prompt": False,
     },
-    "load_embedder": {"disable_file_mapped_weights": True},
-    "plan": {"kv_cache_dtype": "int4"},
+    "load_embedder": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
 }
 """The fields that it may have besides."""
 KINDS = list(LEAST)
@@ -127,7 +128,7 @@ WORDS = {
     **dict.fromkeys(("search", "models", "files"), "an object"),
     **dict.fromkeys(("guidance", "speculation", "chat_template_kwargs"), "an object or null"),
     "model": "a string or an object",
-    "device": "'webgpu', 'wasm' or 'auto'",
+    "device": "'webgpu', 'wasm', 'auto' or null",
     "capture": "'tape', 'ort', 'off' or null",
     "stall_timeout": "a number or null",
     "count": "a whole number",
@@ -179,7 +180,7 @@ def test_each_missing_field_is_told(kind: str) -> None:
         ({**whole("chat"), "max_new_tokens": True}, "max_new_tokens is True; it must be a whole number or null"),
         ({**whole("chat"), "max_new_tokens": 1.5}, "max_new_tokens is 1.5; it must be a whole number or null"),
         ({**whole("chat"), "timeline": 1}, "timeline is 1; it must be true or false or null"),
-        ({**whole("chat"), "device": None}, "device is None; it must be 'webgpu', 'wasm' or 'auto'"),
+        ({**whole("chat"), "device": "gpu"}, "device is 'gpu'; it must be 'webgpu', 'wasm', 'auto' or null"),
         ({**whole("chat"), "messages": None}, "messages is None; it must be an array"),
         ({**whole("generate"), "prompt_ids": [1, True]}, "prompt_ids[1] is True; it must be a whole number"),
         ({**whole("exec"), "files": {"a": 1}}, "files.a is 1; it must be a string"),
@@ -264,3 +265,47 @@ export interface Load extends Model {
 export type Request = Load | Model;
 """
     assert request_types(table).endswith(wanted)
+
+
+def test_an_option_of_a_model_is_a_row_from_which_its_types_and_checks_come() -> None:
+    table = '''
+class OneOptions(TypedDict, total=False):
+    """One."""
+
+    few_bits: Annotated[str | None, Row(choices=("a", "b"), help="h")]
+    """Which."""
+
+class PageOptions(OneOptions, total=False):
+    no_store: Annotated[bool, Row(default=False)]
+
+class LoadOptions(PageOptions, total=False):
+    passes: Annotated[Collection[str] | None, Row()]
+'''
+    wanted = """
+/** One. */
+export interface ModelOneOptions {
+  /** Which. */
+  fewBits?: "a" | "b";
+}
+
+export const ONE_KINDS = { fewBits: oneOf("a", "b") };
+
+export interface ModelPageOptions extends ModelOneOptions {
+  noStore?: boolean;
+}
+
+export const PAGE_KINDS = { ...ONE_KINDS, noStore: flag };
+"""
+    assert model_options(table).endswith(wanted)
+    asked = """
+/** One. */
+export interface OneOptions {
+  /** Which. */
+  few_bits?: "a" | "b" | null;
+}
+
+export interface PageOptions extends OneOptions {
+  no_store?: boolean | null;
+}
+"""
+    assert request_types("", table).endswith(asked)

@@ -13,7 +13,8 @@ from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.split_caches import parts_that_fit
-from capstan.model_files.config import parse_genai_config, with_kv_cache_dtype
+from capstan.loading.folder import with_caches
+from capstan.model_files.config import parse_genai_config
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -27,7 +28,7 @@ def made(name: str, largest: int, room: int = ROOM, bits: str | None = None) -> 
     """The graph of decode steps and its facts."""
     folder = FIXTURES / name
     config = parse_genai_config((folder / "genai_config.json").read_bytes())
-    facts = Rewriting(with_kv_cache_dtype(config, bits), largest=largest, room=room)
+    facts = Rewriting(with_caches(config, {"kv_cache_dtype": bits}), largest=largest, room=room)
     model = rewritten(graph.parse((folder / "model.onnx").read_bytes()), "webgpu", facts)
     return rewritten(model, "decode", facts), facts
 

@@ -15,8 +15,10 @@ export class FormError extends CapstanError {
 }
 
 /** The options of a run, besides the model and the prompt. */
-export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids" | "capture"> & {
-  /** The form always chooses one. */
+export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids" | "dtype"> & {
+  dtype: string | null;
+  /** The form always chooses one of each. */
+  device: NonNullable<GenerateRequest["device"]>;
   capture: NonNullable<GenerateRequest["capture"]>;
 };
 

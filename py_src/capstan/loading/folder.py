@@ -17,7 +17,14 @@ from ..host import Host
 from ..host.notes import build, notes_of_files
 from ..host.ready_made import ReadyGraphs
 from ..host.storage import Progress, WeightData
-from ..model_files.config import DECODER, GenaiConfig, parse_genai_config, parse_object, with_session_options
+from ..model_files.config import (
+    DECODER,
+    KV_CACHE_BITS,
+    GenaiConfig,
+    parse_genai_config,
+    parse_object,
+    with_session_options,
+)
 from ..model_files.file_names import is_gguf
 from ..model_files.gguf.config import config_from_json, config_to_json, gguf_config
 from ..model_files.gguf.header import GgufFile, read_header
@@ -25,9 +32,10 @@ from ..model_files.gguf.shards import first_shard, joined, require_shard, shard_
 from ..model_files.gguf.tokenizer import tokenizer_files
 from ..model_files.hub import HubRepository
 from ..model_files.json_text import clipped
+from .options import CacheOptions
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
 
-__all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "written"]
+__all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "with_caches", "written"]
 
 GENAI_CONFIG = "genai_config.json"
 ELEMENTS = {"fp16": "float16", "fp32": "float32"}
@@ -126,6 +134,14 @@ async def find_model(
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"overlay: {clipped(overlay)} cannot be written as JSON ({error})") from error
     return FoundModel(parse_genai_config(text, folder + GENAI_CONFIG))
+
+
+def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:
+    """The configuration with key/value caches of the type that a caller says, its own unless that is given."""
+    kind = options.get("kv_cache_dtype")
+    if kind is None:
+        return config
+    return replace(config, decoder=replace(config.decoder, kv_cache_bits=KV_CACHE_BITS[kind]))
 
 
 def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

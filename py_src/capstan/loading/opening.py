@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -20,19 +20,19 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage import Progress
-from ..model_files.config import GenaiConfig, with_kv_cache_dtype, with_room
+from ..model_files.config import GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
-from .folder import FoundModel, Place, find_model, no_progress, place_of
+from .folder import FoundModel, Place, find_model, no_progress, place_of, with_caches
+from .options import LoadOptions, require_choices
 
 __all__ = [
     *("Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"),
     "told_facts",
 ]
 
-CAPTURES = ("tape", "ort", "off")
 CONFIGURED = "configured"
 PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
 """Providers that the native package knows and a page lacks."""
@@ -83,49 +83,39 @@ class Source:
     """The arguments of Model that say which model to open, and how."""
 
     path: Any
-    device: str = "auto"
-    dtype: str | None = None
-    overlay: Mapping[str, Any] = field(default_factory=dict)
-    graphs: Mapping[str, bytes] = field(default_factory=dict)
-    capture: str | None = None
-    kv_cache_dtype: str | None = None
-    max_length: int | None = None
-    options: TapeOptions = field(default_factory=TapeOptions)
-    """The tape options; `capture` above replaces the one in here."""
+    options: LoadOptions
+    tape: TapeOptions = field(default_factory=TapeOptions)
+    """The tape options; the caller's `capture` replaces the one in here."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the browser's storage is used, as far as the caller says."""
+        return not self.options.get("disable_file_mapped_weights")
 
     def tape_options(self, config: GenaiConfig) -> TapeOptions:
         """How decode steps are to run: as the caller says, else as the configuration does, else from a tape."""
         configured = config.decoder.capture
-        if self.capture is not None or configured is None:
-            return replace(self.options, capture=self.capture or "tape")
-        return replace(self.options, capture="tape" if configured.on else "off", configured=configured.where)
+        capture = self.options.get("capture")
+        if capture is not None or configured is None:
+            return replace(self.tape, capture=capture or "tape")
+        return replace(self.tape, capture="tape" if configured.on else "off", configured=configured.where)
 
     def device_for(self, config: GenaiConfig | None = None) -> str:
         """The device to open; before the configuration is known, 'auto' stands for the one that it says."""
-        if self.device != CONFIGURED:
-            return self.device
+        device = self.options.get("device", "auto")
+        if device != CONFIGURED:
+            return device
         return "auto" if config is None else configured_device(config)
 
     def config_of(self, found: FoundModel) -> GenaiConfig:
         """The model's configuration with what the caller says about caches. Raises OptionError."""
-        return with_room(with_kv_cache_dtype(found.config, self.kv_cache_dtype), self.max_length)
+        return with_room(with_caches(found.config, self.options), self.options.get("max_length"))
 
 
-def source_of(
-    path: Any,
-    device: str,
-    dtype: str | None,
-    overlay: Mapping[str, Any] | None,
-    graphs: Mapping[str, bytes] | None,
-    capture: str | None,
-    passes: Collection[str] | None,
-    prefill_ms: float | None,
-    kv_cache_dtype: str | None = None,
-    max_length: int | None = None,
-) -> Source:
+def source_of(path: Any, options: LoadOptions) -> Source:
     """Checks the arguments of Model. Raises OptionError with the choices."""
-    if capture is not None and capture not in CAPTURES:
-        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}, or None")
+    require_choices(options)
+    passes, prefill_ms = options.get("passes"), options.get("prefill_ms")
     unknown = [name for name in passes or () if name not in PASSES]
     if unknown:
         raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
@@ -133,8 +123,7 @@ def source_of(
         wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
         raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
-    options = TapeOptions(passes=ordered, prefill_ms=prefill_ms)
-    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, kv_cache_dtype, max_length, options)
+    return Source(path, options, TapeOptions(passes=ordered, prefill_ms=prefill_ms))
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
@@ -143,16 +132,11 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
         host.stall_after(require_stall_timeout(seconds))
 
 
-async def open_model(
-    host: DeviceHost,
-    source: Source,
-    make_tokenizer: MakeTokenizer,
-    progress: Progress,
-    keep_weights: bool,
-    on_found: Callable[[ModelFacts], object] | None = None,
-) -> Opened:
+async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeTokenizer) -> Opened:
     """Read the folder's small files, check them, tell `on_found` what the model is, then load the graph and the
     weights."""
+    progress, on_found = source.options.get("progress") or no_progress, source.options.get("on_found")
+    keep_weights = source.keeps_weights
     with during_load(host.now) as times, span("load the model", "load"):
         place = await place_of(host, source.path, keep_weights)
         folder = place.folder
@@ -163,7 +147,7 @@ async def open_model(
         if on_found is not None:
             on_found(facts)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
-        given = given_graphs(source.graphs, config)
+        given = given_graphs(source.options.get("graphs") or {}, config)
         graphs, ready = {**found.graphs, **given}, None if given else found.ready
 
         def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
@@ -255,7 +239,7 @@ def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> C
 
     async def read() -> Configuration:
         place = await place_of(host, path, True)
-        found, files = await read_small_files(host, place, Source(path, overlay=overlay or {}), True, no_progress)
+        found, files = await read_small_files(host, place, Source(path, {"overlay": overlay}), True, no_progress)
         return Configuration(host, found.config, files)
 
     return wait_here(host, read(), "read_configuration", "await Model.load(...)")
@@ -291,7 +275,8 @@ async def read_small_files(
     # Pyodide's loop tells at once of a task that failed before anybody waits for it; gather takes its error.
     tokenizer = asyncio.gather(read_tokenizer(host, place))
     try:
-        found = await find_model(host, place, source.device_for(), source.dtype, keep, progress, source.overlay)
+        dtype, overlay = source.options.get("dtype"), source.options.get("overlay")
+        found = await find_model(host, place, source.device_for(), dtype, keep, progress, overlay)
         config = found.config
         search_options(config).tell_ignored()
         if config.no_tokens:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from ..device.device_host import current_device_host
 from ..device.interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
-from ..model_files.config import with_kv_cache_dtype, with_room
-from .folder import find_model, place_of
+from ..model_files.config import with_room
+from .folder import find_model, place_of, with_caches
+from .options import FitOptions, require_choices
 
 __all__ = ["open_device", "plan"]
 
@@ -26,26 +27,26 @@ async def open_device(device: str = "auto") -> DeviceInterface:
 async def plan(
     path: Any,
     *,
-    device: str = "auto",
-    dtype: str | None = None,
-    kv_cache_dtype: str | None = None,
     batch_size: int = 1,
     max_length: int | None = None,
     budget: int | None = None,
+    **options: Unpack[FitOptions],
 ) -> Fit:
-    """Whether the model folder `path`, as Model.load takes it with `dtype`, `kv_cache_dtype` and `max_length`, and
-    `batch_size` sequences of that length (its context length unless given) would fit the device, told from the graph
-    before anything is allocated.
+    """Whether the model folder `path`, as Model.load takes it with these options and `max_length`, and `batch_size`
+    sequences of that length (its context length unless given) would fit the device, told from the graph before anything
+    is allocated.
 
     A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits, as it is and by
-    each kv_cache_dtype that allows a larger one.
+    each type of caches that allows a larger one.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
     in all; WebGPU does not report the size of the memory.
     """
+    require_choices(options)
     host = current_device_host()
     place = await place_of(host, path, keep=True)
-    found = await find_model(host, place, device, dtype)
-    config = with_kv_cache_dtype(found.config, kv_cache_dtype)
+    device = options.get("device", "auto")
+    found = await find_model(host, place, device, options.get("dtype"))
+    config = with_caches(found.config, options)
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
     return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.graphs)

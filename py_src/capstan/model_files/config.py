@@ -20,6 +20,7 @@ from .model_types import SUPPORTED_TYPES, require_type
 
 __all__ = [
     "DECODER",
+    "KV_CACHE_BITS",
     "DecoderConfig",
     "GenaiConfig",
     "GraphCapture",
@@ -27,7 +28,6 @@ __all__ = [
     "OutputNames",
     "Stated",
     "parse_genai_config",
-    "with_kv_cache_dtype",
     "with_room",
     "with_session_options",
 ]
@@ -62,7 +62,7 @@ REMEDY = "correct the file, or export the model again with onnxruntime-genai's m
 JSON_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "true or false"}
 
 KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
-"""Bits of an element of the key/value caches by `kv_cache_dtype`; 0 for caches of the graph's type."""
+"""Bits of an element of the key/value caches by the name of its type; 0 for caches of the graph's type."""
 
 
 @dataclass(frozen=True)
@@ -427,17 +427,6 @@ def with_session_options(config: GenaiConfig, name: str, session_options: Any) -
         unknown_options=unknown_options(section),
     )
     return replace(config, decoder=decoder)
-
-
-def with_kv_cache_dtype(config: GenaiConfig, dtype: str | None) -> GenaiConfig:
-    """The configuration with key/value caches of the type that a caller says, 'float', 'int8' or 'int4'; None leaves it
-    unchanged. Raises OptionError."""
-    if dtype is None:
-        return config
-    if dtype not in KV_CACHE_BITS:
-        choices = ", ".join(map(repr, KV_CACHE_BITS))
-        raise OptionError(f"kv_cache_dtype is {dtype!r}; it must be one of {choices}, or None")
-    return replace(config, decoder=replace(config.decoder, kv_cache_bits=KV_CACHE_BITS[dtype]))
 
 
 def with_room(config: GenaiConfig, max_length: int | None) -> GenaiConfig:

@@ -8,6 +8,7 @@ from typing import Any
 from .._js import host
 from ..embeddings import Embedder
 from ..errors import OptionError
+from ..loading.options import EmbedderOptions, taken
 from ..model_files.hub import HubRepository
 from .requests import EmbedRequest, LoadEmbedderRequest
 
@@ -23,13 +24,7 @@ async def load_embedder(request: LoadEmbedderRequest, folder: str | HubRepositor
         await loaded.aclose()
         loaded = None
     host.emit({"kind": "status", "text": f"loading {folder}"})
-    loaded = await Embedder.load(
-        folder,
-        device=request["device"],
-        dtype=request["dtype"],
-        pooling=request["pooling"],
-        disable_file_mapped_weights=bool(request.get("disable_file_mapped_weights")),
-    )
+    loaded = await Embedder.load(folder, pooling=request["pooling"], **taken(EmbedderOptions, request))
     return {"device": loaded.device, "pooling": loaded.pooling, "max_tokens": loaded.max_tokens}
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 from .. import measure
 from .._js import host
 from ..errors import DeviceUnavailableError, OptionError
 from ..generation.generator import Generator
 from ..generation.timing import BurstTimes, Timing
+from ..loading.options import FitOptions
 from ..loading.planning import plan
 from ..model_files.hub import HubRepository
 from ..tokenizer import Tokenizer
@@ -57,7 +58,7 @@ async def tell_alternatives(
             before = [*before, token][-CONTEXT_TOKENS:]
 
 
-async def plan_for(folder: str | HubRepository, length: int, **options: Any) -> dict[str, Any]:
+async def plan_for(folder: str | HubRepository, length: int, **options: Unpack[FitOptions]) -> dict[str, Any]:
     """Whether a model and a sequence of `length` tokens, or of its context if that is shorter, would fit the device."""
     whole = await plan(folder, **options)
     context = whole.requirements.max_length

@@ -34,6 +34,7 @@ from ..generation.timing import Timing
 from ..host.spans import span
 from ..host.tracing import begin_trace, end_trace
 from ..loading.opening import told_facts
+from ..loading.options import FitOptions, PageOptions, taken
 from ..model import Model
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts
@@ -69,9 +70,8 @@ from .text_events import likelihood, text_event, watch
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
-Key = tuple[str | HubRepository, str | None, str, str | None, int, bool, str | None]
-"""A model's folder and dtype, the device, the capture, the bytes of the prefix cache, whether it is loaded without the
-browser's storage, and the type of its key/value caches."""
+Key = tuple[str | HubRepository, PageOptions]
+"""A model's folder and the options of its load."""
 
 running: asyncio.Task[Any] | None = None
 answering = 0
@@ -378,8 +378,7 @@ async def operations(request: OperationsRequest) -> dict[str, Any]:
 
 async def planned(request: PlanRequest) -> dict[str, Any]:
     """Whether a model would fit, before its weights are read."""
-    options = {name: request.get(name) for name in ("device", "dtype", "kv_cache_dtype")}
-    return await plan_for(folder_of(request["model"]), CHAT_LENGTH, **options)
+    return await plan_for(folder_of(request["model"]), CHAT_LENGTH, **taken(FitOptions, request))
 
 
 async def conversation_with(model: Model, request: ConversationRequest) -> Conversation:
@@ -457,9 +456,7 @@ async def load_once(request: ModelRequest) -> Model:
     for the same model finds it done.
     """
     global loaded, loading
-    prefix_cache, without_store = request.get("prefix_cache") or 0, bool(request.get("disable_file_mapped_weights"))
-    asked = (request["dtype"], request["device"], request["capture"])
-    key = (folder_of(request["model"]), *asked, prefix_cache, without_store, request.get("kv_cache_dtype"))
+    key = folder_of(request["model"]), taken(PageOptions, request)
     await load_ended()
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
@@ -497,8 +494,7 @@ def known_length(request: ModelRequest) -> int | None:
 async def load(key: Key, stall_timeout: float | None, max_length: int | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
-    folder, dtype, device, capture, prefix_cache, without_store, kv_cache_dtype = key
-
+    folder, asked = key
     size: int | None = None
 
     def progress(what: str, done: int, total: int) -> None:
@@ -513,11 +509,9 @@ async def load(key: Key, stall_timeout: float | None, max_length: int | None) ->
         host.emit({"kind": "status", "text": f"loading {facts}"})
 
     try:
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
-        options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
-        options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
-        options |= {"stall_timeout": stall_timeout, "progress": progress, "on_found": found}
-        model = await Model.load(folder, **options)
+        model = await Model.load(
+            folder, **asked, max_length=max_length, stall_timeout=stall_timeout, progress=progress, on_found=found
+        )
         model.facts = replace(model.facts, bytes=model.facts.bytes or size)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)

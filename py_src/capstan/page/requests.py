@@ -1,12 +1,14 @@
 """The table of the requests that Python answers: their fields, and the fields' types.
 
 `read_request` checks each request against it, and `build.py` writes web/src/wire/requests.ts from it
-(buildtools/wire.py). A field that is `NotRequired` may be left out, which means the same as null. `Message`, `Tool`
-and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
+(buildtools/wire.py). A field that is `NotRequired` or an option of the model may be left out, which means the same as
+null. `Message`, `Tool` and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
 """
 
 # Annotations are values here, not text: read_request looks at them.
 from typing import Any, Literal, NotRequired, TypedDict
+
+from ..loading.options import EmbedderOptions, FitOptions, RequestOptions
 
 __all__ = [
     "AlternativesRequest",
@@ -31,8 +33,6 @@ __all__ = [
     "TokenizerRequest",
     "TraceRequest",
 ]
-
-Device = Literal["webgpu", "wasm", "auto"]
 
 
 class HubRepository(TypedDict):
@@ -69,28 +69,14 @@ class Speculation(TypedDict):
     max_draft_tokens: NotRequired[int]
 
 
-class ModelRequest(TypedDict):
-    """The model of a request and its device."""
+class ModelRequest(RequestOptions):
+    """The model of a request and its options."""
 
     model: ModelFolder
-    dtype: str | None
-    """Which graph of a repository in Transformers.js layout; null takes one that suits the device."""
-    device: Device
-    capture: Literal["tape", "ort", "off"] | None
-    """How decode steps run on WebGPU; null is as the model's configuration says, else "tape"."""
     run_ahead: int | None
     """Decode steps in one submit; null adapts it to the measured round trip."""
-    stall_timeout: NotRequired[float | None]
-    """Seconds without a byte after which a request for a file is given up, to be tried again; null: as before, 30 at
-    first."""
     adapter: NotRequired[str | None]
     """The address of a LoRA adapter file to run the model with; null for none."""
-    prefix_cache: NotRequired[int | None]
-    """Bytes of the device for what prompts begin with, as Model.load takes it; null for none."""
-    disable_file_mapped_weights: NotRequired[bool | None]
-    """Leave the browser's storage of weights out, as Model.load takes it; null for false."""
-    kv_cache_dtype: NotRequired[Literal["float", "int8", "int4"] | None]
-    """The type of the key/value caches, as Model.load takes it; null is as the model's configuration says."""
 
 
 class RunRequest(ModelRequest):
@@ -236,16 +222,11 @@ class OperationsRequest(ModelRequest):
     kind: Literal["operations"]
 
 
-class PlanRequest(TypedDict):
+class PlanRequest(FitOptions):
     """Tell whether a model would fit, before its weights are read."""
 
     kind: Literal["plan"]
     model: ModelFolder
-    dtype: str | None
-    """As in ModelRequest."""
-    device: Device
-    kv_cache_dtype: NotRequired[Literal["float", "int8", "int4"] | None]
-    """As in ModelRequest."""
 
 
 class EndSessionRequest(TypedDict):
@@ -255,18 +236,13 @@ class EndSessionRequest(TypedDict):
     session: str
 
 
-class LoadEmbedderRequest(TypedDict):
+class LoadEmbedderRequest(EmbedderOptions):
     """Load an encoder of texts; see capstan.embeddings.Embedder.load. It is this worker's until it ends."""
 
     kind: Literal["load_embedder"]
     model: ModelFolder
-    dtype: str | None
-    """As in ModelRequest."""
-    device: Device
     pooling: Literal["mean", "cls", "last"] | None
     """null is as the model's files say."""
-    disable_file_mapped_weights: NotRequired[bool | None]
-    """As in ModelRequest."""
 
 
 class EmbedRequest(TypedDict):

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat_model import SMOLLM2, default_model
 from ..errors import CommandError
-from ..models import DTYPES, add_device_argument, add_hub_arguments, check_place, repository
+from ..models import (
+    DTYPES,
+    add_device_argument,
+    add_hub_arguments,
+    add_model_options,
+    check_place,
+    model_options,
+    repository,
+)
 from ..terminal import Progress, say
 from .run import NEW_TOKENS, add_search_arguments, read_search
 
@@ -53,13 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--browsers-per-worker", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--dashboard", metavar="ADDRESS", default="127.0.0.1:8787", help="of Dask's dashboard (default: %(default)s)")
     add_device_argument(parser.add_argument_group("device"))
-    add = parser.add_argument_group("advanced").add_argument
+    advanced = parser.add_argument_group("advanced")
+    add = advanced.add_argument
     add("--rows", type=int, default=8, metavar="N", help="items that a page answers together (default: %(default)s)")
     add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
     add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
     add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
-    add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
-    add("--kv-cache-dtype", choices=["float", "int8", "int4"], help="the type of the key/value caches on WebGPU")
+    add_model_options(advanced, fleet_options())
+
+
+def fleet_options() -> type:
+    """The options of the model that a fleet takes."""
+    from capstan.loading.options import FleetOptions
+
+    return FleetOptions
 
 
 def check(args: argparse.Namespace) -> None:
@@ -149,11 +164,11 @@ def run(args: argparse.Namespace) -> int:
     if args.hub_model is not None:
         named = args.hub_model
         model = HubRepository(named["repository"], named["hub"], named["revision"] or "main", named["token"])
-    options = ("browsers_per_worker", "dtype", "rows", "max_length", "attempts", "timeout", "device", "capture")
+    numbers = {name: getattr(args, name) for name in ("browsers_per_worker", "rows", "max_length", "attempts")}
     try:
         with cluster(args) as client:
-            given = {name: getattr(args, name) for name in (*options, "kv_cache_dtype")}
-            with Fleet(client, model, site=site, **given) as fleet:
+            given: Any = {**numbers, **model_options(args, fleet_options())}
+            with Fleet(client, model, site=site, timeout=args.timeout, **given) as fleet:
                 return answer(args, fleet, total)
     except CapstanError as error:
         raise CommandError(str(error)) from error

@@ -15,8 +15,10 @@ from ..models import (
     DTYPES,
     add_device_argument,
     add_hub_arguments,
+    add_model_options,
     check_chat_template,
     check_place,
+    model_options,
     model_url,
     mounts,
     repository,
@@ -47,6 +49,13 @@ def speculation_options() -> tuple[Any, ...]:
     from capstan.stages.speculation import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
+
+
+def page_options() -> type:
+    """The options of the model that a page's request takes."""
+    from capstan.loading.options import PageOptions
+
+    return PageOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,21 +96,11 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
     add_device_argument(parser.add_argument_group("device"))
     advanced = parser.add_argument_group("advanced")
+    add_model_options(advanced, page_options())
     add = advanced.add_argument
-    add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     for option in speculation_options():
         add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
-    add(
-        "--kv-cache-dtype",
-        choices=["float", "int8", "int4"],
-        help="the type of the key/value caches on WebGPU (default: the model's configuration's, else the graph's)",
-    )
-    add(
-        "--disable-file-mapped-weights",
-        action="store_true",
-        help="keep no weights in the browser's storage, and take none from there",
-    )
     add_trace_argument(advanced)
     return output
 
@@ -130,13 +129,9 @@ def check(args: argparse.Namespace) -> None:
     args.served = []
     args.request = {
         "model": None,
-        "dtype": args.dtype,
-        "device": args.device,
-        "capture": args.capture,
         "run_ahead": args.run_ahead,
         "search": search,
-        **({"disable_file_mapped_weights": True} if args.disable_file_mapped_weights else {}),
-        **({"kv_cache_dtype": args.kv_cache_dtype} if args.kv_cache_dtype else {}),
+        **model_options(args, page_options()),
         **read_speculation(args),
         **read_guidance(args),
         **read_adapter(args),

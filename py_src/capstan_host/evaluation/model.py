@@ -16,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from capstan.errors import OptionError
+from capstan.loading.options import CacheOptions, require_choices, rows
 from capstan.stages.search import MAX_ROWS, SearchOptions
 
 from ..fleet.items import Item
@@ -70,26 +71,26 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         timeout: float = BATCH_SECONDS,
         hub: str | None = None,
         revision: str | None = None,
-        dtype: str | None = None,
-        kv_cache_dtype: str | None = None,
         max_length: int | None = None,
         max_gen_toks: int = NEW_TOKENS,
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
         runner: Runner | None = None,
-        **unknown: Any,
+        **options: Any,
     ) -> None:
         super().__init__()
-        if unknown:
-            known = "model, site, browsers, scheduler, timeout, hub, revision, dtype, kv_cache_dtype, max_length"
+        if unknown := [name for name in options if name not in rows(CacheOptions)]:
+            mine = ", ".join(rows(CacheOptions))
+            known = f"model, site, browsers, scheduler, timeout, hub, revision, {mine}, max_length"
             raise OptionError(
                 f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}, max_gen_toks"
             )
+        require_choices(options)
         if model is None:
             raise OptionError("no model is named: give --model_args model=FOLDER, a GGUF file or OWNER/NAME")
-        rows = AUTO_ROWS if batch_size == "auto" else int(batch_size) if str(batch_size).isdecimal() else 0
-        if not 1 <= rows <= MAX_ROWS or max_batch_size is not None:
+        together = AUTO_ROWS if batch_size == "auto" else int(batch_size) if str(batch_size).isdecimal() else 0
+        if not 1 <= together <= MAX_ROWS or max_batch_size is not None:
             raise OptionError(
                 f"batch_size is {batch_size}: give 1 to {MAX_ROWS}, the prompts that a page answers together, or auto "
                 f"for {AUTO_ROWS}, and leave --max_batch_size out"
@@ -103,12 +104,11 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if not timeout > 0:
             raise OptionError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
         self._name, self._revision, self.max_gen_toks = str(model), revision, max_gen_toks
-        self._rows = rows
+        self._rows = together
         place = model_place(self._name, hub, revision, elsewhere=scheduler is not None)
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-        options |= {"max_length": MOST_TOKENS if max_length is None else max_length}
-        options = {key: each for key, each in options.items() if each is not None}
-        pages = Pages(place, browsers, None if site is None else str(site), rows, timeout, options)
+        asked = {"device": device, **options, "max_length": MOST_TOKENS if max_length is None else max_length}
+        asked = {key: each for key, each in asked.items() if each is not None}
+        pages = Pages(place, browsers, None if site is None else str(site), together, timeout, asked)
         self._runner = runner or (OneMachine(pages) if scheduler is None else Cluster(scheduler, pages))
         self._encoded: dict[str, list[int]] = {}
         self._special: set[str] = set()

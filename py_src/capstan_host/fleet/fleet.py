@@ -13,12 +13,13 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from distributed import Client, Future, wait
 from distributed.scheduler import KilledWorker
 
 from capstan.errors import OptionError
+from capstan.loading.options import FleetOptions, require_choices, taken
 from capstan.loading.repository import require_dtype
 from capstan.model_files.hub import HubRepository
 from capstan.signatures import check_arguments
@@ -60,7 +61,7 @@ class Fleet:
     `model` is a folder or a GGUF file that each worker can read, the URL of a folder, or a HubRepository. Each worker
     has `browsers_per_worker` browsers, and as many threads or more. `site` is the folder with Capstan's page on the
     workers (see capstan_host.headless.site.find_site). `rows` items are answered together in a page, with sequences of
-    `max_length` tokens at most. `device`, `dtype`, `capture` and `kv_cache_dtype` are as Model.load takes them.
+    `max_length` tokens at most. `options` are as Model.load takes them.
 
     A browser has `timeout` seconds for a batch and is replaced then; an item is reported as an error when it failed
     `attempts` times. After `patience` seconds without a worker that can answer a run ends with a FleetError.
@@ -78,14 +79,11 @@ class Fleet:
         site: str | Path | None = None,
         rows: int = 8,
         max_length: int = 2048,
-        device: Literal["webgpu", "wasm", "auto"] = "auto",
-        dtype: str | None = None,
-        capture: Literal["tape", "ort", "off"] | None = None,
-        kv_cache_dtype: Literal["float", "int8", "int4"] | None = None,
         attempts: int = 3,
         timeout: float = 900.0,
         patience: float = 120.0,
         resources: Mapping[str, float] | None = None,
+        **options: Unpack[FleetOptions],
     ) -> None:
         numbers = {
             "browsers_per_worker": (browsers_per_worker, INTEGER_LIMIT),
@@ -98,14 +96,14 @@ class Fleet:
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             if not seconds > 0:
                 raise OptionError(f"{name} is {seconds!r}; give seconds above 0")
-        require_dtype(dtype)
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
-        options |= {"kv_cache_dtype": kv_cache_dtype, "max_length": max_length}
+        require_dtype(options.get("dtype"))
+        require_choices(options, pages=True)
         self._client = client
         self._rows, self._max_length, self._attempts = rows, max_length, attempts
         self._patience, self._resources = patience, dict(resources or {})
         self._model = model_place(model)
-        given = {name: value for name, value in options.items() if value is not None}
+        asked = {**taken(FleetOptions, options), "max_length": max_length}
+        given = {name: value for name, value in asked.items() if value is not None}
         where = None if site is None else str(Path(site).resolve())
         self._serving = Serving(self._model, browsers_per_worker, where, given, timeout, attempts)
         self._name = f"capstan-fleet-{uuid.uuid4().hex[:8]}"

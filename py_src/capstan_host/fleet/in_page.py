@@ -25,6 +25,7 @@ from capstan.generation.prompt import require_fitting
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
 from capstan.generation.scored_pairs import Pair, pair_of, score_pair
 from capstan.generation.scoring import begin_of
+from capstan.loading.options import EmbedderOptions, taken
 from capstan.model import Model
 from capstan.text.chat_prompts import template_options
 from capstan.text.stream import StoppingStream
@@ -60,9 +61,7 @@ async def loaded(job: dict[str, Any], place: Any) -> Any:
         options = dict(job["model"])
         options["disable_file_mapped_weights"] = True  # The browser's storage goes with the browser.
         if job["kind"] == "embed":
-            names = ("device", "dtype", "disable_file_mapped_weights")
-            options = {name: options[name] for name in names if name in options} | {"pooling": pooling}
-            kept.models[kind] = await Embedder.load(place, **options)
+            kept.models[kind] = await Embedder.load(place, pooling=pooling, **taken(EmbedderOptions, options))
         else:
             kept.models[kind] = await Model.load(place, **options)
     return kept.models[kind]

@@ -13,6 +13,7 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from capstan.errors import OptionError
+from capstan.loading.options import FleetOptions, rows
 from capstan.signatures import check_methods
 
 from ..headless.browser import BrowserError, Launches
@@ -27,7 +28,7 @@ __all__ = ["AppModel", "PageModel", "Pages", "TestedPage", "launched"]
 BOOT_MS = 120_000
 TRACE_MS = 60_000
 """Milliseconds in which a page of a failed test has to repeat its last answer for a trace."""
-MODEL_OPTIONS = ("dtype", "device", "capture", "run_ahead", "kv_cache_dtype", "adapter")
+MODEL_OPTIONS = (*rows(FleetOptions), "run_ahead", "adapter")
 WITHIN = """async ([run, most, ...given]) => Promise.race([
   run(...given),
   new Promise((_, reject) => setTimeout(reject, most, new Error(`no trace within ${most} ms`))),

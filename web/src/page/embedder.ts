@@ -4,13 +4,20 @@ import type { Client } from "./client";
 import { asCapstanError, refused } from "../wire/errors";
 import { either, type Kinds, listOf, oneOf, read, shown, text, whole } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
-import { modelFolder, MODEL_KINDS, type ModelOptions } from "./options";
+import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
+import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
 import { reading, readOptions } from "./arguments";
-import type { EmbedResult, LoadEmbedderResult, LoadEmbedderRequest, ModelFolder } from "../wire/protocol";
+import type {
+  EmbedderOptions as Asked,
+  EmbedResult,
+  LoadEmbedderResult,
+  LoadEmbedderRequest,
+  ModelFolder,
+} from "../wire/protocol";
 
-type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token" | "dtype" | "device" | "disableFileMappedWeights">;
+type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token">;
 
-export interface EmbedderOptions extends WorkerOptions, PlaceOptions {
+export interface EmbedderOptions extends WorkerOptions, PlaceOptions, ModelEmbedderOptions {
   /**
    * How one vector is made of a text's tokens. Unless given it is as the model's files say (1_Pooling/config.json, or the
    * graph's output sentence_embedding), else "mean".
@@ -18,11 +25,8 @@ export interface EmbedderOptions extends WorkerOptions, PlaceOptions {
   pooling?: "mean" | "cls" | "last";
 }
 
-const NAMES = ["hub", "revision", "token", "dtype", "device", "disableFileMappedWeights"] as const;
 const KINDS: Kinds = {
-  ...WORKER_KINDS,
-  ...Object.fromEntries(NAMES.map((name) => [name, MODEL_KINDS[name]!])),
-  pooling: oneOf("mean", "cls", "last"),
+  ...{ ...WORKER_KINDS, ...PLACE_KINDS, ...EMBEDDER_KINDS, pooling: oneOf("mean", "cls", "last") },
 };
 
 /** Parameters of OpenAI's embeddings; all others are refused. */
@@ -78,10 +82,9 @@ export class Embedder {
     const options = readOptions("the options", given, KINDS);
     options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-    const { dtype = null, device = "auto", pooling = null, disableFileMappedWeights: without } = options;
+    const asked = requested<Asked>(options, EMBEDDER_KINDS);
     const request: LoadEmbedderRequest = {
-      ...{ kind: "load_embedder", model: folder, dtype, device, pooling },
-      ...(without === undefined ? {} : { disable_file_mapped_weights: without }),
+      ...{ kind: "load_embedder", model: folder, pooling: options.pooling ?? null, ...asked },
     };
     const { client, about } = await loadInWorker(options, {}, () => request);
     return new Embedder(client, about as LoadEmbedderResult);

@@ -3,6 +3,7 @@
 import { refused } from "../wire/errors";
 import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
 import { shown, signal, text, whole } from "./kinds";
+import { type ModelPageOptions, PAGE_KINDS } from "./model_options";
 import { pickedFolder, reading, readOptions } from "./arguments";
 import type {
   ChatRequest,
@@ -13,13 +14,14 @@ import type {
   Message,
   ModelFolder,
   ModelRequest,
+  PageOptions,
   ScoreRequest,
   TokenizerRequest,
 } from "../wire/protocol";
 import { isGguf, modelAddress } from "../wire/model_address";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
-export interface ModelOptions {
+export interface ModelOptions extends ModelPageOptions {
   /**
    * The address of the hub where a model's id is, as OWNER/NAME or OWNER/NAME:FILE.gguf; https://huggingface.co unless
    * given. With null no hub is asked: an id is refused.
@@ -29,30 +31,15 @@ export interface ModelOptions {
   revision?: string;
   /** For a hub's private repositories; it goes to the hub alone. */
   token?: string;
-  /** Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device. */
-  dtype?: string;
-  /** By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm"). */
-  device?: "webgpu" | "wasm" | "auto";
-  /** How decode steps run on WebGPU; by default as the model's configuration says (enableGraphCapture), else "tape". */
-  capture?: "tape" | "ort" | "off";
   /** Decode steps in one submit; by default adapted to the measured round trip. */
   runAhead?: number;
   /** How often a run may have its GPU device lost and go on, on another one; 0 rejects at the first loss. */
   recoveries?: number;
-  /** Bytes of the device that may hold what conversations began with, for others that begin so; by default none. */
-  prefixCache?: number;
-  /**
-   * The type of the key/value caches on WebGPU: "int8" and "int4" take a half and a quarter of float16's memory, and answers
-   * may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's.
-   */
-  kvCacheDtype?: "float" | "int8" | "int4";
   /**
    * Tokens that the longest conversation may have, prompt and answer together; runs have no more unless they say so. A load
    * whose caches have no room for them is refused before any weight is fetched.
    */
   maxLength?: number;
-  /** Keep no weights in the browser's storage, and take none from there: each load fetches them. */
-  disableFileMappedWeights?: boolean;
 }
 
 /** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
@@ -149,14 +136,11 @@ export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag, chatTemplateKwargs
 const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
-export const device = oneOf("webgpu", "wasm", "auto");
-export const kvCacheDtype = oneOf("float", "int8", "int4");
-export const hub = orNull(text);
+/** The kinds of the options that say where a model is. */
+export const PLACE_KINDS = { hub: orNull(text), revision: text, token: text };
 /** The kinds of ModelOptions. */
 export const MODEL_KINDS: Kinds = {
-  ...{ hub, revision: text, token: text, dtype: text, device, kvCacheDtype },
-  ...{ capture: oneOf("tape", "ort", "off"), disableFileMappedWeights: flag },
-  ...{ runAhead: number, recoveries: number, prefixCache: number, maxLength: number },
+  ...{ ...PLACE_KINDS, ...PAGE_KINDS, runAhead: number, recoveries: number, maxLength: number },
 };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
@@ -213,19 +197,15 @@ function address(text: string, what: string, page: string): string {
 
 type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
 
+/** The options that a table has, by the names of requests. */
+export function requested<Asked>(options: object, kinds: Kinds): Asked {
+  const given = Object.entries(options).filter(([name, value]) => Object.hasOwn(kinds, name) && value !== undefined);
+  const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+  return Object.fromEntries(given.map(([name, value]) => [snake(name), value])) as Asked;
+}
+
 function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
-  return {
-    model,
-    dtype: options.dtype ?? null,
-    device: options.device ?? "auto",
-    capture: options.capture ?? null,
-    run_ahead: options.runAhead ?? null,
-    ...(options.prefixCache === undefined ? {} : { prefix_cache: options.prefixCache }),
-    ...(options.disableFileMappedWeights === undefined
-      ? {}
-      : { disable_file_mapped_weights: options.disableFileMappedWeights }),
-    ...(options.kvCacheDtype === undefined ? {} : { kv_cache_dtype: options.kvCacheDtype }),
-  };
+  return { model, ...requested<PageOptions>(options, PAGE_KINDS), run_ahead: options.runAhead ?? null };
 }
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {

@@ -4,9 +4,18 @@ import { Client } from "./client";
 import { type Kinds, signal, text } from "./kinds";
 import { knownModels, type KnownModel } from "./known_models";
 import { ask, pageAddress, startOptions } from "./load_in_worker";
-import { device, hub, HUGGING_FACE, kvCacheDtype, modelFolder, type ModelOptions } from "./options";
+import { FIT_KINDS as FITTING, type ModelFitOptions } from "./model_options";
+import { HUGGING_FACE, modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
 import { reading, readOptions } from "./arguments";
-import type { ModelFolder, ModelsRequest, ModelsResult, PlanResult, Request, StoredFile } from "../wire/protocol";
+import type {
+  FitOptions as Asked,
+  ModelFolder,
+  ModelsRequest,
+  ModelsResult,
+  PlanResult,
+  Request,
+  StoredFile,
+} from "../wire/protocol";
 import { isGguf } from "../wire/model_address";
 import { belongs, OF_HUB, placeOf } from "./model_of_file";
 
@@ -28,8 +37,7 @@ export interface StoredOptions extends Pick<ModelOptions, "hub"> {
   signal?: AbortSignal;
 }
 
-export interface FitOptions
-  extends StoredOptions, Pick<ModelOptions, "revision" | "token" | "dtype" | "device" | "kvCacheDtype"> {}
+export interface FitOptions extends StoredOptions, ModelFitOptions, Pick<ModelOptions, "revision" | "token"> {}
 
 /** Whether a model fits a machine; `bytes` is an estimate unless `exact`. */
 export interface Fit {
@@ -67,8 +75,8 @@ export interface Models {
   verify(model?: string, options?: StoredOptions): Promise<StoredModel[]>;
 }
 
-const STORED_KINDS: Kinds = { hub, assetsUrl: text, signal };
-const FIT_KINDS: Kinds = { ...STORED_KINDS, revision: text, token: text, dtype: text, device, kvCacheDtype };
+const STORED_KINDS: Kinds = { hub: PLACE_KINDS.hub, assetsUrl: text, signal };
+const FIT_KINDS: Kinds = { ...STORED_KINDS, ...PLACE_KINDS, ...FITTING };
 /** Stands for all models: no model's name is that. */
 const ALL = "*";
 export const models: Models = Object.assign(knownModels, {
@@ -90,9 +98,7 @@ export const models: Models = Object.assign(knownModels, {
 export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
   const options = readOptions("the options", given, FIT_KINDS);
   const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-  const { dtype = null, device = "auto", kvCacheDtype } = options;
-  const caches = kvCacheDtype === undefined ? {} : { kv_cache_dtype: kvCacheDtype };
-  const asking = { kind: "plan", model: folder, dtype, device, ...caches } as const;
+  const asking = { kind: "plan", model: folder, ...requested<Asked>(options, FITTING) } as const;
   const plan = await asked(options, (ask) => ask<PlanResult>(asking));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
   const { fits, reason, tight, device: found, bytes, exact, split } = plan;

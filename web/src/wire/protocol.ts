@@ -3,10 +3,12 @@
 
 import type { Assets } from "./assets";
 import type { AnswerPart } from "./page_types";
-import type { AnsweredRequest, Device, HubRepository } from "./requests";
+import type { AnsweredRequest, DeviceOptions, HubRepository } from "./requests";
 
 export type * from "./page_types";
 export type * from "./requests";
+
+export type Device = NonNullable<DeviceOptions["device"]>;
 
 /** The requests of a page to the worker. */
 export type Request = AnsweredRequest | CancelRequest;

@@ -1,0 +1,152 @@
+"""The table of a model's options: each is one row here, and is read where it does something.
+
+From a row come the parameter of Python's functions with its check, the field of a page's requests with its check, the
+option of the JavaScript API with its check (buildtools/wire.py), and the option of the command line. A class says who
+takes its rows; Model.load takes all.
+"""
+
+# Annotations are values here, not text: `rows` and `read_request` look at them.
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+
+from ..errors import OptionError
+from ..host.storage import Progress
+from ..model_files.model_facts import ModelFacts
+
+__all__ = [
+    "CacheOptions",
+    "EmbedderOptions",
+    "FitOptions",
+    "FleetOptions",
+    "LoadOptions",
+    "PageOptions",
+    "RequestOptions",
+    "Row",
+    "require_choices",
+    "rows",
+    "taken",
+]
+
+Table = TypeVar("Table")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of an option besides its type."""
+
+    choices: tuple[str, ...] = ()
+    """The texts that it may be; empty for any."""
+    default: Any = None
+    """What an option that is left out means; None is decided where it is read."""
+    help: str = ""
+    """The command line's words for it; without them it is no option of the table there."""
+    host: bool = False
+    """Whether Python takes more texts than a page, which the host checks."""
+
+
+class DeviceOptions(TypedDict, total=False):
+    """Where a model is computed."""
+
+    device: Annotated[str, Row(choices=("webgpu", "wasm", "auto"), default="auto", host=True)]
+    """By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm")."""
+
+
+class GraphOptions(TypedDict, total=False):
+    """Which graph is computed."""
+
+    dtype: Annotated[str | None, Row()]
+    """Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device."""
+
+
+class CacheOptions(GraphOptions, total=False):
+    """Those that change what is computed."""
+
+    kv_cache_dtype: Annotated[
+        str | None,
+        Row(
+            choices=("float", "int8", "int4"),
+            help="the type of the key/value caches on WebGPU (default: the model's configuration's, else the graph's)",
+        ),
+    ]
+    """The type of the key/value caches on WebGPU: "int8" and "int4" take a half and a quarter of float16's memory, and
+    answers may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's."""
+
+
+class StoreOptions(TypedDict, total=False):
+    """Where weights are kept."""
+
+    disable_file_mapped_weights: Annotated[
+        bool, Row(default=False, help="keep no weights in the browser's storage, and take none from there")
+    ]
+    """Keep no weights in the browser's storage, and take none from there: each load fetches them."""
+
+
+class FitOptions(DeviceOptions, CacheOptions, total=False):
+    """Those that decide whether a model fits a machine."""
+
+
+class EmbedderOptions(DeviceOptions, GraphOptions, StoreOptions, total=False):
+    """Those of an encoder of texts."""
+
+
+class FleetOptions(FitOptions, total=False):
+    """Those of a model that many browsers have."""
+
+    capture: Annotated[
+        str | None, Row(choices=("tape", "ort", "off"), help="default: what the model's configuration says, else tape")
+    ]
+    """How decode steps run on WebGPU; by default as the model's configuration says (enableGraphCapture), else
+    "tape"."""
+
+
+class PageOptions(FleetOptions, StoreOptions, total=False):
+    """Those of the JavaScript API."""
+
+    prefix_cache: Annotated[int, Row(default=0)]
+    """Bytes of the device that may hold what conversations began with, for others that begin so; by default none."""
+
+
+class RequestOptions(PageOptions, total=False):
+    """Those of a page's requests."""
+
+    stall_timeout: Annotated[float | None, Row()]
+    """Seconds without a byte after which a request for a file is given up, to be tried again; by default as before, 30
+    at first."""
+
+
+class LoadOptions(RequestOptions, total=False):
+    """All options; see Model."""
+
+    passes: Annotated[Collection[str] | None, Row()]
+    progress: Annotated[Progress | None, Row()]
+    overlay: Annotated[Mapping[str, Any] | None, Row()]
+    graphs: Annotated[Mapping[str, bytes] | None, Row()]
+    prefill_ms: Annotated[float | None, Row()]
+    max_length: Annotated[int | None, Row()]
+    on_found: Annotated[Callable[[ModelFacts], object] | None, Row()]
+
+
+@cache
+def rows(table: Any) -> dict[str, Row]:
+    """The rows of a class by their names."""
+    return {name: kind.__metadata__[0] for name, kind in get_type_hints(table, include_extras=True).items()}
+
+
+def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
+    """The options that a class has, as they are given or by default."""
+    found = {
+        name: row.default if given.get(name) is None else given[name] for name, row in rows(cast(Any, table)).items()
+    }
+    return cast(Table, found)
+
+
+def require_choices(options: Mapping[str, Any], pages: bool = False) -> None:
+    """OptionError for a text that is none of an option's choices; those of `pages` are the host's to check unless it is
+    true."""
+    for name, row in rows(LoadOptions).items():
+        value = options.get(name)
+        if row.choices and value is not None and value not in row.choices and (pages or not row.host):
+            told = ", ".join(map(repr, row.choices)) + (", or None" if row.default is None else "")
+            raise OptionError(f"{name} is {value!r}; it must be one of {told}")
