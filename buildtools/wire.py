@@ -96,10 +96,12 @@ def option_classes(table: str, without: tuple[str, ...]) -> Iterator[tuple[ast.C
 
 
 def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
-    """The row that a field of such a class is: its type is Annotated[TYPE, Row(...)]."""
-    kind, row = cast(ast.Tuple, cast(ast.Subscript, field.annotation).slice).elts
-    given = cast(ast.Call, row).keywords
-    choices = next((ast.literal_eval(each.value) for each in given if each.arg == "choices"), ())
+    """The row that a field of such a class is: its type is TYPE or Annotated[TYPE, Row(...)]."""
+    kind, choices = field.annotation, ()
+    if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):
+        kind, row = kind.slice.elts
+        given = cast(ast.Call, row).keywords
+        choices = next((ast.literal_eval(each.value) for each in given if each.arg == "choices"), ())
     return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
 
 

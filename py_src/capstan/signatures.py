@@ -116,9 +116,10 @@ def shown(function: Any) -> Any:
     options = inspect.unwrap(function).__globals__[kinds[0][len("Unpack[") : -1]]
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    for name, kind in typing.get_type_hints(options, include_extras=True).items():
-        default = kind.__metadata__[-1].default
-        written = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(kind.__origin__))
+    told = typing.get_type_hints(options, include_extras=True)
+    for name, kind in typing.get_type_hints(options).items():
+        default = getattr(getattr(told[name], "__metadata__", (None,))[-1], "default", None)
+        written = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(kind))
         keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=written)
         parameters.append(keyword)
     function.__signature__ = signature.replace(parameters=parameters)

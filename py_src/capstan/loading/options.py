@@ -2,7 +2,7 @@
 
 From a row come the parameter of Python's functions with its check, the field of a page's requests with its check, the
 option of the JavaScript API with its check (buildtools/wire.py), and the option of the command line. A class says who
-takes its rows; Model.load takes all.
+takes its rows; Model.load takes all. A row is a type, and `Annotated` with a Row where there is more to say than that.
 """
 
 # Annotations are values here, not text: `rows` and `read_request` look at them.
@@ -34,12 +34,12 @@ Table = TypeVar("Table")
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of an option besides its type."""
+    """The facts about an option besides its type."""
 
     choices: tuple[str, ...] = ()
     """The texts that it may be; empty for any."""
     default: Any = None
-    """What an option that is left out means; None is decided where it is read."""
+    """The value of an option that is left out; None leaves it to the code that reads it."""
     help: str = ""
     """The command line's words for it; without them it is no option of the table there."""
     host: bool = False
@@ -47,21 +47,21 @@ class Row:
 
 
 class DeviceOptions(TypedDict, total=False):
-    """Where a model is computed."""
+    """The device of a model."""
 
     device: Annotated[str, Row(choices=("webgpu", "wasm", "auto"), default="auto", host=True)]
     """By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm")."""
 
 
 class GraphOptions(TypedDict, total=False):
-    """Which graph is computed."""
+    """The graph of a model."""
 
-    dtype: Annotated[str | None, Row()]
+    dtype: str | None
     """Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device."""
 
 
 class CacheOptions(GraphOptions, total=False):
-    """Those that change what is computed."""
+    """The options that change what a model computes."""
 
     kv_cache_dtype: Annotated[
         str | None,
@@ -75,7 +75,7 @@ class CacheOptions(GraphOptions, total=False):
 
 
 class StoreOptions(TypedDict, total=False):
-    """Where weights are kept."""
+    """The store of weights."""
 
     disable_file_mapped_weights: Annotated[
         bool, Row(default=False, help="keep no weights in the browser's storage, and take none from there")
@@ -84,15 +84,15 @@ class StoreOptions(TypedDict, total=False):
 
 
 class FitOptions(DeviceOptions, CacheOptions, total=False):
-    """Those that decide whether a model fits a machine."""
+    """The options that decide whether a model fits a machine."""
 
 
 class EmbedderOptions(DeviceOptions, GraphOptions, StoreOptions, total=False):
-    """Those of an encoder of texts."""
+    """The options of an encoder of texts."""
 
 
 class FleetOptions(FitOptions, total=False):
-    """Those of a model that many browsers have."""
+    """The options of a fleet's model."""
 
     capture: Annotated[
         str | None, Row(choices=("tape", "ort", "off"), help="default: what the model's configuration says, else tape")
@@ -102,36 +102,51 @@ class FleetOptions(FitOptions, total=False):
 
 
 class PageOptions(FleetOptions, StoreOptions, total=False):
-    """Those of the JavaScript API."""
+    """The options of the JavaScript API."""
 
     prefix_cache: Annotated[int, Row(default=0)]
     """Bytes of the device that may hold what conversations began with, for others that begin so; by default none."""
 
 
 class RequestOptions(PageOptions, total=False):
-    """Those of a page's requests."""
+    """The options of a page's requests."""
 
-    stall_timeout: Annotated[float | None, Row()]
+    stall_timeout: float | None
     """Seconds without a byte after which a request for a file is given up, to be tried again; by default as before, 30
     at first."""
 
 
 class LoadOptions(RequestOptions, total=False):
-    """All options; see Model."""
+    """All options."""
 
-    passes: Annotated[Collection[str] | None, Row()]
-    progress: Annotated[Progress | None, Row()]
-    overlay: Annotated[Mapping[str, Any] | None, Row()]
-    graphs: Annotated[Mapping[str, bytes] | None, Row()]
-    prefill_ms: Annotated[float | None, Row()]
-    max_length: Annotated[int | None, Row()]
-    on_found: Annotated[Callable[[ModelFacts], object] | None, Row()]
+    passes: Collection[str] | None
+    """The passes over the recorded step, out of `capstan.tape.PASSES`; None takes all that pay on the adapter."""
+    progress: Progress | None
+    """Called as `progress(what, done, total)` with bytes: first with 'weights', 0 and how many they are in all, before
+    any is read, then for each file."""
+    overlay: Mapping[str, Any] | None
+    """Laid over genai_config.json: objects field by field, options of providers beside those that are there, every
+    other value in its place; of a repository only `search` and the decoder's session options."""
+    graphs: Mapping[str, bytes] | None
+    """The graph's file from memory, by the name that the configuration has for it."""
+    prefill_ms: float | None
+    """Milliseconds that one run of a prompt may take on WebGPU: runs that are measured to take longer become shorter,
+    and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as memory allows.
+    Software adapters always run 64 tokens."""
+    max_length: int | None
+    """Tokens that the longest sequence will have, the context's length if that is less: if its caches do not fit the
+    device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with which caches
+    more. None asks for the shortest sequence."""
+    on_found: Callable[[ModelFacts], object] | None
+    """Called once the small files were read, before any weight is, with what the model is: its name, parameters, bytes
+    and licence."""
 
 
 @cache
 def rows(table: Any) -> dict[str, Row]:
     """The rows of a class by their names."""
-    return {name: kind.__metadata__[0] for name, kind in get_type_hints(table, include_extras=True).items()}
+    kinds = get_type_hints(table, include_extras=True)
+    return {name: getattr(kind, "__metadata__", (Row(),))[0] for name, kind in kinds.items()}
 
 
 def taken(table: type[Table], given: Mapping[str, Any]) -> Table:

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Required,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import OptionError
+from ..loading.options import RequestOptions, rows
 from ..model_files.json_text import NotJsonError, clipped, read_json
 from .requests import AnsweredRequest
 
@@ -54,18 +43,12 @@ def read_request(text: str) -> AnsweredRequest:
 
 @cache
 def fields_of(table: Any) -> dict[str, Any]:
-    """The types of the fields by their names."""
-    return {name: request_type(kind) for name, kind in get_type_hints(table, include_extras=True).items()}
-
-
-def request_type(kind: Any) -> Any:
-    """The type of a field; that of a model's option allows null, and only the choices in the table of options."""
-    if get_origin(kind) in (Required, NotRequired):
-        [kind] = get_args(kind)
-    if get_origin(kind) is not Annotated:
-        return kind
-    kind, row = get_args(kind)
-    return Literal[row.choices] | None if row.choices else kind | None
+    """The types of the fields by their names. An option of the model may be null, else it is one of its choices."""
+    fields = get_type_hints(table)
+    for name, row in rows(RequestOptions).items():
+        if name in fields:
+            fields[name] = Literal[row.choices] | None if row.choices else fields[name] | None
+    return fields
 
 
 REQUESTS = {get_args(fields_of(request)["kind"])[0]: request for request in get_args(AnsweredRequest)}

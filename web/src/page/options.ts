@@ -136,7 +136,7 @@ export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag, chatTemplateKwargs
 const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
-/** The kinds of the options that say where a model is. */
+/** The kinds of the options of a model's place. */
 export const PLACE_KINDS = { hub: orNull(text), revision: text, token: text };
 /** The kinds of ModelOptions. */
 export const MODEL_KINDS: Kinds = {
