@@ -1,6 +1,7 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
 - The options of a model: web/src/page/model_options.ts, from py_src/capstan/loading/options.py.
+- The search options of a run: web/src/wire/search_options.ts, from the modules of py_src/capstan/stages.
 - The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py and those options.
 - The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
   py_src/capstan/device/webgpu/engine.py.
@@ -10,26 +11,20 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from . import ROOT
+from .option_types import OPTIONS, STAGES, asked_options, model_options, search_options
+from .typescript import PLAIN, camel, comment, documented
 
-__all__ = ["engine_calls", "engine_types", "model_options", "request_types", "wire_is_stale", "write_wire"]
+__all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
 
-OPTIONS = ROOT / "py_src/capstan/loading/options.py"
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
 ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
-OF_PYTHON = ("RequestOptions", "LoadOptions")
-"""Classes of options that the JavaScript API lacks."""
-KINDS = {"str": "text", "int": "number", "float": "number", "bool": "flag"}
-"""The kinds of web/src/page/kinds.ts by Python's types."""
 OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
 """Types that web/src/wire/page_types.ts defines."""
-PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
 JS_TYPES = {
     **{name: PLAIN[name] for name in ("str", "int", "float", "bool")},
     **dict.fromkeys(("bytes", "bytes | bytearray | memoryview"), "PyProxy"),
@@ -49,10 +44,13 @@ CLASSES = {
 """The class of each object that Python calls, and its module in web/src/worker."""
 
 
+MAKERS = [Path(__file__).with_name(name) for name in ("wire.py", "option_types.py", "typescript.py")]
+
+
 def wire_is_stale() -> bool:
-    """Whether a generated file is missing, or older than its table or than this module."""
+    """Whether a generated file is missing, or older than its tables or than what makes it."""
     return any(
-        not made.is_file() or made.stat().st_mtime < max(path.stat().st_mtime for path in (*tables, Path(__file__)))
+        not made.is_file() or made.stat().st_mtime < max(path.stat().st_mtime for path in (*tables, *MAKERS))
         for made, (tables, _) in GENERATED.items()
     )
 
@@ -63,79 +61,6 @@ def write_wire() -> None:
         temporary = made.with_suffix(made.suffix + ".new")
         temporary.write_text(write(*(table.read_text(encoding="utf-8") for table in tables)), encoding="utf-8")
         temporary.replace(made)
-
-
-@dataclass(frozen=True)
-class OptionRow:
-    """A row of the table of options."""
-
-    name: str
-    kind: str
-    """Its type in Python, None apart."""
-    choices: tuple[str, ...]
-    about: str | None
-
-    @property
-    def type(self) -> str:
-        """TypeScript's."""
-        return " | ".join(f'"{choice}"' for choice in self.choices) or PLAIN[self.kind]
-
-    @property
-    def check(self) -> str:
-        """The kind that checks it."""
-        given = ", ".join(f'"{choice}"' for choice in self.choices)
-        return f"oneOf({given})" if given else KINDS[self.kind]
-
-
-def option_classes(table: str, without: tuple[str, ...]) -> Iterator[tuple[ast.ClassDef, list[str], list[OptionRow]]]:
-    """The classes of the table of options, with the names of their bases and their own rows."""
-    for node in ast.parse(table).body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Options") and node.name not in without:
-            bases = [name for name in map(ast.unparse, node.bases) if name != "TypedDict"]
-            yield node, bases, [option_row(field, about) for field, about in documented(node.body)]
-
-
-def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
-    """The row that a field of such a class is: its type is TYPE or Annotated[TYPE, Row(...)]."""
-    kind, choices = field.annotation, ()
-    if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):
-        kind, row = kind.slice.elts
-        given = cast(ast.Call, row).keywords
-        choices = next((ast.literal_eval(each.value) for each in given if each.arg == "choices"), ())
-    return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
-
-
-def model_options(table: str) -> str:
-    """The options of the JavaScript API: an interface for each class of the table, and the kinds of its fields."""
-    parts = [
-        f"// The options of a model.\n// Written by build.py from {OPTIONS.relative_to(ROOT)}: change that file.\n",
-        'import { flag, number, oneOf, text } from "./kinds";\n',
-    ]
-    for node, bases, found in option_classes(table, OF_PYTHON):
-        extends = f" extends {', '.join(f'Model{base}' for base in bases)}" if bases else ""
-        lines = [f"{comment(row.about)}{camel(row.name)}?: {row.type};" for row in found]
-        parts.append(f"{comment(ast.get_docstring(node))}export interface Model{node.name}{extends} {block(lines)}")
-        kinds = [*(f"...{kinds_of(base)}" for base in bases), *(f"{camel(row.name)}: {row.check}" for row in found)]
-        parts.append(f"export const {kinds_of(node.name)} = {{ {', '.join(kinds)} }};\n")
-    return "\n".join(parts)
-
-
-def kinds_of(name: str) -> str:
-    return f"{name.removesuffix('Options').upper()}_KINDS"
-
-
-def asked_options(table: str) -> Iterator[str]:
-    """The options as requests have them."""
-    for node, bases, found in option_classes(table, OF_PYTHON[1:]):
-        extends = f" extends {', '.join(bases)}" if bases else ""
-        lines = [f"{comment(row.about)}{row.name}?: {row.type} | null;" for row in found]
-        yield f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {block(lines)}"
-
-
-def block(fields: list[str]) -> str:
-    """The braces of an interface with these fields."""
-    lines = "".join(f"  {line}\n" for each in fields for line in each.splitlines())
-    return f"{{\n{lines}}}\n" if lines else "{}\n"
 
 
 def request_types(table: str, options: str = "") -> str:
@@ -167,14 +92,6 @@ def interface_lines(body: list[ast.stmt]) -> Iterator[str]:
         if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "NotRequired":
             kind, name = kind.slice, f"{name}?"
         yield from f"{comment(about)}{name}: {typescript(kind)};".splitlines()
-
-
-def documented(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str | None]]:
-    """The fields of a class, each with the text behind it."""
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign):
-            told = after.value if isinstance(after, ast.Expr) else None
-            yield node, told.value if isinstance(told, ast.Constant) and isinstance(told.value, str) else None
 
 
 def typescript(kind: ast.expr) -> str:
@@ -373,22 +290,9 @@ def typescript_call(call: Call) -> str:
     return f"{comment(ast.get_docstring(call.method))}{call.name}({given}): {result};"
 
 
-def camel(name: str) -> str:
-    """A name as JavaScript has it."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
-def comment(text: str | None) -> str:
-    """A docstring as a comment in front of a declaration; empty without one."""
-    if not text:
-        return ""
-    lines = textwrap.wrap(" ".join(text.split()), 110)
-    return f"/** {lines[0]} */\n" if len(lines) == 1 else "\n * ".join(["/**", *lines]) + "\n */\n"
-
-
 GENERATED: dict[Path, tuple[tuple[Path, ...], Callable[..., str]]] = {
     ROOT / "web/src/page/model_options.ts": ((OPTIONS,), model_options),
+    ROOT / "web/src/wire/search_options.ts": (tuple(sorted(STAGES.glob("*.py"))), search_options),
     ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS), request_types),
     ROOT / "web/src/worker/engine_calls.ts": ((ENGINE,), engine_types),
     ROOT / "web/src/worker/engine_calls_check.ts": ((ENGINE,), engine_check),

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from buildtools.wire import model_options, request_types
+from buildtools.option_types import STAGES, model_options, search_options
+from buildtools.wire import request_types
 from capstan.errors import OptionError
 from capstan.page.read_request import REQUESTS, fields_of, read_request
+from capstan.stages.search import STAGE_OPTIONS
 
 MODEL = {"model": "/models/nano/", "run_ahead": None}
 MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
@@ -309,3 +311,55 @@ export interface PageOptions extends OneOptions {
 }
 """
     assert request_types("", table).endswith(asked)
+
+
+def test_a_search_option_that_pages_have_comes_from_its_stage() -> None:
+    stage = """
+class TopA(StageOptions):
+    options: ClassVar[tuple[Option, ...]] = (
+        Option.real("top_a", "from 0 to 1", read, help="at least A", metavar="A", drawing=True, stated=True, page=True),
+        Option.integer("random_seed", 0, help="draw with N", flag="seed", drawing=True, page=True),
+        Option.integer("hidden", 0, help="of the command line"),
+    )
+"""
+    wanted = """
+/** The options of a run. */
+export interface SearchOptions {
+  /** At least `topA`. */
+  topA?: number;
+  /** Draw with `seed`. */
+  seed?: number;
+}
+
+/** The parameters of completions; other servers of OpenAI's API have those that are not OpenAI's. */
+export interface SearchParams {
+  /** At least `top_a`. */
+  top_a?: number | null;
+  /** Draw with `seed`. */
+  seed?: number | null;
+}
+
+/** The way in which a model's tokens are picked, by Python's names. */
+export interface Picking {
+  do_sample: boolean;
+  top_a: number;
+}
+
+/** Python's names of the options. */
+export const SEARCH_NAMES = { topA: "top_a", seed: "random_seed" } as const;
+
+/** The options of the parameters. */
+export const SEARCH_PARAMS = { top_a: "topA", seed: "seed" } as const;
+
+/** A run with one of these is sampled. */
+export const DRAWING = ["topA"] as const;
+"""
+    assert search_options("", stage).endswith(wanted)
+
+
+def test_the_generated_search_options_are_those_of_the_stages() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(STAGES.glob("*.py"))]
+    written = search_options(*texts)
+    for option in STAGE_OPTIONS:
+        assert (f': "{option.name}"' in written) is option.page, option.name
+        assert not option.page or option.help

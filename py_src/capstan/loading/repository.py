@@ -26,6 +26,7 @@ from ..model_files.config import (
     Stated,
     parse_object,
 )
+from ..stages.search import STATED
 
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
@@ -70,11 +71,6 @@ OTHER_PARTS = {
     "text_config": "a text model beside others",
 }
 
-# Sampling options in generation_config.json, by onnxruntime-genai's names, which are the same.
-SAMPLING = (
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "min_length", "repetition_penalty"),
-    *("no_repeat_ngram_size", "bad_words_ids", "max_time"),
-)
 NOT_IMPLEMENTED = {"num_beams": 1}
 """Options of generation_config.json that Capstan lacks, with the value at which they change nothing."""
 
@@ -148,7 +144,7 @@ def derived_config(
     ids = {key: sampling if sampling.value.get(key) is not None else root for key in ("eos_token_id", "pad_token_id")}
     eos = ids["eos_token_id"].tokens("eos_token_id", vocab_size)
     pad = special(ids["pad_token_id"], "pad_token_id", vocab_size)
-    options = {key: sampling.value[key] for key in SAMPLING if sampling.value.get(key) is not None}
+    options = {key: sampling.value[key] for key in STATED if sampling.value.get(key) is not None}
     in_vain = tuple(
         f"{key}={sampling.value[key]}"
         for key, neutral in NOT_IMPLEMENTED.items()

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..stages.search import DRAWING
 from .config import GenaiConfig
 from .hub import HubRepository
 from .known_models import KnownModel, models
 
 __all__ = ["ModelFacts", "facts_of"]
 
-DRAWING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-"""The search options by which a model's files say how it is sampled."""
 LICENCES = {"apache-2.0": "Apache 2.0", "mit": "MIT"}
 """Licences that people know by name, by their SPDX identifiers."""
 LONGEST = 80
@@ -52,7 +51,7 @@ def facts_of(config: GenaiConfig, place: str | HubRepository) -> ModelFacts:
     if known is not None:
         name, parameters = known.name or name, known.parameters or parameters
         size, licence = size or known.bytes, licence or known.licence
-        if not any(option in config.search for option in DRAWING):
+        if not any(option in config.search for option in ("do_sample", *DRAWING)):
             search = known.search
     return ModelFacts(shown(name) or last_name(place), parameters, size, shown(licence) or None, search)
 

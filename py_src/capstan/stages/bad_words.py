@@ -57,7 +57,7 @@ class BadWords(StageOptions):
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
 
     options: ClassVar[tuple[Option, ...]] = (
-        Option("bad_words_ids", _read, help="never generate these tokens", metavar="1,2;3", type=of_text),
+        Option("bad_words_ids", _read, help="never generate these tokens", metavar="1,2;3", type=of_text, stated=True),
     )
     stage: ClassVar[Stage | None] = Stage(
         "bad_words",

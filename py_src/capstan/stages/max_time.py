@@ -28,4 +28,6 @@ class MaxTime(StageOptions):
 
     max_time: float | None = None
 
-    options: ClassVar[tuple[Option, ...]] = (Option("max_time", _read, help="stop after S seconds", metavar="S"),)
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("max_time", _read, help="stop after S seconds", metavar="S", stated=True),
+    )

@@ -33,7 +33,9 @@ class MinLength(StageOptions):
     min_length: int = 0
 
     options: ClassVar[tuple[Option, ...]] = (
-        Option.integer("min_length", 0, help="no end before the text has N tokens, the prompt's among them"),
+        Option.integer(
+            "min_length", 0, help="no end before the text has N tokens, the prompt's among them", stated=True
+        ),
     )
     stage: ClassVar[Stage | None] = Stage(
         "min_length",

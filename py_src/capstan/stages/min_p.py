@@ -44,6 +44,8 @@ class MinP(StageOptions):
             help="sample from tokens at least P times as likely as the likeliest",
             metavar="P",
             drawing=True,
+            stated=True,
+            page=True,
         ),
     )
     stage: ClassVar[Stage | None] = Stage(

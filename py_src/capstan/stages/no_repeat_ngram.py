@@ -30,7 +30,7 @@ class NoRepeatNgram(StageOptions):
     no_repeat_ngram_size: int = 0
 
     options: ClassVar[tuple[Option, ...]] = (
-        Option.integer("no_repeat_ngram_size", 0, help="never repeat a run of N tokens of the text"),
+        Option.integer("no_repeat_ngram_size", 0, help="never repeat a run of N tokens of the text", stated=True),
     )
     stage: ClassVar[Stage | None] = Stage(
         "no_repeat_ngram",

@@ -39,6 +39,11 @@ class Option:
     """Whether the command line takes it several times, as a list."""
     drawing: bool = False
     """Whether it only says how tokens are sampled, so that greedy search has no use for it."""
+    stated: bool = False
+    """Whether generation_config.json may say it."""
+    page: bool = False
+    """Whether it is a number that JavaScript has as an option of a run and of completions (buildtools/wire.py), by the
+    command line's name; others are fields of `search` there."""
 
     @classmethod
     def integer(cls, name: str, low: int, high: int = INTEGER_LIMIT, **others: Any) -> Option:

@@ -75,6 +75,8 @@ class RepetitionPenalty(StageOptions):
             _read,
             help="divide the logits of tokens that the text has by P",
             metavar="P",
+            stated=True,
+            page=True,
         ),
     )
     stage: ClassVar[Stage | None] = Stage(

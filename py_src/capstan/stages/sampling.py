@@ -14,7 +14,7 @@ every adapter (its float operations are inexact, may be fused and may flush what
    also where the largest is +inf (all others then weigh 0).
 5. `top_k` keeps the first k tokens in the order. `top_p` keeps, of those, the shortest prefix in the order whose
    weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token. Stages with a `weigh` then
-   change the weights: `min_p`.
+   change the weights.
 6. u is word 0 of Philox4x32-10 with the seed as key and (position, row, 0, 0) as counter. The token is the first, by
    id, at which the running sum of the weights kept exceeds floor(u * total / 2**32).
 """

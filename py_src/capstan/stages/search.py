@@ -27,7 +27,16 @@ from .stop_strings import StopStrings
 from .stop_token_ids import StopTokenIds
 from .token_penalties import TokenPenalties
 
-__all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "STAGE_OPTIONS", "SearchOptions"]
+__all__ = [
+    "DRAWING",
+    "MAX_EOS_TOKENS",
+    "MAX_ROWS",
+    "PICKING",
+    "STAGES",
+    "STAGE_OPTIONS",
+    "STATED",
+    "SearchOptions",
+]
 
 MAX_EOS_TOKENS = 1024
 """With as many stop ids, 8 KiB of the sampler's parameters, where every device binds 64 KiB."""
@@ -146,9 +155,8 @@ class SearchOptions(
 
     def picking(self) -> dict[str, bool | float]:
         """How a token is picked, by the options' names; `do_sample` is False wherever the search is greedy."""
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         # A penalty is rounded to float32.
-        return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in names}}
+        return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in PICKING}}
 
     def tell_ignored(self) -> None:
         """Count a diversity_penalty as a step down."""
@@ -196,6 +204,15 @@ STAGES: tuple[Stage, ...] = tuple(base.stage for base in _STAGE_BASES if base.st
 
 STAGE_OPTIONS: tuple[Option, ...] = tuple(option for base in _STAGE_BASES for option in base.options)
 """The options of all stages, with their limits."""
+
+STATED: tuple[str, ...] = ("do_sample", *(option.name for option in STAGE_OPTIONS if option.stated))
+"""The names that generation_config.json may have."""
+
+DRAWING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.drawing)
+"""The names by which a model's files say how it is sampled, besides do_sample."""
+
+PICKING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.page)
+"""The names by which a page is told how a model's tokens are picked, besides do_sample."""
 
 
 def _eos_token_ids(values: Iterable[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ __all__ = ["TokenPenalties"]
 
 _UNIT = 24
 _LIMIT = 2
+_LIMITS = f"from {-_LIMIT} to {_LIMIT}"
 
 
 def _fixed(value: float) -> int:
@@ -37,15 +38,8 @@ def _edit(keys: Keys, options: Any, row: Row) -> None:
             keys[token] = add_to_key(keys[token], bits if penalty < 0 else bits | SIGN)
 
 
-def _option(name: str, what: str) -> Option:
-    return Option.real(
-        name,
-        f"from {-_LIMIT} to {_LIMIT}",
-        lambda penalty: -_LIMIT <= penalty <= _LIMIT,
-        "0 turns it off",
-        help=f"lower the logits of generated tokens by P{what}; below 0 raises them",
-        metavar="P",
-    )
+def _within(penalty: float) -> bool:
+    return -_LIMIT <= penalty <= _LIMIT
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,24 @@ class TokenPenalties(StageOptions):
     frequency_penalty: float = 0.0
 
     options: ClassVar[tuple[Option, ...]] = (
-        _option("presence_penalty", ""),
-        _option("frequency_penalty", " for each time"),
+        Option.real(
+            "presence_penalty",
+            _LIMITS,
+            _within,
+            "0 turns it off",
+            help="lower the logits of generated tokens by P; below 0 raises them",
+            metavar="P",
+            page=True,
+        ),
+        Option.real(
+            "frequency_penalty",
+            _LIMITS,
+            _within,
+            "0 turns it off",
+            help="lower the logits of generated tokens by P for each time; below 0 raises them",
+            metavar="P",
+            page=True,
+        ),
     )
     stage: ClassVar[Stage | None] = Stage(
         "token_penalties",

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from capstan.errors import OptionError
 from capstan.loading.options import CacheOptions, require_choices, rows
-from capstan.stages.search import MAX_ROWS, SearchOptions
+from capstan.stages.search import MAX_ROWS, PICKING, SearchOptions
 
 from ..fleet.items import Item
 from .runners import Cluster, OneMachine, Pages, Runner, model_place
@@ -44,7 +44,7 @@ AUTO_ROWS = 8
 LENGTH_STEP = 256
 """Caches for answers have a length of so many tokens or a multiple."""
 BATCH_SECONDS = 3600.0
-SEARCH = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
+SEARCH = ("do_sample", *PICKING, "no_repeat_ngram_size")
 """The names that a task's generation_kwargs share with Capstan's search options."""
 
 

@@ -4,6 +4,7 @@ import { refused } from "../wire/errors";
 import { either, fields, flag, type Kinds, listOf, number, object, oneOf, plain, signal, text, typed } from "./kinds";
 import { answers, type ChatOptions, stops, topLogprobs } from "./options";
 import { reading, readOptions } from "./arguments";
+import { SEARCH_PARAMS, type SearchParams } from "../wire/search_options";
 import type { AnswerPart, Message, ToolCall } from "../wire/protocol";
 import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
 
@@ -25,25 +26,16 @@ export interface CompletionTool {
 type ToolChoice = "none" | "auto" | "required" | { type: "function"; function: { name: string } };
 
 /** The supported parameters of OpenAI's API; all others are refused. null counts as left out. */
-export interface CompletionParams {
+export interface CompletionParams extends SearchParams {
   messages: readonly CompletionMessage[];
   /** Named in the result; the model that was loaded answers. */
   model?: string;
   stream?: boolean | null;
   /** With `include_usage` a last chunk has the usage. */
   stream_options?: { include_usage?: boolean } | null;
-  temperature?: number | null;
-  top_p?: number | null;
-  /** Not OpenAI's, as other servers of its API have them. */
-  top_k?: number | null;
-  min_p?: number | null;
-  repetition_penalty?: number | null;
-  seed?: number | null;
   stop?: string | string[] | null;
   max_tokens?: number | null;
   max_completion_tokens?: number | null;
-  frequency_penalty?: number | null;
-  presence_penalty?: number | null;
   /** By token ids. */
   logit_bias?: Record<string, number> | null;
   /** So many answers, up to 32, sampled side by side as rows of one batch. */
@@ -168,13 +160,15 @@ const tool = typed(
 );
 const chosen = fields({ name: text }, { needed: ["name"] });
 const schema = fields({ name: text, description: text, schema: object, strict: flag });
+type Searching = typeof SEARCH_PARAMS;
+/** The parameters of the search, with the options that they are. */
+const SEARCH = Object.entries(SEARCH_PARAMS) as [keyof Searching, Searching[keyof Searching]][];
 /** The kinds of CompletionParams. */
 const PARAMETERS: Kinds = {
   messages: listOf("messages", messageKind),
   ...{ model: text, stream: flag, stream_options: fields({ include_usage: flag }) },
-  ...{ temperature: number, top_p: number, top_k: number, min_p: number, repetition_penalty: number, seed: number },
-  ...{ stop: stops, max_tokens: number, max_completion_tokens: number },
-  ...{ frequency_penalty: number, presence_penalty: number, logit_bias: fields({}, { others: number }) },
+  ...Object.fromEntries(SEARCH.map(([name]) => [name, number])),
+  ...{ stop: stops, max_tokens: number, max_completion_tokens: number, logit_bias: fields({}, { others: number }) },
   ...{ n: answers, logprobs: flag, top_logprobs: topLogprobs },
   chat_template_kwargs: fields({ enable_thinking: flag }, { others: plain }),
   reasoning_effort: text,
@@ -302,17 +296,10 @@ function chatOptions(params: CompletionParams, { tools, choice }: Tools, signal:
     variables["reasoning_effort"] = params.reasoning_effort;
   }
   if (Object.keys(variables).length) options.chatTemplateKwargs = variables;
-  if (params.temperature != null) options.temperature = params.temperature;
-  if (params.top_p != null) options.topP = params.top_p;
-  if (params.top_k != null) options.topK = params.top_k;
-  if (params.min_p != null) options.minP = params.min_p;
-  if (params.repetition_penalty != null) options.repetitionPenalty = params.repetition_penalty;
-  if (params.seed != null) options.seed = params.seed;
+  for (const [name, option] of SEARCH) if (params[name] != null) options[option] = params[name];
   if (params.stop != null) options.stop = params.stop;
   const most = params.max_completion_tokens ?? params.max_tokens;
   if (most != null) options.maxTokens = most;
-  if (params.frequency_penalty != null) options.frequencyPenalty = params.frequency_penalty;
-  if (params.presence_penalty != null) options.presencePenalty = params.presence_penalty;
   if (params.logit_bias != null) options.search = { logit_bias: params.logit_bias };
   if (calls !== "none") options.tools = [...tools];
   if (calls !== "none" && params.parallel_tool_calls === false) options.parallelToolCalls = false;

@@ -18,6 +18,7 @@ import type {
   ScoreRequest,
   TokenizerRequest,
 } from "../wire/protocol";
+import { DRAWING, SEARCH_NAMES, type SearchOptions } from "../wire/search_options";
 import { isGguf, modelAddress } from "../wire/model_address";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
@@ -43,19 +44,9 @@ export interface ModelOptions extends ModelPageOptions {
 }
 
 /** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
-export interface RunOptions {
+export interface RunOptions extends SearchOptions {
   /** Ends the run; what was generated until then is its result, with the finish reason "abort". */
   signal?: AbortSignal;
-  /** 0 takes the most probable token each time. */
-  temperature?: number;
-  topK?: number;
-  topP?: number;
-  minP?: number;
-  repetitionPenalty?: number;
-  frequencyPenalty?: number;
-  presencePenalty?: number;
-  /** The same seed draws the same tokens. */
-  seed?: number;
   /** Texts before which the answer ends. */
   stop?: string | string[];
   /** Tokens of this answer. */
@@ -102,17 +93,7 @@ export interface ChatOptions extends RunOptions {
   chatTemplateKwargs?: Record<string, unknown>;
 }
 
-const SEARCH = {
-  n: "num_return_sequences",
-  topK: "top_k",
-  topP: "top_p",
-  minP: "min_p",
-  repetitionPenalty: "repetition_penalty",
-  frequencyPenalty: "frequency_penalty",
-  presencePenalty: "presence_penalty",
-  seed: "random_seed",
-} as const;
-const DRAWING = ["topK", "topP", "minP"] as const;
+const SEARCH = { n: "num_return_sequences", ...SEARCH_NAMES } as const;
 const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
 /** OpenAI's limit. */
 const MOST_LOGPROBS = 20;
@@ -124,8 +105,7 @@ export const stops = either(text, listOf("strings", text));
 /** The answers of a run are made by their number here; Python checks all other options of a search. */
 const search = fields({ num_return_sequences: answers }, { others: plain });
 const RUN_KINDS: Kinds = {
-  ...{ signal, temperature: number, topK: number, topP: number, minP: number, seed: number, n: answers },
-  ...{ repetitionPenalty: number, frequencyPenalty: number, presencePenalty: number },
+  ...{ signal, ...Object.fromEntries(Object.keys(SEARCH_NAMES).map((name) => [name, number])), n: answers },
   ...{ stop: stops, maxTokens: number, maxLength: number, logprobs: flag, topLogprobs, logitsProcessor: text, search },
   ...{ jsonSchema: either(object, text), regex: text, larkGrammar: text, ebnf: text },
 };
@@ -236,8 +216,10 @@ function searchOf(run: RunOptions): Record<string, unknown> {
   if (DRAWING.some((name) => run[name] !== undefined) || (run.n ?? 1) > 1) given["do_sample"] = true;
   // One answer is asked for as without `n`, so that a conversation goes on from what was computed.
   if (run.n === 1) delete given["num_return_sequences"];
-  if (run.temperature === 0) given["do_sample"] = false;
-  else if (run.temperature !== undefined) Object.assign(given, { do_sample: true, temperature: run.temperature });
+  if (run.temperature === 0) {
+    given["do_sample"] = false;
+    delete given["temperature"];
+  }
   if (run.stop !== undefined) given["stop_strings"] = typeof run.stop === "string" ? [run.stop] : run.stop;
   return { ...given, ...run.search };
 }

@@ -3,8 +3,10 @@
 
 import type { Assets } from "./assets";
 import type { AnswerPart } from "./page_types";
+import type { Picking } from "./search_options";
 import type { AnsweredRequest, DeviceOptions, HubRepository } from "./requests";
 
+export type { Picking } from "./search_options";
 export type * from "./page_types";
 export type * from "./requests";
 
@@ -25,7 +27,7 @@ export interface ModelFacts {
   /** All of this for people: "SmolLM2-135M-Instruct, 135 M parameters, 98 MB, Apache 2.0". */
   title: string;
   /** Search options by the names of capstan.SearchOptions. */
-  search: Record<"temperature" | "top_k" | "top_p" | "min_p" | "repetition_penalty", number> & { do_sample: boolean };
+  search: Picking;
 }
 
 /** The result of a LoadRequest. */

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import UnsupportedModelError
+from ...stages.search import DRAWING
 from ..config import LARGEST, DecoderConfig, GenaiConfig, Stated
 from .families import family_of, require_states
 from .header import GgufFile
@@ -37,7 +38,7 @@ NO_ENDS = (
 )
 """A token that ends no output of a model with those before it, whatever the metadata say: it ends a part of one."""
 
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
 """Search options by their names below `general.sampling.`."""
 
 

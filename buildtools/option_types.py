@@ -1,0 +1,160 @@
+"""TypeScript of the tables of options: a model's in capstan.loading.options, and a search's in the stages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from . import ROOT
+from .typescript import PLAIN, block, camel, comment, documented
+
+__all__ = ["OPTIONS", "STAGES", "asked_options", "model_options", "search_options"]
+
+OPTIONS = ROOT / "py_src/capstan/loading/options.py"
+STAGES = ROOT / "py_src/capstan/stages"
+OF_PYTHON = ("RequestOptions", "LoadOptions")
+"""Classes of options that the JavaScript API lacks."""
+KINDS = {"str": "text", "int": "number", "float": "number", "bool": "flag"}
+"""The kinds of web/src/page/kinds.ts by Python's types."""
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """A row of the table of options."""
+
+    name: str
+    kind: str
+    """Its type in Python, None apart."""
+    choices: tuple[str, ...]
+    about: str | None
+
+    @property
+    def type(self) -> str:
+        """TypeScript's."""
+        return " | ".join(f'"{choice}"' for choice in self.choices) or PLAIN[self.kind]
+
+    @property
+    def check(self) -> str:
+        """The kind that checks it."""
+        given = ", ".join(f'"{choice}"' for choice in self.choices)
+        return f"oneOf({given})" if given else KINDS[self.kind]
+
+
+def option_classes(table: str, without: tuple[str, ...]) -> Iterator[tuple[ast.ClassDef, list[str], list[OptionRow]]]:
+    """The classes of the table of options, with the names of their bases and their own rows."""
+    for node in ast.parse(table).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Options") and node.name not in without:
+            bases = [name for name in map(ast.unparse, node.bases) if name != "TypedDict"]
+            yield node, bases, [option_row(field, about) for field, about in documented(node.body)]
+
+
+def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
+    """The row that a field of such a class is: its type is TYPE or Annotated[TYPE, Row(...)]."""
+    kind, choices = field.annotation, ()
+    if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):
+        kind, row = kind.slice.elts
+        given = cast(ast.Call, row).keywords
+        choices = next((ast.literal_eval(each.value) for each in given if each.arg == "choices"), ())
+    return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
+
+
+def model_options(table: str) -> str:
+    """The options of the JavaScript API: an interface for each class of the table, and the kinds of its fields."""
+    parts = [
+        f"// The options of a model.\n// Written by build.py from {OPTIONS.relative_to(ROOT)}: change that file.\n",
+        'import { flag, number, oneOf, text } from "./kinds";\n',
+    ]
+    for node, bases, found in option_classes(table, OF_PYTHON):
+        extends = f" extends {', '.join(f'Model{base}' for base in bases)}" if bases else ""
+        lines = [f"{comment(row.about)}{camel(row.name)}?: {row.type};" for row in found]
+        parts.append(f"{comment(ast.get_docstring(node))}export interface Model{node.name}{extends} {block(lines)}")
+        kinds = [*(f"...{kinds_of(base)}" for base in bases), *(f"{camel(row.name)}: {row.check}" for row in found)]
+        parts.append(f"export const {kinds_of(node.name)} = {{ {', '.join(kinds)} }};\n")
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """A search option of a stage that pages have by a name of its own."""
+
+    python: str
+    parameter: str
+    """The name of completions."""
+    help: str
+    metavar: str
+    drawing: bool
+    stated: bool
+
+    @property
+    def name(self) -> str:
+        """The name of an option of a run."""
+        return camel(self.parameter)
+
+    def field(self, name: str, type: str) -> str:
+        """The field of an interface, behind what the command line says of it."""
+        about = re.sub(rf"\b{self.metavar}\b", f"`{name}`", self.help[:1].upper() + self.help[1:])
+        return f"{comment(f'{about}.')}{name}?: {type};"
+
+
+def search_rows(modules: tuple[str, ...]) -> Iterator[SearchRow]:
+    """The options of the stages in these modules with `page=True`: calls of Option, its name first."""
+    for node in (node for module in modules for node in ast.walk(ast.parse(module))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[0] == "Option":
+            given = {each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)}
+            if given.get("page"):
+                name = ast.literal_eval(node.args[0])
+                yield SearchRow(
+                    python=name,
+                    parameter=str(given.get("flag", name)),
+                    help=str(given["help"]),
+                    metavar=str(given.get("metavar", "N")),
+                    drawing=bool(given.get("drawing")),
+                    stated=bool(given.get("stated")),
+                )
+
+
+def search_options(*modules: str) -> str:
+    """The search options that runs and completions of the JavaScript API have, from the text of the stages."""
+    found = list(search_rows(modules))
+
+    def interface_of(name: str, about: str, fields: list[str]) -> str:
+        return f"/** {about} */\nexport interface {name} {block(fields)}"
+
+    names = ", ".join(f'{row.name}: "{row.python}"' for row in found)
+    parameters = ", ".join(f'{row.parameter}: "{row.name}"' for row in found)
+    drawing = ", ".join(f'"{row.name}"' for row in found if row.drawing and row.stated)
+    return "\n".join(
+        [
+            "// The search options that JavaScript has by names of their own.\n"
+            f"// Written by build.py from {STAGES.relative_to(ROOT)}/*.py: change those files.\n",
+            interface_of("SearchOptions", "The options of a run.", [row.field(row.name, "number") for row in found]),
+            interface_of(
+                "SearchParams",
+                "The parameters of completions; other servers of OpenAI's API have those that are not OpenAI's.",
+                [row.field(row.parameter, "number | null") for row in found],
+            ),
+            interface_of(
+                "Picking",
+                "The way in which a model's tokens are picked, by Python's names.",
+                ["do_sample: boolean;", *(f"{row.python}: number;" for row in found if row.stated)],
+            ),
+            f"/** Python's names of the options. */\nexport const SEARCH_NAMES = {{ {names} }} as const;\n",
+            f"/** The options of the parameters. */\nexport const SEARCH_PARAMS = {{ {parameters} }} as const;\n",
+            f"/** A run with one of these is sampled. */\nexport const DRAWING = [{drawing}] as const;\n",
+        ]
+    )
+
+
+def kinds_of(name: str) -> str:
+    return f"{name.removesuffix('Options').upper()}_KINDS"
+
+
+def asked_options(table: str) -> Iterator[str]:
+    """The options as requests have them."""
+    for node, bases, found in option_classes(table, OF_PYTHON[1:]):
+        extends = f" extends {', '.join(bases)}" if bases else ""
+        lines = [f"{comment(row.about)}{row.name}?: {row.type} | null;" for row in found]
+        yield f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {block(lines)}"
