@@ -206,13 +206,13 @@ STAGE_OPTIONS: tuple[Option, ...] = tuple(option for base in _STAGE_BASES for op
 """The options of all stages, with their limits."""
 
 STATED: tuple[str, ...] = ("do_sample", *(option.name for option in STAGE_OPTIONS if option.stated))
-"""The names that generation_config.json may have."""
+"""The search options of generation_config.json."""
 
 DRAWING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.drawing)
-"""The names by which a model's files say how it is sampled, besides do_sample."""
+"""The search options of a model's files that only say how it is sampled, besides do_sample."""
 
 PICKING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.page)
-"""The names by which a page is told how a model's tokens are picked, besides do_sample."""
+"""The search options that a page shows for a model, besides do_sample."""
 
 
 def _eos_token_ids(values: Iterable[int]) -> tuple[int, ...]:

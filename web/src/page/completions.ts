@@ -161,7 +161,7 @@ const tool = typed(
 const chosen = fields({ name: text }, { needed: ["name"] });
 const schema = fields({ name: text, description: text, schema: object, strict: flag });
 type Searching = typeof SEARCH_PARAMS;
-/** The parameters of the search, with the options that they are. */
+/** The search's parameters and their options. */
 const SEARCH = Object.entries(SEARCH_PARAMS) as [keyof Searching, Searching[keyof Searching]][];
 /** The kinds of CompletionParams. */
 const PARAMETERS: Kinds = {
