@@ -77,7 +77,7 @@ INPUTS = (
     Mutation(
         "known_models.over_files",
         "py_src/capstan/model_files/model_facts.py",
-        "if not any(option in config.search for option in DRAWING):",
+        'if not any(option in config.search for option in ("do_sample", *DRAWING)):',
         "if True:",
         "a known model's options win over what its files say of sampling",
         unit("model_facts::test_what_the_files_say_of_sampling_wins_over_what_is_known"),
