@@ -74,8 +74,8 @@ PAGE = (
     Mutation(
         "options.greedy",
         "web/src/page/options.ts",
-        'if (run.temperature === 0) given["do_sample"] = false;',
-        'if (run.temperature === 0) given["do_sample"] = true;',
+        'given["do_sample"] = false;',
+        'given["do_sample"] = true;',
         "a temperature of 0 draws tokens",
         unit("web_api"),
     ),
@@ -472,8 +472,8 @@ PAGE = (
     Mutation(
         "stored_models.belongs",
         "web/src/page/stored_models.ts",
-        'const asking = { kind: "plan", model: folder, dtype, device, ...caches } as const;',
-        'const asking = { kind: "plan", model: folder, dtype: null, device, ...caches } as const;',
+        "...requested<Asked>(options, FITTING) } as const;",
+        "...requested<Asked>(options, FITTING), dtype: null } as const;",
         "whether a model fits is told of another of its graphs",
         unit("web_api"),
     ),
