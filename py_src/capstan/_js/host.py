@@ -41,7 +41,6 @@ __all__ = [
     "fetch_optional",
     "file_exists",
     "gpu",
-    "grammars",
     "mount_file",
     "now",
     "open_gpu",
