@@ -123,7 +123,8 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
     async def take(decoder: RowDecoder) -> None:
         rehearsal = _rehearsal(decoder)
         _require_room(rehearsal, len(ids), 1)
-        await rehearsal.forced(generator.get_sequence(0), ids, decoder.logits, decoder.set_logits, see)
+        row = decoder.row(0)
+        await rehearsal.forced(generator.get_sequence(0), ids, row.logits, row.set_logits, see)
 
     try:
         await generator.aside(take)

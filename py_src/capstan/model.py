@@ -13,7 +13,7 @@ from .device.device_host import DeviceHost, current_device_host
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.prefix_cache import PrefixCache, checked_limit
-from .device.rows import RowDecoder, SingleRow
+from .device.rows import RowDecoder
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
@@ -121,8 +121,8 @@ class Model:
         """The GPU adapter's name."""
         return self._open().adapter
 
-    async def decoder(self, max_length: int) -> SingleRow:
-        """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
+    async def decoder(self, max_length: int) -> RowDecoder:
+        """A decoder of one row, whose KV cache holds at least `max_length` positions, at most the context length."""
         return await self._open().decoder(capacity_for(max_length, self.config.context_length))
 
     async def row_decoder(

@@ -124,3 +124,12 @@ def test_sequences_that_come_and_go_share_steps_and_get_what_each_gets_alone(scr
         assert more == oracle.greedy(LLAMA, again, 4, **search)
         assert "rows" in found["said"], found["stepped down"]
         assert (found["rows"], found["stepped down"]) == (4, [])
+
+
+def test_a_row_scores_tokens_and_tells_its_cache_as_a_sequence_of_one(scripts: PageScripts) -> None:
+    prompts, scored = [[1, 4, 3, 4, 9, 8], [5, 6, 9]], [7, 8, 11]
+    arguments = {"prompts": prompts, "scored": scored, "cache": "present.0.key"}
+    joint, apart, alike = scripts.run("rows", "looked_at", "nano-llama", model="nano-llama", **arguments)
+    assert joint == apart
+    assert alike == [True, True]
+    assert [len(ids) for ids in joint[1]] == [4, 4]

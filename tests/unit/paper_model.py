@@ -108,7 +108,7 @@ class Room:
 
 
 class PaperDecoder:
-    """A SingleRow whose KV cache is a list of tokens; it fails a test that uses what is dead."""
+    """A decoder of one row whose KV cache is a list of tokens; it fails a test that uses what is dead."""
 
     rows = 1
 
@@ -202,30 +202,33 @@ class PaperDecoder:
 
     counts_device = False
 
+    def row(self, number: int) -> PaperDecoder:
+        return self
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self.searches.append(options)
 
     def rotate(self, long: bool) -> None:
         self.rotated.append((long, len(self.prefills), sum(picks for picks, _ in self.submitted)))
 
-    def reachable(self, length: int, row: int = 0) -> int:
+    def reachable(self, length: int) -> int:
         return length
 
-    def caches(self, row: int = 0) -> PaperCaches:
+    def caches(self) -> PaperCaches:
         return PaperCaches(self)
 
-    async def rest(self, row: int = 0) -> None:
+    async def rest(self) -> None:
         await asyncio.sleep(0)
         if self.recording is not None:
             await asyncio.wait([self.recording])
 
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
+    def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(self.caches(), length)
 
     def set_lora(self, lora: object) -> None:
         raise AssertionError("nobody has adapters here")
 
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
         assert ids, "a prefill of nothing"
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
         assert past + len(ids) <= self.capacity
@@ -248,7 +251,7 @@ class PaperDecoder:
             scored.append(ScoredToken.of(await self.logits(), tokens[place + 1]))
         return scored
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Its picks do not depend on the sequence."""
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
@@ -316,17 +319,17 @@ class PaperDecoder:
         self.cache.append(self.pending)
         self.logits_of = list(self.cache)
 
-    def allow(self, mask: bytes, row: int = 0) -> None:
+    def allow(self, mask: bytes) -> None:
         assert self.unread == 0, "a mask while a pick is under way"
         self.masked = True
         self.masks.append(mask)
 
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
+    def follow_grammar(self, position: Sequence[int]) -> None:
         assert self.unread == 0, "a grammar's position while a pick is under way"
         self.masked = False
         self.positions.append(tuple(position))
 
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
         self.forced = max(edits, key=edits.__getitem__)
 
     async def step(self, tokens: Sequence[int]) -> None:
@@ -348,7 +351,7 @@ class PaperDecoder:
     async def carried(self, name: str) -> CarriedTensor:
         raise OptionError(f"a paper model has no {name}")
 
-    async def logits(self, row: int = 0) -> memoryview[float]:
+    async def logits(self) -> memoryview[float]:
         scores = array("f", [0.0] * VOCAB)
         scores[following(self.cache) if self.forced is None else self.forced] = 1.0
         return memoryview(scores)
@@ -356,7 +359,7 @@ class PaperDecoder:
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         return [Shortlist.of(await self.logits(), count)]
 
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self.forced = max(range(VOCAB), key=values.__getitem__)
 
     def counters(self) -> Counters:

@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "plugin",
     ),
     "device": (
-        "cache_rows casts element_types interface packed_rows shortlist snapshots",
+        "cache_rows casts element_types interface shortlist snapshots",
         "carried_tensor lora_file noted_graphs page_session probe span_checks",
         "host_memory lora model_memory rope_tables run_inputs",
         "rows",
@@ -96,7 +96,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tapes",
         "beam_steps drafted_steps packed_prompts scored_runs session",
         "decoder device",
-        "joint_rows loading",
+        "joint_row loading",
+        "joint_rows",
         "row_source rows step_source",
         "model",
         "lora_model",

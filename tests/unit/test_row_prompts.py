@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from capstan import Generator, GeneratorParams, Model
-from capstan.device.packed_rows import RowPrompts
 from capstan.device.prefix_cache import PrefixCache
+from capstan.device.rows import RowPrompts
 from capstan.device.separate_rows import SeparateRows
 from capstan.generation.row_pool import RowPool
 from tests.unit.paper_model import PaperDecoder, PaperModel, run_of, take
@@ -36,7 +36,7 @@ class PackingRows(SeparateRows[PaperDecoder]):
         if self.gate is not None:
             await self.gate.wait()
         for row in chosen:
-            await self.prefill(*prompts[row], row)
+            await self.row(row).prefill(*prompts[row])
         return chosen
 
 

@@ -351,7 +351,7 @@ def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
         life = Life(graphs)
         model = await life.load()
         decoder = await model.row_decoder(1, CAPACITY, unrecorded=True)
-        await decoder.prefill(PROMPT, 0)
+        await decoder.row(0).prefill(PROMPT, 0)
 
         async def fail(binding: int) -> dict[str, Any]:
             raise OutOfMemoryError("no room for a second session")
@@ -361,7 +361,7 @@ def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
         assert (decoder.capture, decoder.records_after) == ("off", None)
         assert "no room for a second session" in str(decoder.capture_note)
         assert list(fallback.fallbacks().values()) == [1]
-        await decoder.prefill(PROMPT, 0)
+        await decoder.row(0).prefill(PROMPT, 0)
         await life.close()
         life.check("nothing went wrong")
 
@@ -525,10 +525,10 @@ def test_a_prompt_of_many_runs_has_their_tape_at_once(
     async def run() -> None:
         life = Life(graphs)
         decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
-        await decoder.prefill(PROMPT, 0)
+        await decoder.row(0).prefill(PROMPT, 0)
         assert decoder.tape_passes["prefill"].startswith("no run") != made
         for _ in range(2):
-            await decoder.prefill(PROMPT, 0)
+            await decoder.row(0).prefill(PROMPT, 0)
         assert not decoder.tape_passes["prefill"].startswith("no run")
         await life.close()
 
@@ -565,10 +565,10 @@ class GivenLife(Life):
         try:
             for row in range(2):
                 rows.set_search(SearchOptions(), row)
-                await rows.prefill(PROMPT, 0, row)
+                await rows.row(row).prefill(PROMPT, 0)
             await self.model.replace_scratch(rows, None)
             await self.model.replace_scratch(rows, pools.scratch)
-            await rows.prefill(PROMPT[:7], 3)
+            await rows.row(0).prefill(PROMPT[:7], 3)
         finally:
             # A generator shields its end in the same way.
             await asyncio.shield(asyncio.ensure_future(rows.close()))

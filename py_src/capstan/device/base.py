@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..memory import DeviceBuffer, DeviceSpan, Loan, Pools
-from .rows import RowDecoder, SingleRow
+from .rows import RowDecoder
 
 if TYPE_CHECKING:
     from .lora import LoraGraph, LoraWeights
@@ -44,9 +44,9 @@ class DeviceModel(Protocol):
     lora: LoraGraph
     """The model's inputs for LoRA adapters."""
 
-    async def decoder(self, capacity: int, given: Loan | None = None) -> SingleRow:
-        """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless it is to be over
-        buffers that are given, by the names of its tensors.
+    async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
+        """A decoder of one row, whose KV cache holds `capacity` positions; one given back before is reused, unless it
+        is to be over buffers that are given, by the names of its tensors.
 
         Raises OutOfMemoryError over the device's limits.
         """

@@ -9,7 +9,7 @@ __all__ = ["CacheRows"]
 
 class CacheRows(Protocol):
     """The caches of a sequence on a device, or a copy of their first positions. Which positions hold what is known to
-    whoever ran the model over them; what takes them over is `RowDecoder.adopt` of the same model."""
+    whoever ran the model over them; what takes them over is `DecoderRow.adopt` of the same model."""
 
     def size(self, length: int) -> int:
         """Bytes of a copy of the first `length` positions."""

@@ -110,7 +110,8 @@ def undraftable(stateful: bool, keeps_all: bool) -> str | None:
 
 
 class HostSampledDecoder:
-    """rows.SingleRow documents each method; without run-ahead a burst is one token."""
+    """A decoder of one row, documented as rows.RowDecoder, DecoderRow and DraftedRows; without run-ahead a burst is one
+    token."""
 
     rows = 1
     capture = "off"
@@ -142,6 +143,9 @@ class HostSampledDecoder:
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 
+    def row(self, number: int) -> HostSampledDecoder:
+        return self
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options, self._row = options, row
 
@@ -154,19 +158,19 @@ class HostSampledDecoder:
     def rotate(self, long: bool) -> None:
         self._open().rotate(long)
 
-    def reachable(self, length: int, row: int = 0) -> int:
+    def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
 
-    def caches(self, row: int = 0) -> HostCaches | None:
+    def caches(self) -> HostCaches | None:
         return None if self._snapshots is not None else HostCaches(self._open())
 
-    async def rest(self, row: int = 0) -> None:
+    async def rest(self) -> None:
         """Runs on the CPU are waited for to their end."""
 
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
+    def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(HostCaches(self._open()), length)
 
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
         snapshots = self._snapshots
         if snapshots is not None:
             snapshots.go_to(past)
@@ -199,7 +203,7 @@ class HostSampledDecoder:
         self._length = past + len(ids)
         return scored
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         self._tokens = list(tokens)
         self._prompt = prompt
 
@@ -242,10 +246,10 @@ class HostSampledDecoder:
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         await self.step([self._pending])
 
-    def allow(self, mask: bytes, row: int = 0) -> None:
+    def allow(self, mask: bytes) -> None:
         self._allowed = mask
 
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
+    def follow_grammar(self, position: Sequence[int]) -> None:
         raise NotImplementedError("masks come from the host")
 
     async def step(self, tokens: Sequence[int]) -> None:
@@ -266,16 +270,16 @@ class HostSampledDecoder:
     def set_lora(self, lora: LoraWeights | None) -> None:
         self._open().set_lora(lora)
 
-    async def logits(self, row: int = 0) -> memoryview[float]:
+    async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         return [Shortlist.of(finite_logits(self._logits), count)]
 
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self._logits = array("f", values)
 
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
         for token, logit in edits.items():
             self._logits[token] = logit
 

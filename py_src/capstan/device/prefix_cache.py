@@ -144,20 +144,20 @@ class PrefixCache:
         decoder, row = loop.decoder, loop.rows[number]
         if not self.limit or decoder is None or len(row.tokens) - 1 < row.valid + LEAST:
             return row.valid
-        if decoder.caches(number) is None:
+        if decoder.row(number).caches() is None:
             fall_back(
                 "a prefix cache",
                 "the model has states that each run overwrites, of which nothing is left of an earlier position",
                 "each prompt is run as a whole",
             )
             return row.valid
-        await decoder.rest(number)
+        await decoder.rest()
         found, caches, kept = self._longest(loop, number)
         if caches is None or found < row.valid + LEAST:
             self._misses += 1
             self._run += len(row.tokens) - row.valid
             return row.valid
-        decoder.adopt(caches, found, number)
+        decoder.row(number).adopt(caches, found)
         if kept is not None:
             self._kept.remove(kept)
             self._kept.append(kept)
@@ -179,7 +179,7 @@ class PrefixCache:
         try:
             for number in rows:
                 row = loop.rows[number]
-                caches = decoder.caches(number)
+                caches = decoder.row(number).caches()
                 if caches is not None and row.valid > LEAST and caches.holds(row.valid):
                     await self._keep(Prefix.of(row, row.valid), loop.cache_key, caches)
         except CapstanError as error:
@@ -215,7 +215,7 @@ class PrefixCache:
             if live.decoder is None or live.cache_key != loop.cache_key:
                 continue
             for other, row in enumerate(live.rows):
-                caches = live.decoder.caches(other) if (live, other) != (loop, number) and row.valid else None
+                caches = live.decoder.row(other).caches() if (live, other) != (loop, number) and row.valid else None
                 if caches is not None:
                     yield Prefix.of(row, row.valid), caches, None
 
@@ -224,7 +224,7 @@ class PrefixCache:
         after it."""
         row = loop.rows[number]
         wanted = Prefix.of(row, len(row.tokens) - 1)
-        target = loop.decoder.caches(number) if loop.decoder is not None else None
+        target = loop.decoder.row(number).caches() if loop.decoder is not None else None
         best: tuple[int, CacheRows | None, Kept | None] = (0, None, None)
         for tokens, caches, kept in self._sources(loop, number):
             length = common(wanted, tokens)

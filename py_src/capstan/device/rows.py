@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..stages.search import SearchOptions
 from ..stages.speculation import Speculation
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from .carried_tensor import CarriedTensor
     from .lora import LoraWeights
 
-__all__ = ["COUNTER_NAMES", "ONE", "Burst", "Counters", "RowDecoder", "SingleRow"]
+__all__ = [
+    "COUNTER_NAMES",
+    "ONE",
+    "Burst",
+    "Counters",
+    "DecoderRow",
+    "DraftedRows",
+    "PackedRows",
+    "RowDecoder",
+    "RowPrompts",
+]
 
 Counters = dict[str, int]
 """Counts of a device's work since it was opened; the generator takes differences."""
@@ -32,6 +42,9 @@ COUNTER_NAMES = (
 
 ONE = (0,)
 """The rows of a decoder of one."""
+
+RowPrompts = Mapping[int, tuple[Sequence[int], int]]
+"""By row: ids, and how many positions there are before them."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +77,70 @@ class Burst:
         return len(self.steps) or max(map(len, self.rows), default=0)
 
 
+class DecoderRow(Protocol):
+    """One sequence of a decoder. Lengths count the tokens that the model was run on, without padding."""
+
+    def reachable(self, length: int) -> int:
+        """The last position, at most `length`, from which `prefill` can continue: any position of a KV cache; with
+        states that each run overwrites, one that has a snapshot.
+        """
+
+    def caches(self) -> CacheRows | None:
+        """The KV cache, from which other sequences of the model copy. It includes all work submitted so far, even if it
+        is read later. None if the model has states that each run overwrites: they keep nothing of an earlier position.
+        """
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues behind them. Later
+        positions and the logits become void. Called after `RowDecoder.rest`, while no burst is under way. The copy is
+        made on the device."""
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
+        logits are those of the last position. Other rows are left alone. Called after `RowDecoder.rest`, while no burst
+        is under way. A row that had picked an end of sequence goes on again."""
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        """Score all of `tokens` behind the first `past + 1`, each by the logits after those before it. The caches hold
+        the first `past`; the model is run on all others but the last, as `prefill` runs it. Called as that."""
+
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
+        before the first pick of a sequence that was changed otherwise than by a pick. Picks follow it by themselves.
+        `padding` tokens of it were not given to the model."""
+
+    def allow(self, mask: bytes) -> None:
+        """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
+        first one is token 0."""
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        """Set the position in the automaton of the options' `grammar`, the states of its stack: the device makes the
+        masks from here and follows the picks, until `allow` gives one or anything but a pick changes the sequence. If
+        it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
+        """
+
+    async def logits(self) -> memoryview[float]:
+        """The logits the next pick would see: float32 [vocab]."""
+
+    def set_logits(self, values: memoryview[float]) -> None:
+        """Replace those logits: float32 [vocab]."""
+
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        """Replace those of some tokens, rounded to the type of the model's logits."""
+
+    async def carried(self, name: str) -> CarriedTensor:
+        """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
+        is none."""
+
+
 class RowDecoder(Protocol):
     """Rows on a device: each has a KV cache, logits, a sampler and a token ring, and they are submitted together.
 
-    Rows are numbered from 0. Lengths count the tokens that the model was run on: padding of a prompt is never given to
-    the device, so that rows have lengths of their own. `submit` steps all rows that it is asked for once for each pick.
+    Rows are numbered from 0. `submit` steps all rows that it is asked for once for each pick.
 
-    There are decoders of one row (`SingleRow`), which every device has; `device.separate_rows.SeparateRows`, several of
-    these one after another, right for every model and device; and decoders that compute all rows in one step, which
-    must give the same picks.
+    Every device has decoders of one row, which are that row themselves, and `device.separate_rows.SeparateRows`, a list
+    of these, right for every model and device. Decoders that compute all rows in one step must give the same picks.
+    Some can do more: DraftedRows, PackedRows, beams.BeamRows.
     """
 
     rows: int
@@ -111,6 +179,9 @@ class RowDecoder(Protocol):
         """The number of picks after which recording the decode step, `record`, begins to pay: 0 is now. None if it is
         recorded already, or nothing records it."""
 
+    def row(self, number: int) -> DecoderRow:
+        """One of its sequences, until the rows are reordered."""
+
     async def record(self) -> None:
         """Record the decode step, unless `records_after` is None. Caches and sampler state are dead afterwards, and
         `capture`, `max_in_flight`, `max_burst` and `behind_first` may be others. Called while no burst is under way."""
@@ -128,37 +199,12 @@ class RowDecoder(Protocol):
         kind nothing is asked. If that is a change, all that the rows' caches hold is void. Called after `rest`, while
         no burst is under way."""
 
-    def reachable(self, length: int, row: int = 0) -> int:
-        """The last position, at most `length`, from which `prefill` can continue: any position of a KV cache; with
-        states that each run overwrites, one that has a snapshot.
-        """
-
-    def caches(self, row: int = 0) -> CacheRows | None:
-        """The KV cache, from which other sequences of the model copy. It includes all work submitted so far, even if it
-        is read later. None if the model has states that each run overwrites: they keep nothing of an earlier position.
-        """
-
-    async def rest(self, row: int = 0) -> None:
-        """Wait for runs that still use the KV cache after their caller was cancelled."""
-
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
-        """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues behind them. Later
-        positions and the logits become void. Called after `rest`, while no burst is under way. The copy is made on the
-        device."""
-
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
-        """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
-        logits are those of the last position. Other rows are left alone. Called while no burst is under way. A row that
-        had picked an end of sequence goes on again."""
+    async def rest(self) -> None:
+        """Wait for runs that still use the KV caches after their caller was cancelled."""
 
     def reorder(self, parents: Sequence[int]) -> None:
         """Make each row r what row `parents[r]` was, all at once: its cache, its states, its length and its logits. A
         row that is its own parent costs nothing. Called while no burst is under way."""
-
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
-        """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
-        before the first pick of a sequence that was changed otherwise than by a pick. Picks follow it by themselves.
-        `padding` tokens of it were not given to the model."""
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick, for the given rows; with `sample_first` the first picks
@@ -173,27 +219,8 @@ class RowDecoder(Protocol):
         """Run one decode step over given tokens, one for each row, without a pick: the logits are then those after
         them. Called while no burst is under way."""
 
-    def allow(self, mask: bytes, row: int = 0) -> None:
-        """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
-        first one is token 0."""
-
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
-        """Set the row's position in the automaton of the options' `grammar`, the states of its stack: the device makes
-        the masks from here and follows the picks, until `allow` gives one or anything but a pick changes the sequence.
-        If it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `follows_grammars`.
-        """
-
-    async def logits(self, row: int = 0) -> memoryview[float]:
-        """The logits the row's next pick would see: float32 [vocab]."""
-
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         """The best `count` tokens of each given row's logits: stages are not applied."""
-
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
-        """Replace those logits: float32 [vocab]."""
-
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
-        """Replace those of some tokens, rounded to the type of the model's logits."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters in later steps, of the rank that the decoder was made with; None
@@ -207,11 +234,10 @@ class RowDecoder(Protocol):
         """Free what the decoder holds, or keep it for the next one."""
 
 
-class SingleRow(RowDecoder, Protocol):
-    """A decoder of one row, with what only such a one can do: verify drafts, become another, tell its cache."""
+@runtime_checkable
+class DraftedRows(Protocol):
+    """A RowDecoder of one row that verifies drafts."""
 
-    counts_device: bool
-    """Whether its counters but 'steps' are those of the whole device, whichever decoder was at work."""
     finds_drafts: bool
     """Whether `submit_drafted` finds drafts by itself; else it is given them, after every pick before was read."""
 
@@ -223,14 +249,12 @@ class SingleRow(RowDecoder, Protocol):
         in turn, as steps of one token would, up to the first pick that is not the draft behind it. The drafts are those
         given, of one step, or None where the decoder finds them; then there must be room for all of them."""
 
-    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
-        """Score all of `tokens` behind the first `past + 1`, each by the logits after those before it. The caches hold
-        the first `past`; the model is run on all others but the last, as `prefill` runs it. Called as that."""
 
-    def copy_from(self, other: Any) -> None:
-        """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
-        while no burst of either is under way. The copy is made on the device."""
+@runtime_checkable
+class PackedRows(Protocol):
+    """A RowDecoder that runs prompts of several rows together."""
 
-    async def carried(self, name: str) -> CarriedTensor:
-        """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
-        is none."""
+    async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
+        """Run some of these prompts, each with the result of `prefill`; the rows whose prompts were run. Other rows
+        keep their caches, and have their logits computed anew from their last token. Called while no burst is under
+        way."""

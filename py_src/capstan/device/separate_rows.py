@@ -5,13 +5,12 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import CapstanError, OutOfMemoryError
 from ..memory import Loan
 from ..stages.search import SearchOptions
-from .cache_rows import CacheRows
-from .rows import ONE, Burst, Counters, SingleRow
+from .rows import ONE, Burst, Counters, DecoderRow, RowDecoder
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
@@ -19,7 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SeparateRows", "separate_rows"]
 
-D = TypeVar("D", bound=SingleRow)
+
+class LoneRow(RowDecoder, DecoderRow, Protocol):
+    """A decoder of one row."""
+
+    counts_device: bool
+    """Whether its counters but 'steps' are those of the whole device, whichever decoder was at work."""
+
+    def copy_from(self, other: Any) -> None:
+        """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
+        while no burst of either is under way. The copy is made on the device."""
+
+
+D = TypeVar("D", bound=LoneRow)
 
 
 async def separate_rows(
@@ -90,6 +101,9 @@ class SeparateRows(Generic[D]):
         for decoder in self.decoders:
             decoder.usual_burst = picks
 
+    def row(self, number: int) -> D:
+        return self.decoders[number]
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         self.decoders[row].set_search(options, row)
@@ -107,22 +121,10 @@ class SeparateRows(Generic[D]):
         for decoder in self.decoders:
             decoder.rotate(long)
 
-    def reachable(self, length: int, row: int = 0) -> int:
-        return self.decoders[row].reachable(length)
-
-    def caches(self, row: int = 0) -> CacheRows | None:
-        return self.decoders[row].caches()
-
-    async def rest(self, row: int = 0) -> None:
+    async def rest(self) -> None:
         await self._drain()
-        await self.decoders[row].rest()
-
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
-        self.decoders[row].adopt(source, length)
-
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
-        await self._drain()
-        await self.decoders[row].prefill(ids, past)
+        for decoder in self.decoders:
+            await decoder.rest()
 
     def reorder(self, parents: Sequence[int]) -> None:
         old = list(self.decoders)
@@ -143,9 +145,6 @@ class SeparateRows(Generic[D]):
             if options is not None and not options.greedy and self.decoders[row] is not old[row]:
                 self.decoders[row].set_search(options, row)
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
-        self.decoders[row].follow(tokens, prompt, padding)
-
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}
         return _Bursts(self.rows, bursts, self._unread)
@@ -158,27 +157,12 @@ class SeparateRows(Generic[D]):
         for decoder in self.decoders:
             decoder.set_lora(lora)
 
-    def allow(self, mask: bytes, row: int = 0) -> None:
-        self.decoders[row].allow(mask)
-
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
-        self.decoders[row].follow_grammar(position)
-
     async def step(self, tokens: Sequence[int]) -> None:
         for decoder, token in zip(self.decoders, tokens, strict=True):
             await decoder.step([token])
 
-    async def logits(self, row: int = 0) -> memoryview[float]:
-        return await self.decoders[row].logits()
-
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         return [found for [found] in await gather(*(self.decoders[row].shortlists(count) for row in rows))]
-
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
-        self.decoders[row].set_logits(values)
-
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
-        self.decoders[row].edit_logits(edits)
 
     def counters(self) -> Counters:
         totals = self.decoders[0].counters()

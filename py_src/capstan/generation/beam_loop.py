@@ -194,7 +194,7 @@ class BeamLoop(RowLoop):
         found = []
         for number in numbers:
             row = self.rows[number]
-            logits = finite_logits(await decoder.logits(number), self.options, row.sequence, row.unpicked)
+            logits = finite_logits(await decoder.row(number).logits(), self.options, row.sequence, row.unpicked)
             found.append(continuations(Shortlist.of(logits, self._wide)))
         return found
 

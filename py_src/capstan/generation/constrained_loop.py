@@ -142,7 +142,7 @@ class ConstrainedLoop(RowLoop):
             return False
         for number, stack in enumerate(stacks):
             if not self.rows[number].ended:
-                self.open_decoder().follow_grammar(stack, number)
+                self.open_decoder().row(number).follow_grammar(stack)
         self._told = True
         return True
 
@@ -150,7 +150,7 @@ class ConstrainedLoop(RowLoop):
         """Have the host say which tokens a row may pick."""
         mask = self._constraints[number].allowed(self.rows[number].tokens, self._masks)
         if not self.stale:
-            decoder.allow(mask, number)
+            decoder.row(number).allow(mask)
 
     def _require_logits(self) -> None:
         if not self._followed:

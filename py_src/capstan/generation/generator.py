@@ -374,7 +374,7 @@ class Generator:
         known = {token: logit - norm for logit, token in found.best}
         rest = [token for token in also if token not in known]
         if rest:
-            logits = await loop.open_decoder().logits(0)
+            logits = await loop.open_decoder().row(0).logits()
             known |= {token: logits[token] - norm for token in rest}
         return known
 
@@ -415,7 +415,7 @@ class Generator:
             try:
                 return await action(loop.decoder)
             finally:
-                loop.decoder.follow([*row.tokens, *row.ready], row.unpicked)
+                loop.decoder.row(0).follow([*row.tokens, *row.ready], row.unpicked)
                 loop.run_ahead.pause()
                 loop.timing.pause()
                 loop.counts.begin(loop.decoder)

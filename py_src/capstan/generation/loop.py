@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator,
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..device.packed_rows import PackedRows
-from ..device.rows import Burst, RowDecoder
+from ..device.rows import Burst, PackedRows, RowDecoder
 from ..errors import CapstanError, PromptError
 from ..host.spans import span
 from .flight import Flight
@@ -103,6 +102,7 @@ class DecodeLoop:
         caches. The rows whose sequences were not changed meanwhile."""
         done: list[int] = []
         self._model.prefixes.follow(self)
+        await self.open_decoder().rest()
         for numbers in self._groups(list(ends)):
             found = [number for number in numbers if await self._bring(number, unchanged)]
             together = await self._run_together({number: ends[number] for number in found}, unchanged)
@@ -134,7 +134,7 @@ class DecodeLoop:
         if not unchanged(number):
             return False
         valid = row.valid
-        row.valid = decoder.reachable(valid, number)
+        row.valid = decoder.row(number).reachable(valid)
         found = await self._model.prefixes.bring(self, number)
         if not unchanged(number):
             return False
@@ -171,7 +171,7 @@ class DecodeLoop:
             part = row.tokens[row.valid : stop][: self.options.chunk_size]
             picked = self._repeats and not row.is_appended(row.valid, len(part))
             with span("run tokens", tokens=len(part)):
-                await (decoder.step(part) if picked else decoder.prefill(part, row.valid, number))
+                await (decoder.step(part) if picked else decoder.row(number).prefill(part, row.valid))
             if not unchanged(number):
                 return False
             if picked:

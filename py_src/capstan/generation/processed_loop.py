@@ -34,13 +34,13 @@ class ProcessedLoop(RowLoop):
             self.require_open()
 
     async def _edit(self, decoder: RowDecoder, number: int) -> None:
-        given, tokens = self._processors, self.rows[number].sequence
+        given, tokens, row = self._processors, self.rows[number].sequence, decoder.row(number)
         if given.shortlist is not None:
             [found] = await decoder.shortlists(given.count, [number])
             edits = given.shortlist(tokens, [(token, logit) for logit, token in found.best])
             if edits:
-                decoder.edit_logits(checked_edits(edits, self._vocab), number)
+                row.edit_logits(checked_edits(edits, self._vocab))
         elif given.logits is not None:
-            logits = await decoder.logits(number)
+            logits = await row.logits()
             edited = given.logits(tokens, logits)
-            decoder.set_logits(logits if edited is None else checked_logits(edited, self._vocab), number)
+            row.set_logits(logits if edited is None else checked_logits(edited, self._vocab))

@@ -29,10 +29,10 @@ class Replay:
         decoder = await self.model.decoder(self.max_length)
         try:
             if first:
-                await decoder.prefill(tokens[:first], 0)
+                await decoder.row(0).prefill(tokens[:first], 0)
             for position in range(first, len(tokens)):
-                await decoder.prefill(tokens[position : position + 1], position)
-                found.extend(await decoder.logits())
+                await decoder.row(0).prefill(tokens[position : position + 1], position)
+                found.extend(await decoder.row(0).logits())
         finally:
             await decoder.close()
         return found
@@ -42,7 +42,7 @@ class Replay:
         decoder = await self.model.decoder(self.max_length)
         try:
             if tokens:
-                await decoder.prefill(tokens, 0)
-            return await decoder.carried(name)
+                await decoder.row(0).prefill(tokens, 0)
+            return await decoder.row(0).carried(name)
         finally:
             await decoder.close()

@@ -241,7 +241,7 @@ class RowLoop(RowPrompts):
         for number in going:
             if self.watched is not None:
                 [found] = await decoder.shortlists(max(1, self.watched), [number])
-                self._looked[number] = found, await decoder.logits(number)
+                self._looked[number] = found, await decoder.row(number).logits()
             if prepare is not None and not self.stale:
                 await prepare(decoder, number)
             if self.stale:
@@ -264,10 +264,10 @@ class RowLoop(RowPrompts):
         await self.settle()
         decoder = self.open_decoder()
         if len(self.rows) == 1:
-            return await decoder.logits(0)
+            return await decoder.row(0).logits()
         found = array("f")
         for number in range(len(self.rows)):
-            found.frombytes((await decoder.logits(number)).cast("B"))
+            found.frombytes((await decoder.row(number).logits()).cast("B"))
         return memoryview(found).cast("B").cast("f", (len(self.rows), self._model.config.vocab_size))
 
     async def set_logits(self, values: memoryview[float]) -> None:

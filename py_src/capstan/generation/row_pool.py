@@ -157,7 +157,7 @@ class RowPool(DecodeLoop):
         ends = {place: len(member.row.tokens) for place, member in waiting.items()}
         for place in await self.run_prompts(ends, lambda place: waiting[place].row.changes == changes[place]):
             member = waiting[place]
-            decoder.follow(member.row.sequence, member.row.unpicked, row=place)
+            decoder.row(place).follow(member.row.sequence, member.row.unpicked)
             member.stale = False
 
     def _at_work(self) -> list[Member]:
@@ -171,7 +171,8 @@ class RowPool(DecodeLoop):
             decoder.set_search(self.options, place)
         for member in self._at_work():
             if member.place is not None and not member.stale:
-                decoder.follow([*member.row.sequence, *member.row.ready], member.row.unpicked, row=member.place)
+                sequence = [*member.row.sequence, *member.row.ready]
+                decoder.row(member.place).follow(sequence, member.row.unpicked)
 
     async def _seat(self) -> None:
         """Give each sequence with tokens a row, by another decoder if this one has too few or far too many."""
@@ -202,20 +203,20 @@ class RowPool(DecodeLoop):
         try:
             for place in range(rows):
                 new.set_search(self.options, place)
-                await new.rest(place)
+            await new.rest()
         except BaseException:
             await new.close()
             raise
         for place, member in enumerate(seated):
             assert old is not None
             assert member.place is not None
-            caches = old.caches(member.place)
+            caches = old.row(member.place).caches()
             member.row.lost_logits()
             member.void()
             # There are none if the model has states, which are those of one position: `reachable` has the tokens run
             # again.
             if caches is not None:
-                new.adopt(caches, member.row.valid, place)
+                new.row(place).adopt(caches, member.row.valid)
             member.place = place
         self.decoder = new
         self.rows = [member.row for member in seated] + [Row() for _ in range(rows - len(seated))]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..adapters import ActiveAdapters
-from ..device.rows import RowDecoder, SingleRow
+from ..device.rows import RowDecoder
 from ..device.shortlist import ScoredToken
 from ..errors import ClosedError, OptionError, PromptError
 from ..host.spans import span
@@ -130,7 +130,7 @@ class RowPrompts(DecodeLoop):
                 self._use(decoder)
             for number, row in enumerate(self.rows):
                 if not row.over:
-                    decoder.follow(row.sequence, row.unpicked, len(row.padding), number)
+                    decoder.row(number).follow(row.sequence, row.unpicked, len(row.padding))
             self._put_given(decoder)
         except BaseException:
             self.stale = True
@@ -147,7 +147,7 @@ class RowPrompts(DecodeLoop):
         [row] = self.rows
         await self.flight.drain()
         self.counts.end(self.decoder)
-        decoder = cast(SingleRow, await self._ready_for_prompt())
+        decoder = await self._ready_for_prompt()
         self.require_open()
         await self._rotate(decoder)
         self.stale = False
@@ -156,10 +156,10 @@ class RowPrompts(DecodeLoop):
             row.unsettle(start - 1)
             if await self.run_prompts({0: start - 1}, self._unchanged):
                 # Another sequence may have had more of it.
-                row.valid = decoder.reachable(min(row.valid, start - 1))
+                row.valid = decoder.row(0).reachable(min(row.valid, start - 1))
                 if await self._run_tokens(0, start - 1, self._unchanged):
                     with span("score tokens", tokens=len(row.tokens) - start):
-                        found = await decoder.score(row.tokens, row.valid)
+                        found = await decoder.row(0).score(row.tokens, row.valid)
                     if self._unchanged(0):
                         row.ran(len(row.tokens) - 1, False)
                         return found
@@ -188,8 +188,7 @@ class RowPrompts(DecodeLoop):
         if not original:
             return
         long = self.length > original
-        for number in range(len(self.rows)):
-            await decoder.rest(number)
+        await decoder.rest()
         if long != self.long:
             self.rope_changes += any(row.valid for row in self.rows)
             for row in self.rows:
@@ -246,7 +245,7 @@ class RowPrompts(DecodeLoop):
             return
         vocab = self._model.config.vocab_size
         for number in range(len(self.rows)):
-            decoder.set_logits(values[number * vocab : (number + 1) * vocab], number)
+            decoder.row(number).set_logits(values[number * vocab : (number + 1) * vocab])
 
     def require_open(self) -> None:
         if self.closed:

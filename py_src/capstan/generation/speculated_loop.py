@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ..device.rows import ONE, Burst, RowDecoder, SingleRow
+from ..device.rows import ONE, Burst, DraftedRows, RowDecoder
 from ..fallback import fall_back
 from ..memory import Pools
 from .generator_params import GeneratorParams
@@ -38,8 +38,10 @@ class SpeculatedLoop(RowLoop):
         options.require_one_sequence(len(self.rows), params.search.num_beams)
         self.stats = SpeculationStats()
         self._speculation = options
-        self._possible = True
-        """Whether the device verifies drafts; told once it was asked."""
+        self._verifier: DraftedRows | None = None
+        """The decoder, if it verifies drafts."""
+        self._finds_drafts = False
+        """Whether the decoder finds them by itself."""
         self._worth = Worth(self.stats, options.always)
         self._index = NgramIndex(options)
         self._imagined: list[int] | None = None
@@ -60,48 +62,50 @@ class SpeculatedLoop(RowLoop):
     def _use(self, decoder: RowDecoder) -> None:
         super()._use(decoder)
         # No drafts for now: `_prepare` asks a decoder for them only when it is the sequence's first.
-        self._possible = False
+        self._verifier = None
 
     async def _prepare(self, decoder: RowDecoder) -> None:
         """Ask the device whether it verifies drafts."""
-        reason = await cast(SingleRow, decoder).prepare_drafts(self._speculation)
-        self._possible = reason is None
-        if reason is not None:
+        assert isinstance(decoder, DraftedRows), "a decoder of one row"
+        self._finds_drafts = decoder.finds_drafts
+        reason = await decoder.prepare_drafts(self._speculation)
+        if reason is None:
+            self._verifier = decoder
+        else:
             fall_back("speculation", reason, "tokens are picked one a step, the same ones")
         largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
         self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
 
     async def pick(self) -> None:
-        drafted = not self.sample_first and self._possible
-        if drafted:
+        verifier = None if self.sample_first else self._verifier
+        if verifier is not None:
             self._index.follow([*self.rows[0].tokens, *self.rows[0].ready])
-        if not drafted or not self._worth.on:
+        if verifier is None or not self._worth.on:
             await super().pick()
             return
-        decoder = cast(SingleRow, self.open_decoder())
         assert self._drafted_bursts is not None
-        if self.flight and not decoder.finds_drafts:
+        if self.flight and not self._finds_drafts:
             # The drafts follow from the picks under way, so these come first.
             await self.read()
             return
-        while len(self.flight) < decoder.max_in_flight:
-            if not self._submit_drafted(decoder, self._drafted_bursts) and not self._submit_plain(decoder):
+        while len(self.flight) < self.open_decoder().max_in_flight:
+            if not self._submit_drafted(verifier, self._drafted_bursts) and not self._submit_plain():
                 break
         await self.read()
 
-    def _submit_plain(self, decoder: SingleRow) -> bool:
+    def _submit_plain(self) -> bool:
         """Queue steps of one token, where drafts are not to be had or have no room."""
         assert self.run_ahead is not None
-        return self.submit(self.run_ahead.next() if decoder.finds_drafts else 1)
+        return self.submit(self.run_ahead.next() if self._finds_drafts else 1)
 
-    def _submit_drafted(self, decoder: SingleRow, bursts: RunAhead) -> bool:
+    def _submit_drafted(self, decoder: DraftedRows, bursts: RunAhead) -> bool:
         """Queue a burst of drafted steps; whether there was one."""
         [row] = self.rows
         most = 1 + self._speculation.max_draft_tokens
         room = row.room(self.reach)
         if row.ended or room < most:
             return False
-        if decoder.finds_drafts:
+        if self._finds_drafts:
             steps = min(bursts.next(), room // most)
             self.flight.add(steps * most, decoder.submit_drafted(steps, None), self.rows, ONE)
             return True
@@ -162,7 +166,6 @@ class SpeculatedLoop(RowLoop):
 
     def _imagine(self, ids: tuple[int, ...]) -> None:
         """Steps of one token picked these: see what drafts would have given."""
-        decoder = cast(SingleRow, self.open_decoder())
         self.stats.plain += len(ids)
         for token in ids:
             if self._imagined is None:
@@ -171,7 +174,7 @@ class SpeculatedLoop(RowLoop):
             self._seen += 1
             self._index.push(token)
             if not drafted:
-                if self._imagined or decoder.finds_drafts:
+                if self._imagined or self._finds_drafts:
                     self._worth.gave(self._seen)
                 self._imagined = None
 

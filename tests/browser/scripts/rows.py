@@ -100,3 +100,35 @@ async def pooled(
         "rows": rows,
         "stepped down": [each for each in fallbacks() if each not in before],
     }
+
+
+async def looked_at(
+    models: Mapping[str, str], *, model: str, prompts: Sequence[Sequence[int]], scored: Sequence[int], cache: str
+) -> list[list[Any]]:
+    """By rows of one step, then by decoders of one: the best token at each one that is scored behind a prompt, and the
+    picks that follow; then whether caches are alike but for rounding."""
+    opened = await load(models, model, passes=JOINT)
+    rows = len(prompts)
+    joint: Any = await opened.row_decoder(rows, 64)
+    ones: list[Any] = [await opened.decoder(64) for _ in prompts]
+    assert joint.row(0) is not joint
+    found: list[list[Any]] = []
+    caches = []
+    for decoders in [joint] * rows, ones:
+        for number, (decoder, prompt) in enumerate(zip(decoders, prompts, strict=True)):
+            decoder.set_search(opened.search, number)
+            await decoder.row(number).prefill(prompt, 0)
+        told, held = [], []
+        for number, (decoder, prompt) in enumerate(zip(decoders, prompts, strict=True)):
+            row = decoder.row(number)
+            scores = await row.score([*prompt, *scored], len(prompt) - 1)
+            held.append((await row.carried(cache)).data)
+            await row.prefill(scored[-1:], len(prompt) + len(scored) - 1)
+            told.append([each.found.best[0][1] for each in scores])
+        together = decoders is not ones
+        bursts = [await joint.submit(4, True, range(rows))] if together else [await one.submit(4, True) for one in ones]
+        found.append([told, [ids for burst in bursts for ids in burst.rows]])
+        caches.append(held)
+    pairs = [[memoryview(data).cast("f") for data in pair] for pair in zip(*caches, strict=True)]
+    near = [all(abs(one - other) < 1e-4 for one, other in zip(*pair, strict=True)) for pair in pairs]
+    return [*found, near]

@@ -161,8 +161,8 @@ WEBGPU = (
     ),
     Mutation(
         "packed_prompts.adopted",
-        "py_src/capstan/device/webgpu/joint_rows.py",
-        "        self._begin(row, length + 1)\n",
+        "py_src/capstan/device/webgpu/joint_row.py",
+        "        self.begin(length + 1)\n",
         "",
         "a step that ends the prompts of other rows overwrites what a row took over",
         browser("packed_prompts::test_what_a_long_row_takes_over_is_not_overwritten_while_others_are_run"),

@@ -1,8 +1,8 @@
 """Decodes one sequence on WebGPU: prefill of the prompt, then bursts of decode steps whose tokens the GPU picks.
 
-The generation loop calls WebGpuDecoder as a rows.SingleRow: prompt ids go in (`prefill`), bursts of picked ids come out
-(`submit`); KV cache and logits stay on the GPU. Decode steps run from a tape, else as runs of onnxruntime-web with IO
-binding.
+The generation loop calls WebGpuDecoder as a rows.RowDecoder of one row: prompt ids go in (`prefill`), bursts of picked
+ids come out (`submit`); KV cache and logits stay on the GPU. Decode steps run from a tape, else as runs of
+onnxruntime-web with IO binding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SHORT_PROMPT, LONG_PROMPT = 8, 64
 
 
 class WebGpuDecoder:
-    """A SingleRow over SequenceBuffers; rows.SingleRow and rows.RowDecoder document the methods."""
+    """A decoder of one row over SequenceBuffers; rows.RowDecoder, DecoderRow and DraftedRows document the methods."""
 
     rows = 1
     counts_device = True
@@ -189,10 +189,13 @@ class WebGpuDecoder:
         scores = {} if self._scored is None else {"scores": self._scored.report}
         return {**found, **self._drafted.report, **scores}
 
+    def row(self, number: int) -> WebGpuDecoder:
+        return self
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._sampler.set_search(options, row)
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         self._sampler.follow(tokens, prompt, padding)
 
     async def warm_up(self) -> None:
@@ -211,11 +214,11 @@ class WebGpuDecoder:
             self._buffers.rotate(long)
         self._long = long
 
-    def reachable(self, length: int, row: int = 0) -> int:
+    def reachable(self, length: int) -> int:
         found = length if self._snapshots is None else self._snapshots.nearest(length)
         return reached(self._buffers.sliding, found)
 
-    def caches(self, row: int = 0) -> CacheSpans | None:
+    def caches(self) -> CacheSpans | None:
         self._require_open()
         buffers, about = self._buffers, self._about
         if about.states:
@@ -225,18 +228,18 @@ class WebGpuDecoder:
         owner, sliding = f"{buffers.owner}, kept", buffers.sliding
         return CacheSpans(self._device, about, buffers.cache_spans, positions, owner, window=sliding)
 
-    async def rest(self, row: int = 0) -> None:
+    async def rest(self) -> None:
         self._require_open()
         await self._rest()
         self._require_open()
 
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
+    def adopt(self, source: CacheRows, length: int) -> None:
         self._held = length
         target = self.caches()
         assert target is not None
         source.copy_to(target, length)
 
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
         await self.rest()
         tapes = self._prefill_tapes
         self._go_to(past)
@@ -319,10 +322,10 @@ class WebGpuDecoder:
             await self._run(self._step.binding, self._length)
             self._settle(self._length)
 
-    def allow(self, mask: bytes, row: int = 0) -> None:
+    def allow(self, mask: bytes) -> None:
         self._sampler.allow(mask)
 
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
+    def follow_grammar(self, position: Sequence[int]) -> None:
         self._sampler.follow_grammar(position)
 
     def reorder(self, parents: Sequence[int]) -> None:
@@ -429,7 +432,7 @@ class WebGpuDecoder:
         self._length -= most - len(burst.ids)
         return burst
 
-    async def logits(self, row: int = 0) -> memoryview[float]:
+    async def logits(self) -> memoryview[float]:
         self._require_open()
         return await self._logits.read()
 
@@ -487,11 +490,11 @@ class WebGpuDecoder:
             await self._device.copy_device_to_cpu(span, out=held)
         return CarriedTensor.read(self._about, found, held.tobytes(), self._length)
 
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()
         self._logits.write(values)
 
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
         self._require_open()
         self._logits.edit(edits)
 

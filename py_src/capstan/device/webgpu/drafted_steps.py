@@ -45,7 +45,7 @@ class DraftedSteps:
         return {} if self._made is None else {"drafts": self._made.tape.said}
 
     async def prepare(self, options: Speculation) -> str | None:
-        """See rows.SingleRow. Called while no burst is under way."""
+        """See rows.DraftedRows. Called while no burst is under way."""
         positions = 1 + options.max_draft_tokens
         if self._made is None or self._made.buffers.positions != positions:
             await self.release()

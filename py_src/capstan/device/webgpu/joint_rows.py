@@ -6,28 +6,23 @@ of picked ids come out (`submit`); KV caches and logits stay on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from ...errors import ClosedError
 from ...fallback import fall_back
 from ...memory import Loan
 from ...stages.search import SearchOptions
 from ..beams import BeamBurst, BeamOptions
-from ..cache_rows import CacheRows
 from ..casts import ELEMENT_BYTES
 from ..lora import LoraWeights
-from ..packed_rows import RowPrompts
-from ..rows import ONE, Burst, Counters
+from ..rows import ONE, Burst, Counters, RowPrompts
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
-from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder, read_burst
 from .engine import GpuEngine
+from .joint_row import JointRow
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
-from .row_logits import RowLogits
 from .row_sampler import RowSampler
-from .sliding import reached
 from .tapes.beams import BeamTape
 from .tapes.packs import PackTape, placed
 from .tapes.rows import RowTape
@@ -37,7 +32,7 @@ __all__ = ["JointRows"]
 
 class JointRows:
     """A RowDecoder that advances all its rows with one tape, a beams.BeamRows with another, and a
-    packed_rows.PackedRows with a third; these document the methods.
+    rows.PackedRows with a third; these document the methods.
 
     A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row. Prompts
     of several rows that are run together fill these spans themselves, all but the last token of each, which a step of
@@ -64,17 +59,9 @@ class JointRows:
         self._give_back = give_back
         self._about = buffers.about
         self._device = buffers.device
-        self._lengths = [0] * buffers.rows
-        """Upper bounds of the lengths on the device: a row that ended within a burst is shorter."""
         self._options: list[SearchOptions | None] = [None] * buffers.rows
         self._search: SearchOptions | None = None
-        self._followed: dict[int, tuple[Sequence[int], int, int]] = {}
-        """The last arguments of `follow`, by row."""
-        self._unstepped: set[int] = set()
-        """Rows whose last token is not known here: a step would run another one in its place."""
-        self._cursor = 0
         self._steps = 0
-        self._destroyed = False
         self.lent: Loan | None = None
         """The loan of the buffers that the tapes use as scratch; `destroy` ends it."""
         self.rows = buffers.rows
@@ -85,6 +72,7 @@ class JointRows:
         self.behind_first = one.behind_first
         self.usual_burst = one.usual_burst
         self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
+        self._rows = [JointRow(number, one, buffers, self._sampler) for number in range(buffers.rows)]
         self._beams = BeamSteps(engine, buffers, one.scratch, make_beams)
         self._packed = PackedPrompts(engine, buffers, one.scratch, make_packs)
 
@@ -106,6 +94,13 @@ class JointRows:
     def tape_passes(self) -> dict[str, str]:
         return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report, **self._packed.report}
 
+    @property
+    def _longest(self) -> int:
+        return max(row.length for row in self._rows)
+
+    def row(self, number: int) -> JointRow:
+        return self._rows[number]
+
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         given = [each for each in self._options if each is not None]
@@ -116,8 +111,8 @@ class JointRows:
         if chosen != self._search:
             self._sampler.set_search(chosen)
             self._search = chosen
-            for number, told in self._followed.items():
-                self._sampler.follow(*told, number)
+            for each_row in self._rows:
+                each_row.follow_again()
         for number, each in enumerate(self._options):
             if each is not None:
                 self._buffers.set_uncounted(number, least - each.min_length)
@@ -132,43 +127,17 @@ class JointRows:
         # The tape binds the buffers of the recording decoder.
         self._one.rotate(long)
 
-    def reachable(self, length: int, row: int = 0) -> int:
-        return reached(self._buffers.window(row), length)
-
-    def caches(self, row: int = 0) -> CacheSpans | None:
-        self._require_open()
-        buffers = self._buffers
-        spans = tuple(buffers.part(name, row) for name in buffers.caches)
-        window = buffers.window(row) or self._one.buffers.sliding
-        return CacheSpans(self._device, self._about, spans, self.capacity, f"{buffers.owner}, kept", window=window)
-
-    async def rest(self, row: int = 0) -> None:
+    async def rest(self) -> None:
         self._require_open()
         await self._one.rest()
         self._require_open()
-
-    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
-        target = self.caches(row)
-        assert target is not None
-        source.copy_to(target, length)
-        # Steps that other rows take before this one is run write behind what was copied.
-        self._begin(row, length + 1)
-
-    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
-        self._require_open()
-        if past:
-            self._buffers.to_one(row, self._one.buffers)
-        await self._one.prefill(ids, past)
-        self._require_open()
-        self._buffers.from_one(row, self._one.buffers)
-        self._go_on(row, ids[-1], past + len(ids))
 
     async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
         self._require_open()
         chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids))}
         if len(chosen) < 2:
             return ()
-        if not self._unstepped <= chosen.keys():
+        if any(row.unstepped for row in self._rows if row.number not in chosen):
             reason = "the last token of another row, which a decoder of its own had run, is not known"
             fall_back(TOGETHER, reason, "they are run one after another")
             return ()
@@ -184,13 +153,13 @@ class JointRows:
             self._packed.run(tokens)
         with self._device.batch():
             for row, (ids, past) in chosen.items():
-                self._go_on(row, ids[-1], past + len(ids))
-            for row in range(self.rows):
-                if not self._lengths[row]:
+                self._rows[row].go_on(ids[-1], past + len(ids))
+            for each in self._rows:
+                if not each.length:
                     # A step of no positions would write before the row.
-                    self._begin(row, 1)
+                    each.begin(1)
         # The other rows' last step is run once more, to the same values.
-        self._engine.play_once(self._tape.tape, max(self._lengths))
+        self._engine.play_once(self._tape.tape, self._longest)
         return chosen
 
     def _packs(self, row: int, count: int) -> bool:
@@ -204,48 +173,34 @@ class JointRows:
     def take_over(self, other: JointRows) -> None:
         """Copy the sequences of other rows, of the same number and capacity, and continue them."""
         self._require_open()
-        for row, length in enumerate(other._lengths):
-            self._buffers.take(row, other._buffers)
-            self._begin(row, length)
-        self._unstepped = set(other._unstepped)
-
-    def take_one(self, row: int, one: WebGpuDecoder) -> None:
-        """Copy the sequence of another decoder into a row, which continues it."""
-        self._require_open()
-        self._buffers.from_one(row, one.buffers)
-        self._begin(row, one.length)
-        self._unstepped.add(row)
-
-    def hand_over(self, row: int, one: WebGpuDecoder) -> None:
-        """Copy a row to a decoder of one sequence, which continues it."""
-        self._buffers.to_one(row, one.buffers, [*self._buffers.caches, "logits"])
-        one.begin(self._lengths[row])
+        for row, taken in zip(self._rows, other._rows, strict=True):
+            self._buffers.take(row.number, other._buffers)
+            row.begin(taken.length)
+            row.unstepped = taken.unstepped
 
     def reorder(self, parents: Sequence[int]) -> None:
         self._require_open()
-        lengths = list(self._lengths)
+        old = [(row.length, row.unstepped) for row in self._rows]
         moved = {row: parent for row, parent in enumerate(parents) if row != parent}
         self._buffers.copy(moved)
-        for row, parent in moved.items():
-            self._begin(row, lengths[parent])
-        self._unstepped = {row for row, parent in enumerate(parents) if parent in self._unstepped}
-
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
-        self._followed[row] = (tokens, prompt, padding)
-        self._sampler.follow(tokens, prompt, padding, row)
+        for number, parent in moved.items():
+            row, (length, row.unstepped) = self._rows[number], old[parent]
+            row.begin(length)
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         self._require_open()
-        first = max(self._lengths) + (1 if sample_first else 0)
-        cursor = self._cursor
-        self._cursor += picks
-        for row in rows:
+        first = self._longest + (1 if sample_first else 0)
+        cursor = self._buffers.cursor
+        self._buffers.cursor += picks
+        for row in self._rows:
+            row.unstepped = False
+        for number in rows:
+            row = self._rows[number]
             # A step that is first runs the pick before, which is counted already.
-            run = self._lengths[row] - (0 if sample_first else 1)
-            self._buffers.make_room(row, run, self._lengths[row] + picks - run)
-            self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
+            run = row.length - (0 if sample_first else 1)
+            self._buffers.make_room(number, run, row.length + picks - run)
+            row.length = min(row.length + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
-        self._unstepped.clear()
         numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
         return read_burst(numbers, self.rows, frozenset(rows))
 
@@ -255,14 +210,15 @@ class JointRows:
 
     def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
         self._require_open()
-        self._beams.begin(scores, sources, self._lengths)
+        self._beams.begin(scores, sources, [row.length for row in self._rows])
 
     def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
         self._require_open()
-        first = max(self._lengths) + (1 if choose_first else 0)
-        cursor = self._cursor
-        self._cursor += picks
-        self._lengths = [min(length + picks, self.capacity) for length in self._lengths]
+        first = self._longest + (1 if choose_first else 0)
+        cursor = self._buffers.cursor
+        self._buffers.cursor += picks
+        for row in self._rows:
+            row.length = min(row.length + picks, self.capacity)
         self._steps += picks - 1 if choose_first else picks
         return self._beams.submit(picks, choose_first, first, cursor)
 
@@ -270,31 +226,19 @@ class JointRows:
         self._require_open()
         self._steps += 1
         for row in rows:
-            self._buffers.make_room(row, self._lengths[row] - 1, 1)
-        self._engine.play_once(self._tape.tape, max(self._lengths))
-
-    def allow(self, mask: bytes, row: int = 0) -> None:
-        self._require_open()
-        self._sampler.allow(mask, row)
-
-    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
-        self._require_open()
-        self._sampler.follow_grammar(position, row)
+            self._buffers.make_room(row, self._rows[row].length - 1, 1)
+        self._engine.play_once(self._tape.tape, self._longest)
 
     async def step(self, tokens: Sequence[int]) -> None:
         self._require_open()
         with self._device.batch():
             self._buffers.set_inputs(tokens)
-            self._unstepped.clear()
-            for row in range(self.rows):
-                self._buffers.make_room(row, self._lengths[row], 1)
-                self._begin(row, self._lengths[row] + 1)
+            for row in self._rows:
+                row.unstepped = False
+                self._buffers.make_room(row.number, row.length, 1)
+                row.begin(row.length + 1)
         self._steps += 1
-        self._engine.play_once(self._tape.tape, max(self._lengths))
-
-    async def logits(self, row: int = 0) -> memoryview[float]:
-        self._require_open()
-        return await self._logits(row).read()
+        self._engine.play_once(self._tape.tape, self._longest)
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         self._require_open()
@@ -311,26 +255,18 @@ class JointRows:
         size = 1 + 2 * count
         return [Shortlist.read(numbers[(row - first) * size : (row - first + 1) * size]) for row in rows]
 
-    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
-        self._require_open()
-        self._logits(row).write(values)
-
-    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
-        self._require_open()
-        self._logits(row).edit(edits)
-
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
 
     async def close(self) -> None:
-        if not self._destroyed:
+        if not self._buffers.closed:
             await self._give_back(self)
 
     async def destroy(self) -> None:
         """Free the tape, the sampler and the buffers, and give back the decoder that ran the prompts."""
-        if self._destroyed:
+        if self._buffers.closed:
             return
-        self._destroyed = True
+        self._buffers.closed = True
         await self._engine.idle()
         self._sampler.destroy()
         await self._beams.release()
@@ -342,22 +278,5 @@ class JointRows:
         if self.lent is not None:
             self.lent.end()
 
-    def _begin(self, row: int, length: int) -> None:
-        """Continue a row at a length; its next pick goes to the same ring index as those of all rows."""
-        self._lengths[row] = length
-        self._buffers.set_length(row, length, self._cursor)
-
-    def _go_on(self, row: int, last: int, length: int) -> None:
-        """Continue a row whose last token is `last`."""
-        self._buffers.set_input(row, last)
-        self._unstepped.discard(row)
-        self._begin(row, length)
-
-    def _logits(self, row: int) -> RowLogits:
-        about, buffers = self._about, self._buffers
-        part = buffers.part("logits", row)
-        return RowLogits(self._device, part, about.logits_dtype, about.vocab_size, buffers.owner)
-
     def _require_open(self) -> None:
-        if self._destroyed:
-            raise ClosedError("the model of this generator was closed; load it again")
+        self._buffers.require_open()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ...errors import ClosedError
 from ...graph import GraphDescription
 from ...memory import (
     ROWS_APART,
@@ -44,6 +45,10 @@ class RowBuffers:
     owned: tuple[DeviceBuffer, ...]
     given: Loan | None
     """Buffers of the user's, held until `destroy`."""
+    cursor: int = 0
+    """The ring index of the rows' next picks."""
+    closed: bool = False
+    """Whether they are freed, or nearly."""
     uncounted: list[int] = field(default_factory=list)
     windows: list[SlidingWindow] = field(default_factory=list)
     """The sliding caches of each row; none if all caches hold every position."""
@@ -160,9 +165,9 @@ class RowBuffers:
         """The id of a row's next step."""
         self.device.copy_cpu_to_device(self.part("input ids", row), array("q", [token]))
 
-    def set_length(self, row: int, length: int, cursor: int) -> None:
+    def set_length(self, row: int, length: int) -> None:
         """A row's state: `length` valid positions, its picks from `cursor` of the ring on, not done."""
-        words = array("I", [length, cursor, *([0] * (STATE_WORDS - 2))])
+        words = array("I", [length, self.cursor, *([0] * (STATE_WORDS - 2))])
         words[UNCOUNTED] = self.uncounted[row]
         words[BASE] = self.windows[row].base if self.windows else 0
         self.device.copy_cpu_to_device(self.part("state", row), words)
@@ -170,6 +175,10 @@ class RowBuffers:
     def set_uncounted(self, row: int, count: int) -> None:
         """Tokens that count for `min_length` besides the row's length, from its next `set_length` on."""
         self.uncounted[row] = count
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the model of this generator was closed; load it again")
 
     def destroy(self) -> None:
         for buffer in self.owned:

@@ -62,18 +62,18 @@ class RowSampler:
         self._engine.set_sampling(self.handle, self._program)
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int, row: int = 0) -> None:
-        """See rows.RowDecoder."""
+        """See rows.DecoderRow."""
         if self._program is not None and self._program.row_words:
             self._engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding), row)
 
     def allow(self, mask: bytes, row: int = 0) -> None:
-        """See rows.RowDecoder."""
+        """See rows.DecoderRow."""
         if self._program is not None and self._program.own_at is not None:
             self._engine.set_sampler_own(self.handle, position_words(()), row)
         self._engine.set_allowed(self.handle, mask, row)
 
     def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
-        """See rows.RowDecoder."""
+        """See rows.DecoderRow."""
         self._engine.set_sampler_own(self.handle, position_words(position), row)
 
     def destroy(self) -> None:

@@ -68,10 +68,10 @@ def take_over(rows: WebGpuRows, others: WebGpuRows) -> None:
         rows.take_over(others)
     elif isinstance(rows, JointRows):
         for row, one in enumerate(sequences_of(others)):
-            rows.take_one(row, one)
+            rows.row(row).take(one)
     elif isinstance(others, JointRows):
         for row, one in enumerate(sequences_of(rows)):
-            others.hand_over(row, one)
+            others.row(row).give(one)
     else:
         for one, other in zip(sequences_of(rows), sequences_of(others), strict=True):
             one.copy_from(other)

@@ -191,7 +191,7 @@ async def check_rows(
         engine.fill(rows.handle("logits"), 0xFF)
         rows.set_inputs(tokens)
         for row in range(rows.rows):
-            rows.set_length(row, lengths[row % len(lengths)] + 1, 0)
+            rows.set_length(row, lengths[row % len(lengths)] + 1)
         engine.play_once(tape, max(lengths[: rows.rows]) + 1)
         parts = [rows.part(name, last) for name in rows.caches]
         device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])

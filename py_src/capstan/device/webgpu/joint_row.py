@@ -1,0 +1,130 @@
+"""One row of JointRows: its part of the buffers, and its length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..cache_rows import CacheRows
+from ..carried_tensor import CarriedTensor
+from ..shortlist import ScoredToken
+from .cache_rows import CacheSpans
+from .decoder import WebGpuDecoder
+from .row_buffers import RowBuffers
+from .row_logits import RowLogits
+from .row_sampler import RowSampler
+from .sliding import reached
+
+__all__ = ["JointRow"]
+
+
+class JointRow:
+    """rows.DecoderRow documents the methods.
+
+    A decoder of one sequence runs the prompts; its KV cache and logits are then copied to the spans of the row.
+    """
+
+    def __init__(self, number: int, one: WebGpuDecoder, buffers: RowBuffers, sampler: RowSampler) -> None:
+        self._one = one
+        self._buffers = buffers
+        self._sampler = sampler
+        self._followed: tuple[Sequence[int], int, int] | None = None
+        """The last arguments of `follow`."""
+        self.number = number
+        self.length = 0
+        """The upper bound of the length on the device: a row that ended within a burst is shorter."""
+        self.unstepped = False
+        """Whether its last token is not known here: a step would run another one in its place."""
+
+    def begin(self, length: int) -> None:
+        """Continue at a length; its next pick goes to the same ring index as those of all rows."""
+        self.length = length
+        self._buffers.set_length(self.number, length)
+
+    def go_on(self, last: int, length: int) -> None:
+        """Continue behind the token `last`."""
+        self._buffers.set_input(self.number, last)
+        self.unstepped = False
+        self.begin(length)
+
+    def take(self, one: WebGpuDecoder) -> None:
+        """Copy the sequence of another decoder, and continue it."""
+        self._buffers.require_open()
+        self._buffers.from_one(self.number, one.buffers)
+        self.begin(one.length)
+        self.unstepped = True
+
+    def give(self, one: WebGpuDecoder) -> None:
+        """Copy it to a decoder of one sequence, which continues it."""
+        self._buffers.require_open()
+        self._buffers.to_one(self.number, one.buffers, [*self._buffers.caches, "logits"])
+        one.begin(self.length)
+
+    def reachable(self, length: int) -> int:
+        return reached(self._buffers.window(self.number), length)
+
+    def caches(self) -> CacheSpans | None:
+        buffers = self._buffers
+        buffers.require_open()
+        spans = tuple(buffers.part(name, self.number) for name in buffers.caches)
+        window = buffers.window(self.number) or self._one.buffers.sliding
+        owner = f"{buffers.owner}, kept"
+        return CacheSpans(buffers.device, buffers.about, spans, buffers.capacity, owner, window=window)
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        target = self.caches()
+        assert target is not None
+        source.copy_to(target, length)
+        # Steps that other rows take before this one is run write behind what was copied.
+        self.begin(length + 1)
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        buffers = self._buffers
+        buffers.require_open()
+        if past:
+            buffers.to_one(self.number, self._one.buffers)
+        await self._one.prefill(ids, past)
+        buffers.require_open()
+        buffers.from_one(self.number, self._one.buffers)
+        self.go_on(ids[-1], past + len(ids))
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        self.give(self._one)
+        found = await self._one.score(tokens, past)
+        self.take(self._one)
+        return found
+
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        self._followed = (tokens, prompt, padding)
+        self.follow_again()
+
+    def follow_again(self) -> None:
+        """Have the sampler follow the sequence by other options."""
+        if self._followed is not None:
+            self._sampler.follow(*self._followed, self.number)
+
+    def allow(self, mask: bytes) -> None:
+        self._buffers.require_open()
+        self._sampler.allow(mask, self.number)
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        self._buffers.require_open()
+        self._sampler.follow_grammar(position, self.number)
+
+    async def logits(self) -> memoryview[float]:
+        return await self._logits().read()
+
+    def set_logits(self, values: memoryview[float]) -> None:
+        self._logits().write(values)
+
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        self._logits().edit(edits)
+
+    async def carried(self, name: str) -> CarriedTensor:
+        self.give(self._one)
+        return await self._one.carried(name)
+
+    def _logits(self) -> RowLogits:
+        buffers = self._buffers
+        buffers.require_open()
+        about, part = buffers.about, buffers.part("logits", self.number)
+        return RowLogits(buffers.device, part, about.logits_dtype, about.vocab_size, buffers.owner)
