@@ -142,7 +142,7 @@ class Engine:
 
 
 def test_records_are_read_by_step_and_prompt() -> None:
-    steps = BeamSteps(cast(Any, Engine()), cast(Any, Rows()), cast(Any, None), cast(Any, None))
+    steps = BeamSteps(cast(Any, Engine()), cast(Any, Rows()), cast(Any, None))
     steps._made = cast(Any, Anything())
     refused = asyncio.run(steps.prepare(BeamOptions(40, 80, frozenset())))
     assert refused == "40 beams with 80 continuations each are more than 1024 in all"

@@ -31,9 +31,8 @@ from capstan.device.webgpu.model import WebGpuModel
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.device.webgpu.tapes import prefill
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
-from capstan.device.webgpu.tapes.drafts import DraftBuffers
 from capstan.device.webgpu.tapes.prefill import PrefillTapes
-from capstan.device.webgpu.tapes.rows import RowTape
+from capstan.device.webgpu.tapes.rows import TapeKind
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
@@ -111,10 +110,10 @@ async def recorded_run(tapes: PrefillTapes, length: int, binding: int) -> tuple[
         tapes.engine.drop_recording(recording)
 
 
-async def recorded_drafts(
-    engine: PaperEngine, one: WebGpuDecoder, drafts: DraftBuffers, session: int, binding: int, fuse: object
-) -> RowTape:
-    """As `make_draft_tape` uses the engine."""
+async def recorded_several(
+    engine: PaperEngine, one: WebGpuDecoder, kind: TapeKind[Any], binding: int, fuse: object
+) -> tuple[int, str]:
+    """As `widened_tape` uses the engine."""
     recording = (await engine.record(binding))["handle"]
     try:
         tape = await engine.make_tape(recording, [], [])
@@ -123,7 +122,7 @@ async def recorded_drafts(
         except BaseException:
             engine.close_tape(tape)
             raise
-        return RowTape(cast(Any, engine), tape, session, binding, "made")
+        return tape, "made"
     finally:
         engine.drop_recording(recording)
 
@@ -132,7 +131,7 @@ async def recorded_drafts(
 def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepRecorder, "record", recorded_step)
     monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
-    monkeypatch.setattr(row_source, "make_draft_tape", recorded_drafts)
+    monkeypatch.setattr(row_source, "widened_tape", recorded_several)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
     able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
     sizes: dict[str, Any] = dict.fromkeys(("max_buffer_size", "max_binding_size"), 1 << 30)

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..beams import BeamBurst, BeamOptions, Continuation, Round
 from .engine import BeamSpec, GpuEngine
 from .row_buffers import RowBuffers
-from .tapes.beams import BeamTape
-from .tapes.scratch import TapeScratch
+from .tapes.beams import BeamBuffers
+from .tapes.rows import RowTape
 
 __all__ = ["BeamSteps"]
 
@@ -26,21 +26,19 @@ class BeamSteps:
         self,
         engine: GpuEngine,
         buffers: RowBuffers,
-        scratch: TapeScratch,
-        make: Callable[[], Awaitable[BeamTape | str]],
+        make: Callable[[], Awaitable[RowTape[BeamBuffers] | str]],
     ) -> None:
         self._engine = engine
         self._buffers = buffers
-        self._scratch = scratch
         self._make = make
-        self._made: BeamTape | None = None
+        self._made: RowTape[BeamBuffers] | None = None
         self._search = 0
         self._options: BeamOptions | None = None
 
     @property
     def report(self) -> dict[str, str]:
         """As RowDecoder.tape_passes."""
-        return {} if self._made is None else {"beams": self._made.tape.said}
+        return {} if self._made is None else {"beams": self._made.said}
 
     async def prepare(self, options: BeamOptions) -> str | None:
         """See beams.BeamRows."""
@@ -51,14 +49,13 @@ class BeamSteps:
             if isinstance(found, str):
                 return found
             self._made = found
-            await self._scratch.add(found.tape.tape, f"the step of {self._buffers.rows} beams", self._buffers.rows)
         if options != self._options:
             self._forget()
             self._search = self._engine.make_beam_search(self._spec(options, self._made))
             self._options = options
         return None
 
-    def _spec(self, options: BeamOptions, made: BeamTape) -> BeamSpec:
+    def _spec(self, options: BeamOptions, made: RowTape[BeamBuffers]) -> BeamSpec:
         buffers = self._buffers
         about, state = buffers.about, buffers.spans["state"]
         return BeamSpec(
@@ -89,7 +86,7 @@ class BeamSteps:
     def submit(self, picks: int, choose_first: bool, length: int, cursor: int) -> Awaitable[BeamBurst]:
         """Queue them; `length` is what the longest row has in the first step, its record the one of number `cursor`."""
         assert self._options is not None
-        tape = self._tape().tape.tape
+        tape = self._tape().tape
         numbers = self._engine.beam_burst(tape, self._search, picks, choose_first, length, cursor)
         return _burst(numbers, picks, self._options.beams, self._buffers.rows)
 
@@ -98,8 +95,6 @@ class BeamSteps:
         self._forget()
         made, self._made = self._made, None
         if made is not None:
-            self._scratch.drop(made.tape.tape)
-            await self._engine.idle()
             await made.release()
 
     def _forget(self) -> None:
@@ -107,7 +102,7 @@ class BeamSteps:
             self._engine.destroy_beam_search(self._search)
         self._search, self._options = 0, None
 
-    def _tape(self) -> BeamTape:
+    def _tape(self) -> RowTape[BeamBuffers]:
         if self._made is None:
             raise ValueError("call prepare_beams before begin_beams and submit_beams")
         return self._made

@@ -36,8 +36,9 @@ from .row_sampler import RowSampler
 from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
 from .sliding import reached
-from .tapes.drafts import DraftTape
+from .tapes.drafts import DraftBuffers
 from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
+from .tapes.rows import RowTape
 from .tapes.scratch import TapeScratch
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class WebGpuDecoder:
         take_warm_up: Callable[[], bool],
         pace: PrefillPace,
         prefill_tapes: PrefillTapes | None,
-        make_drafts: Callable[[WebGpuDecoder, int], Awaitable[DraftTape | str]],
+        make_drafts: Callable[[WebGpuDecoder, int], Awaitable[RowTape[DraftBuffers] | str]],
         make_scores: Callable[[SequenceBuffers, int, PrefillTapes | None], Awaitable[ScoredRuns]],
         record_step: Callable[[WebGpuDecoder, DecodeStep], Awaitable[DecodeStep]],
         eager_picks: int,
@@ -136,7 +137,7 @@ class WebGpuDecoder:
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = RowSampler(engine, about, buffers)
-        self._drafted = DraftedSteps(engine, self._sampler, scratch, partial(make_drafts, self))
+        self._drafted = DraftedSteps(engine, self._sampler, partial(make_drafts, self))
 
     def _take_step(self, step: DecodeStep) -> None:
         """Run decode steps in this way from now on."""

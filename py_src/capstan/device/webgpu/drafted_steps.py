@@ -9,8 +9,8 @@ from ...stages.speculation import Speculation
 from ..rows import Burst
 from .engine import GpuEngine
 from .row_sampler import RowSampler
-from .tapes.drafts import DraftTape
-from .tapes.scratch import TapeScratch
+from .tapes.drafts import DraftBuffers
+from .tapes.rows import RowTape
 
 __all__ = ["DraftedSteps"]
 
@@ -25,14 +25,12 @@ class DraftedSteps:
         self,
         engine: GpuEngine,
         sampler: RowSampler,
-        scratch: TapeScratch,
-        make: Callable[[int], Awaitable[DraftTape | str]],
+        make: Callable[[int], Awaitable[RowTape[DraftBuffers] | str]],
     ) -> None:
         self._engine = engine
-        self._scratch = scratch
         self._sampler = sampler
         self._make = make
-        self._made: DraftTape | None = None
+        self._made: RowTape[DraftBuffers] | None = None
 
     @property
     def positions(self) -> int:
@@ -42,7 +40,7 @@ class DraftedSteps:
     @property
     def report(self) -> dict[str, str]:
         """As RowDecoder.tape_passes."""
-        return {} if self._made is None else {"drafts": self._made.tape.said}
+        return {} if self._made is None else {"drafts": self._made.said}
 
     async def prepare(self, options: Speculation) -> str | None:
         """See rows.DraftedRows. Called while no burst is under way."""
@@ -53,7 +51,6 @@ class DraftedSteps:
             if isinstance(found, str):
                 return found
             self._made = found
-            await self._scratch.add(found.tape.tape, f"the tape over {positions} positions")
         drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
         buffers = self._made.buffers
         self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits)
@@ -63,18 +60,16 @@ class DraftedSteps:
         """Queue them; the sequence has at most `length` positions, the ring has its last pick before `cursor`."""
         made = self._tape()
         positions = made.buffers.positions
-        numbers = self._engine.drafted_burst(made.tape.tape, self._sampler.handle, steps, positions, length, cursor)
+        numbers = self._engine.drafted_burst(made.tape, self._sampler.handle, steps, positions, length, cursor)
         return _burst(numbers, positions)
 
     async def release(self) -> None:
         """Free the tape."""
         made, self._made = self._made, None
         if made is not None:
-            self._scratch.drop(made.tape.tape)
-            await self._engine.idle()
             await made.release()
 
-    def _tape(self) -> DraftTape:
+    def _tape(self) -> RowTape[DraftBuffers]:
         if self._made is None:
             raise ValueError("call prepare_drafts before submit_drafted")
         return self._made

@@ -23,8 +23,8 @@ from .joint_row import JointRow
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_sampler import RowSampler
-from .tapes.beams import BeamTape
-from .tapes.packs import PackTape, placed
+from .tapes.beams import BeamBuffers
+from .tapes.packs import PackBuffers, placed
 from .tapes.rows import RowTape
 
 __all__ = ["JointRows"]
@@ -46,15 +46,14 @@ class JointRows:
         self,
         engine: GpuEngine,
         one: WebGpuDecoder,
-        buffers: RowBuffers,
-        tape: RowTape,
+        tape: RowTape[RowBuffers],
         give_back: Callable[[JointRows], Awaitable[None]],
-        make_beams: Callable[[], Awaitable[BeamTape | str]],
-        make_packs: Callable[[], Awaitable[PackTape | str | None]] | None,
+        make_beams: Callable[[], Awaitable[RowTape[BeamBuffers] | str]],
+        make_packs: Callable[[], Awaitable[RowTape[PackBuffers] | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._one = one
-        self._buffers = buffers
+        self._buffers = buffers = tape.buffers
         self._tape = tape
         self._give_back = give_back
         self._about = buffers.about
@@ -73,7 +72,7 @@ class JointRows:
         self.usual_burst = one.usual_burst
         self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
         self._rows = [JointRow(number, one, buffers, self._sampler) for number in range(buffers.rows)]
-        self._beams = BeamSteps(engine, buffers, one.scratch, make_beams)
+        self._beams = BeamSteps(engine, buffers, make_beams)
         self._packed = PackedPrompts(engine, buffers, one.scratch, make_packs)
 
     @property
@@ -271,9 +270,7 @@ class JointRows:
         self._sampler.destroy()
         await self._beams.release()
         await self._packed.release()
-        self._one.scratch.drop(self._tape.tape)
         await self._tape.release()
-        self._buffers.destroy()
         await self._one.close()
         if self.lent is not None:
             self.lent.end()

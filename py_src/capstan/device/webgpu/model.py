@@ -31,7 +31,8 @@ from .rows import WebGpuRows, give_scratch, sequences_of
 from .sequence_buffers import SequenceBuffers
 from .step_source import StepSource
 from .tapes.decode_step import DecodeStep
-from .tapes.drafts import DraftTape
+from .tapes.drafts import DraftBuffers
+from .tapes.rows import RowTape
 from .tapes.scratch import TapeScratch, largest
 
 __all__ = ["WebGpuModel"]
@@ -221,7 +222,7 @@ class WebGpuModel:
         """Whether rows are of this model, not of one for adapters of another rank or none."""
         return all(one in self._decoders for one in sequences_of(decoder))
 
-    async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
+    async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...fallback import fall_back
 from .engine import GpuEngine
 from .row_buffers import RowBuffers
-from .tapes.packs import PackTape, Placed
+from .tapes.packs import PackBuffers, Placed
+from .tapes.rows import RowTape
 from .tapes.scratch import TapeScratch
 
 __all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
@@ -38,13 +39,13 @@ class PackedPrompts:
         engine: GpuEngine,
         buffers: RowBuffers,
         scratch: TapeScratch,
-        make: Callable[[], Awaitable[PackTape | str | None]] | None,
+        make: Callable[[], Awaitable[RowTape[PackBuffers] | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._buffers = buffers
         self._scratch = scratch
         self._make = make
-        self._made: PackTape | str | None = None
+        self._made: RowTape[PackBuffers] | str | None = None
         self._preparing: asyncio.Future[None] | None = None
         self._runs = self._tokens = 0
 
@@ -60,7 +61,7 @@ class PackedPrompts:
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}
         done = f"{self._runs} runs had {self._tokens} tokens of prompts"
-        return {"prompts": f"{self._made.tape.said}; {done}"}
+        return {"prompts": f"{self._made.said}; {done}"}
 
     async def ready(self) -> bool:
         """Whether there is a tape, which is made if its time has come. A wait that is cancelled goes on until it is:
@@ -72,23 +73,21 @@ class PackedPrompts:
             except asyncio.CancelledError:
                 await asyncio.wait([preparing])
                 raise
-        return isinstance(self._made, PackTape)
+        return isinstance(self._made, RowTape)
 
     async def _prepare(self) -> None:
         self._made = made = None if self._make is None else await self._make()
         if isinstance(made, str):
             fall_back(TOGETHER, made, "they are run one after another")
-        elif made is not None:
-            await self._scratch.add(made.tape.tape, f"runs of {made.buffers.tokens} tokens", self._buffers.rows)
 
     def run(self, tokens: Sequence[Placed]) -> None:
         """Queue runs of these tokens, which fill the caches; those of a row are in order."""
-        assert isinstance(self._made, PackTape)
+        assert isinstance(self._made, RowTape)
         pack = self._made.buffers
         for start in range(0, len(tokens), pack.tokens):
             part = tokens[start : start + pack.tokens]
             pack.write(self._buffers, part)
-            self._engine.play_once(self._made.tape.tape, max(token.length for token in part))
+            self._engine.play_once(self._made.tape, max(token.length for token in part))
             self._runs += 1
         self._tokens += len(tokens)
 
@@ -97,7 +96,5 @@ class PackedPrompts:
         if self._preparing is not None:
             await asyncio.wait([self._preparing])
         made, self._made = self._made, None
-        if isinstance(made, PackTape):
-            self._scratch.drop(made.tape.tape)
-            await self._engine.idle()
+        if isinstance(made, RowTape):
             await made.release()

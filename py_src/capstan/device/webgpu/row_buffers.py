@@ -44,7 +44,7 @@ class RowBuffers:
     """Room to keep rows of one tensor while `copy` overwrites them."""
     owned: tuple[DeviceBuffer, ...]
     given: Loan | None
-    """Buffers of the user's, held until `destroy`."""
+    """Buffers of the user's, held until `close`."""
     cursor: int = 0
     """The ring index of the rows' next picks."""
     closed: bool = False
@@ -180,7 +180,7 @@ class RowBuffers:
         if self.closed:
             raise ClosedError("the model of this generator was closed; load it again")
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         for buffer in self.owned:
             buffer.close()
         if self.given is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
@@ -20,19 +22,19 @@ from .joint_rows import JointRows
 from .packed_prompts import run_length
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
-from .tapes.beams import BeamBuffers, BeamTape, make_beam_tape
-from .tapes.drafts import DraftBuffers, DraftTape, make_draft_tape
-from .tapes.packs import PackBuffers, PackTape, make_pack_tape
-from .tapes.rows import Fuse, RowTape, make_row_tape
-from .tapes.stored import Span, StoredTapes
+from .tapes.beams import BeamBuffers, beam_kind
+from .tapes.drafts import DraftBuffers, draft_kind
+from .tapes.packs import PackBuffers, pack_kind
+from .tapes.rows import Closable, RowTape, TapeKind, row_kind, widened_tape
+from .tapes.stored import StoredTapes
 
 __all__ = ["RowSource"]
 
 REFUSALS = (TapeError, UnsupportedModelError, OutOfMemoryError)
 """The errors by which a step of several tokens has no tape."""
 
-Make = Callable[[int, int, Fuse], Awaitable[RowTape]]
-"""Makes a tape with a captured session and its binding, and owns the session then."""
+B = TypeVar("B", bound=Closable)
+T = TypeVar("T")
 
 
 @dataclass
@@ -131,38 +133,17 @@ class RowSource:
             raise error
         return str(error)
 
-    async def drafts(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
+    async def drafts(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
-        try:
-            self._require_taped(one)
-            buffers = await DraftBuffers.allocate(one.buffers, positions)
-            try:
-                make = partial(make_draft_tape, self.engine, one, buffers)
-                tape = await self._tape(f"step over {positions} positions", one, buffers.bound(one.buffers), make)
-            except BaseException:
-                buffers.close()
-                raise
-            return DraftTape(tape, buffers)
-        except REFUSALS as error:
-            return self._reason(error)
+        return await self._tried(one, partial(draft_kind, self.engine, one, positions), self._tape)
 
-    async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> BeamTape | str:
+    async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
         if rows.windows:
             return "caches of windows slide, and the table of beams tells places of whole caches"
-        try:
-            buffers = await BeamBuffers.allocate(rows)
-            try:
-                make = partial(make_beam_tape, self.engine, one, rows, buffers)
-                tape = await self._tape(f"step of {rows.rows} beams", one, buffers.bound(rows), make)
-            except BaseException:
-                buffers.close()
-                raise
-            return BeamTape(tape, buffers)
-        except REFUSALS as error:
-            return self._reason(error)
+        return await self._tried(one, partial(beam_kind, self.engine, one, rows), self._tape)
 
-    async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> PackTape | str | None:
+    async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
         made again; else one is recorded when prompts of so many rows come for the second time, None before. Over
         given scratch, which may be too small, none is recorded."""
@@ -171,62 +152,67 @@ class RowSource:
         self.prompted[what] = reason = self.prompted.get(what, "")
         if reason:
             return reason
+        kind = partial(pack_kind, self.engine, one, rows, run_length(self.device.about().software))
+        found = await self._tried(one, kind, self._tape if again else self._stored_tape)
+        if isinstance(found, str):
+            self.prompted[what] = found
+        return found
+
+    async def _tried(
+        self,
+        one: WebGpuDecoder,
+        kind: Callable[[], Awaitable[TapeKind[B]]],
+        make: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]],
+    ) -> T | str:
+        """The tape that is made for a kind of step, or the reason for none."""
         try:
-            buffers = await PackBuffers.allocate(rows, run_length(self.device.about().software))
-            tape: RowTape | None = None
-            try:
-                name, spans = f"run of {buffers.tokens} tokens of {rows.rows} rows", buffers.bound(rows)
-                if again:
-                    tape = await self._tape(name, one, spans, partial(make_pack_tape, self.engine, one, rows, buffers))
-                else:
-                    async with self.recording:
-                        tape = await self._restored(name, one, spans)
-            finally:
-                if tape is None:
-                    buffers.close()
-            return PackTape(tape, buffers) if tape is not None else None
+            self._require_taped(one)
+            return await make(one, await kind())
         except REFUSALS as error:
-            self.prompted[what] = reason = self._reason(error)
-            return reason
+            return self._reason(error)
 
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
         owner = f"{self.owner} rows of {one.owner}"
         buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
-        tape: RowTape | None = None
-        try:
-            make = partial(make_row_tape, self.engine, one, buffers)
-            tape = await self._tape(f"step of {rows} rows", one, buffers.bound(), make)
-            await one.scratch.add(tape.tape, f"the step of {rows} rows", rows)
+        tape = await self._tape(one, row_kind(self.engine, one, buffers))
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(tape.release)
             packs = partial(self.packs, one, buffers) if "prompts" in self.passes else None
-            beams = partial(self.beams, one, buffers)
-            return JointRows(self.engine, one, buffers, tape, self._give_back, beams, packs)
-        except BaseException:
+            made = JointRows(self.engine, one, tape, self._give_back, partial(self.beams, one, buffers), packs)
+            undo.pop_all()
+        return made
+
+    async def _tape(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
+        """The tape of a step of several tokens: a stored one, else one that is recorded and checked. It owns the kind's
+        buffers, which are closed on failure."""
+        async with AsyncExitStack() as undo:
+            undo.callback(kind.buffers.close)
+            async with self.recording:
+                tape = await self._restored(one, kind) or await self._recorded(one, kind)
+            undo.push_async_callback(tape.release)
+            await one.scratch.add(tape.tape, f"the {kind.name}", kind.sequences)
+            undo.pop_all()
+        return tape
+
+    async def _stored_tape(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
+        """`_tape`, or None where none is stored."""
+        async with AsyncExitStack() as undo:
+            undo.callback(kind.buffers.close)
+            async with self.recording:
+                tape = await self._restored(one, kind)
             if tape is not None:
-                one.scratch.drop(tape.tape)
-                await tape.release()
-            buffers.destroy()
-            raise
+                undo.push_async_callback(tape.release)
+                await one.scratch.add(tape.tape, f"the {kind.name}", kind.sequences)
+                undo.pop_all()
+        return tape
 
-    async def _tape(self, what: str, one: WebGpuDecoder, spans: Mapping[str, Span], make: Make) -> RowTape:
-        """The tape of a step of several tokens: a stored one, else one that is recorded and checked."""
-        key = self.key(one.capacity)
-        async with self.recording:
-            restored = await self._restored(what, one, spans)
-            if restored is not None:
-                return restored
-            tape = await self._captured(one, make)
-            try:
-                await self.stored.keep(what, key, one.buffers, tape.tape, {"rows": tape.said}, spans)
-            except BaseException:
-                await tape.release()
-                raise
-            return tape
-
-    async def _restored(self, what: str, one: WebGpuDecoder, spans: Mapping[str, Span]) -> RowTape | None:
-        """A stored tape of such a step, made again."""
-        restored = await self.stored.restore(what, self.key(one.capacity), one.buffers, spans)
-        return None if restored is None else RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
+    async def _restored(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
+        """A stored tape, made again."""
+        found = await self.stored.restore(kind.name, self.key(one.capacity), one.buffers, kind.bound)
+        if found is None:
+            return None
+        return RowTape(self.engine, found.tape, 0, 0, found.passes["rows"], kind.buffers, one.scratch)
 
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":
@@ -234,22 +220,26 @@ class RowSource:
         if self.about.states or self.about.growing:
             raise TapeError("the model has states or caches besides those that attention writes in place")
 
-    async def _captured(self, one: WebGpuDecoder, make: Make) -> RowTape:
-        """The tape that `make` makes with a captured session over the decoder's buffers; it owns the session."""
+    async def _recorded(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
+        """A tape that is recorded with a captured session over the decoder's buffers, checked and stored."""
         engine, about = self.engine, self.about
         session, binding = await self.capture(one.buffers)
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(engine.release_session, session)
+            undo.callback(engine.unbind, binding)
+            undo.callback(engine.retire, binding)
             missing = about.left_out_within(one.capacity)
             left_out = left_out_by_cache(missing, one.buffers, engine.recorded_id)
             fuse = partial(
                 fuse_step, passes=self.passes, left_out=left_out, weights=self.weights(), tables=self.tables()
             )
-            return await make(session, binding, fuse)
-        except BaseException:
-            engine.retire(binding)
-            engine.unbind(binding)
-            await engine.release_session(session)
-            raise
+            tape, said = await widened_tape(engine, one, kind, binding, fuse)
+            undo.pop_all()
+            made = RowTape(engine, tape, session, binding, said, kind.buffers, one.scratch)
+            undo.push_async_callback(made.release)
+            await self.stored.keep(kind.name, self.key(one.capacity), one.buffers, tape, {"rows": said}, kind.bound)
+            undo.pop_all()
+        return made
 
     async def _give_back(self, rows: JointRows) -> None:
         if rows.reusable:

@@ -11,10 +11,10 @@ from ....memory import BufferRequest, DeviceBuffer
 from ..cache_rows import CacheSpans
 from ..engine import GpuEngine
 from ..row_buffers import RowBuffers
-from .rows import Fuse, OneRow, RowTape, Widened, check_rows, row_spans, widened_tape
+from .rows import OneRow, TapeKind, check_rows
 from .stored import Span
 
-__all__ = ["BeamBuffers", "BeamTape", "make_beam_tape"]
+__all__ = ["BeamBuffers", "beam_kind"]
 
 
 @dataclass
@@ -44,30 +44,14 @@ class BeamBuffers:
         self.scores.close()
 
 
-@dataclass
-class BeamTape:
-    """The tape, and its buffers."""
-
-    tape: RowTape
-    buffers: BeamBuffers
-
-    async def release(self) -> None:
-        await self.tape.release()
-        self.buffers.close()
-
-
-async def make_beam_tape(
-    engine: GpuEngine, one: OneRow, rows: RowBuffers, beams: BeamBuffers, session: int, binding: int, fuse: Fuse
-) -> RowTape:
-    """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
-    if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of all
-    caches."""
-    widened = Widened(rows.rows, False, row_spans(engine, one.buffers, beams.bound(rows)), rows.owner)
+async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[BeamBuffers]:
+    """The step of rows that are beams. Its check destroys the contents of all caches. Raises OutOfMemoryError."""
+    beams = await BeamBuffers.allocate(rows)
 
     async def check(tape: int) -> None:
         await check_rows(engine, one, rows, tape, Exchange(rows, beams.table))
 
-    return await widened_tape(engine, one.buffers, widened, session, binding, fuse, check)
+    return TapeKind(f"step of {rows.rows} beams", rows.rows, rows.rows, beams, beams.bound(rows), rows.owner, check)
 
 
 @dataclass(frozen=True)

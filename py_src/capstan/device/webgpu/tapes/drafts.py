@@ -10,10 +10,10 @@ from ....memory import BufferRequest, DeviceBuffer
 from ...element_types import byte_count
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
-from .rows import LONG, PROBED, Fuse, OneRow, RowTape, Widened, require_steps_of_one, row_spans, widened_tape
+from .rows import LONG, PROBED, OneRow, TapeKind, require_steps_of_one
 from .stored import Span
 
-__all__ = ["DraftBuffers", "DraftTape", "make_draft_tape"]
+__all__ = ["DraftBuffers", "draft_kind"]
 
 
 @dataclass
@@ -50,32 +50,17 @@ class DraftBuffers:
         self.logits.close()
 
 
-@dataclass
-class DraftTape:
-    """The tape, and its buffers."""
-
-    tape: RowTape
-    buffers: DraftBuffers
-
-    async def release(self) -> None:
-        await self.tape.release()
-        self.buffers.close()
-
-
-async def make_draft_tape(
-    engine: GpuEngine, one: OneRow, drafts: DraftBuffers, session: int, binding: int, fuse: Fuse
-) -> RowTape:
-    """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
-    if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
-    caches."""
-    buffers, positions = one.buffers, drafts.positions
+async def draft_kind(engine: GpuEngine, one: OneRow, positions: int) -> TapeKind[DraftBuffers]:
+    """The step over the last token and the drafts behind it. Raises OutOfMemoryError."""
+    buffers = one.buffers
+    drafts = await DraftBuffers.allocate(buffers, positions)
 
     async def check(tape: int) -> None:
         for length in dict.fromkeys((PROBED[0], LONG[buffers.device.about().software])):
             await _check(engine, one, tape, drafts, min(length, buffers.capacity - positions - 1))
 
-    widened = Widened(positions, True, row_spans(engine, buffers, drafts.bound(buffers)), buffers.owner)
-    return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
+    name, bound = f"step over {positions} positions", drafts.bound(buffers)
+    return TapeKind(name, positions, 1, drafts, bound, buffers.owner, check, along=True)
 
 
 async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers, length: int) -> None:

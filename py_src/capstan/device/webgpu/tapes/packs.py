@@ -15,10 +15,10 @@ from ..row_buffers import RowBuffers
 from ..sequence_buffers import STATE_WORDS, SequenceBuffers
 from ..sliding import BASE, row_bytes
 from .comparison import WIDENED_STEP, Compared, require_alike
-from .rows import LONG, PROBED, Fuse, OneRow, RowTape, Widened, row_spans, widened_tape
+from .rows import LONG, PROBED, OneRow, TapeKind
 from .stored import Span
 
-__all__ = ["PackBuffers", "PackTape", "Placed", "make_pack_tape", "placed"]
+__all__ = ["PackBuffers", "Placed", "pack_kind", "placed"]
 
 ROW = 1
 """The word of a token's state that has its row: attention_shared.wgsl."""
@@ -82,30 +82,16 @@ class PackBuffers:
         self.inputs.close()
 
 
-@dataclass
-class PackTape:
-    """The tape, and its buffer."""
-
-    tape: RowTape
-    buffers: PackBuffers
-
-    async def release(self) -> None:
-        await self.tape.release()
-        self.buffers.close()
-
-
-async def make_pack_tape(
-    engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuffers, session: int, binding: int, fuse: Fuse
-) -> RowTape:
-    """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
-    if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
-    caches, not those of the rows."""
-    widened = Widened(pack.tokens, False, row_spans(engine, one.buffers, pack.bound(rows), packed=True), rows.owner)
+async def pack_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers, tokens: int) -> TapeKind[PackBuffers]:
+    """The run of so many tokens of any rows. The check of its tape restores their caches. Raises
+    OutOfMemoryError."""
+    pack = await PackBuffers.allocate(rows, tokens)
 
     async def check(tape: int) -> None:
         await _check(engine, one, rows, pack, tape)
 
-    return await widened_tape(engine, one.buffers, widened, session, binding, fuse, check)
+    name, bound = f"run of {tokens} tokens of {rows.rows} rows", pack.bound(rows)
+    return TapeKind(name, tokens, rows.rows, pack, bound, rows.owner, check, packed=True)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from ....host.spans import spanned
 from ....memory import BufferRequest, DeviceBuffer
@@ -24,20 +24,21 @@ from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers
 from .comparison import WIDENED_STEP, Compared, require_alike
 from .pipeline import Check, make_tape, recorded
+from .scratch import TapeScratch
 from .stored import Span
 
 __all__ = [
+    "Closable",
     "LONG",
     "PROBED",
     "Exchanged",
     "Fuse",
     "OneRow",
     "RowTape",
-    "Widened",
+    "TapeKind",
     "check_rows",
-    "make_row_tape",
     "require_steps_of_one",
-    "row_spans",
+    "row_kind",
     "widened_tape",
 ]
 
@@ -61,92 +62,108 @@ class OneRow(Protocol):
         """Queue a step of the tape for each id."""
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+B = TypeVar("B", bound=Closable)
+
+
+@dataclass(frozen=True)
+class TapeKind(Generic[B]):
+    """The step of several tokens to which a step of one is widened."""
+
+    name: str
+    rows: int
+    """The tokens of a step."""
+    sequences: int
+    """Rows of the decoder that has the tape."""
+    buffers: B
+    """The buffers that it has besides the recorded ones."""
+    bound: Mapping[str, Span]
+    """The parts of buffers that its kernels bind, by the names of the buffers of one sequence. In 'table', if there is
+    one, rows find the places of each other's caches."""
+    owner: str
+    check: Check
+    along: bool = False
+    """Whether the rows are positions of one sequence."""
+    packed: bool = False
+    """Whether the rows are tokens of any sequences."""
+
+    @property
+    def unit(self) -> str:
+        """The name of its rows."""
+        if self.packed or self.along:
+            return "tokens of any" if self.packed else "positions"
+        return "beams" if "table" in self.bound else "rows"
+
+
 @dataclass
-class RowTape:
-    """The tape, and the captured session whose weights and constants it uses; none where it was stored."""
+class RowTape(Generic[B]):
+    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; none
+    where it was stored."""
 
     engine: GpuEngine
     tape: int
     session: int
     binding: int
     said: str
+    buffers: B
+    scratch: TapeScratch
 
     async def release(self) -> None:
+        """Free it once the device has done what was submitted."""
+        self.scratch.drop(self.tape)
+        await self.engine.idle()
         self.engine.close_tape(self.tape)
         if self.session:
             self.engine.unbind(self.binding)
             await self.engine.release_session(self.session)
-
-
-async def make_row_tape(
-    engine: GpuEngine,
-    one: OneRow,
-    rows: RowBuffers,
-    session: int,
-    binding: int,
-    fuse: Fuse,
-) -> RowTape:
-    """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
-    Raises TapeError if no tape is possible, and OutOfMemoryError; the session is then the caller's."""
-    buffers = one.buffers
-    widened = Widened(rows.rows, False, row_spans(engine, buffers, rows.bound()), rows.owner)
-
-    async def check(tape: int) -> None:
-        await check_rows(engine, one, rows, tape)
-
-    return await widened_tape(engine, buffers, widened, session, binding, fuse, check)
-
-
-def row_spans(engine: GpuEngine, buffers: SequenceBuffers, bound: Mapping[str, Span], packed: bool = False) -> RowSpans:
-    """The places of a widened step, by the names of the buffers of one sequence whose step was recorded."""
-    known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name not in ("state", "table")}
-    spans = {recorded: bound[name] for name, recorded in known.items()}
-    return RowSpans(bound["state"], spans, known["input ids"], bound.get("table"), packed)
-
-
-@dataclass(frozen=True)
-class Widened:
-    """The form to which a step of one token is widened."""
-
-    rows: int
-    along: bool
-    """Whether the rows are positions of one sequence."""
-    spans: RowSpans
-    owner: str
+        self.buffers.close()
 
 
 @spanned("record and check the step of several tokens")
 async def widened_tape(
-    engine: GpuEngine,
-    buffers: SequenceBuffers,
-    widened: Widened,
-    session: int,
-    binding: int,
-    fuse: Fuse,
-    check: Check,
-) -> RowTape:
-    """A tape of the widened step, recorded over the buffers of one sequence, that `check` has let pass. Raises and
-    leaves as make_row_tape."""
+    engine: GpuEngine, one: OneRow, kind: TapeKind[Any], binding: int, fuse: Fuse
+) -> tuple[int, str]:
+    """A checked tape of the step, and what became of the recorded one; `binding` is of a captured session over the
+    buffers of `one`, whose caches lose their contents. Raises TapeError if no tape is possible, and OutOfMemoryError.
+    """
+    buffers = one.buffers
     async with recorded(engine, binding) as recording:
         ops, _ = without_clears(captured_half(recording))
         check_replayable(recording)
         lasting = {engine.recorded_id(handle) for handle in buffers.written()}
         placement = fuse(recording, ops, lasting)
         limits = WorkgroupLimits.of(engine.adapter())
-        where, rows, along = widened.spans, widened.rows, widened.along
-        step = row_step(placement, recording, ops, where, rows, limits, buffers.capacity, along)
+        where = row_spans(engine, buffers, kind)
+        step = row_step(placement, recording, ops, where, kind.rows, limits, buffers.capacity, kind.along)
 
         async def retired(tape: int) -> None:
             engine.retire(binding)
-            await check(tape)
+            await kind.check(tape)
 
-        spec, tables = step.spec(widened.owner), step.tables
+        spec, tables = step.spec(kind.owner), step.tables
         tape = await make_tape(
             engine, recording, step.played, sorted(lasting), fused=spec, tables=tables, check=retired
         )
-        kind = "tokens of any" if where.packed else "positions" if along else "rows" if where.table is None else "beams"
-        said = f"{len(ops)} operations became {len(step.played)} for {rows} {kind}"
-        return RowTape(engine, tape, session, binding, said)
+        return tape, f"{len(ops)} operations became {len(step.played)} for {kind.rows} {kind.unit}"
+
+
+def row_spans(engine: GpuEngine, buffers: SequenceBuffers, kind: TapeKind[Any]) -> RowSpans:
+    bound = kind.bound
+    known = {name: engine.recorded_id(buffers.handle(name)) for name in bound if name not in ("state", "table")}
+    spans = {recorded: bound[name] for name, recorded in known.items()}
+    return RowSpans(bound["state"], spans, known["input ids"], bound.get("table"), kind.packed)
+
+
+def row_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[RowBuffers]:
+    """The step of rows that have a sequence each."""
+
+    async def check(tape: int) -> None:
+        await check_rows(engine, one, rows, tape)
+
+    return TapeKind(f"step of {rows.rows} rows", rows.rows, rows.rows, rows, rows.bound(), rows.owner, check)
 
 
 class Exchanged(Protocol):
