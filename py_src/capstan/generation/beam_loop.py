@@ -213,6 +213,8 @@ class BeamLoop(RowLoop):
         return [row.sequence for row in self.rows[prompt * count : (prompt + 1) * count]]
 
     def _new_beams(self) -> list[Beams]:
-        options = self.options
-        made = (options.num_beams, options.length_penalty, options.early_stopping, self._ends, options.pad_token_id)
-        return [Beams(*made) for _ in range(options.batch_size)]
+        search = self.options
+        return [
+            Beams(search.num_beams, search.length_penalty, search.early_stopping, self._ends, search.pad_token_id)
+            for _ in range(search.batch_size)
+        ]

@@ -80,8 +80,8 @@ class RowPrompts(DecodeLoop):
             self._opening = self._model.recoveries
             choice = self.adapters.pending[0] if self.adapters.at_start else None
             lora = await self.adapters.weights(choice) if choice else None
-            given = (len(self.rows), self.max_length, self._pools, lora)
-            self._use(await self._model.row_decoder(*given, unrecorded))
+            rows, model = len(self.rows), self._model
+            self._use(await model.row_decoder(rows, self.max_length, self._pools, lora, unrecorded))
             if choice:
                 self.adapters.chosen(choice)
         return self.open_decoder()

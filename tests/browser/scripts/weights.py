@@ -154,7 +154,7 @@ async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[st
             loaded: Any = opened._loaded
             if opened.device_type == "webgpu":
                 found["weights"] = await digest(loaded)
-                found["handles"] = sorted(loaded._steps.weights.values())
+                found["handles"] = sorted(loaded._loaded.weights.values())
             if keep:
                 kept.append(opened)
             else:
@@ -259,7 +259,7 @@ async def digest(loaded: Any) -> str:
     total = hashlib.sha256()
     for entry in loaded._graphs.weights:
         size = -(-entry.length // 4) * 4
-        total.update((await gpu().read(loaded._steps.weights[entry.name], 0, size))[: entry.length])
+        total.update((await gpu().read(loaded._loaded.weights[entry.name], 0, size))[: entry.length])
     return total.hexdigest()
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...errors import ClosedError, OptionError
 from ...graph import GraphDescription
@@ -65,6 +65,29 @@ SHORT_PROMPT, LONG_PROMPT = 8, 64
 32: one prompt is longer than the first limit, the other is longer than both."""
 
 
+class Maker(Protocol):
+    """The model that made a decoder, by what the decoder asks of it."""
+
+    @property
+    def eager_picks(self) -> int:
+        """Picks that come before a step that is not recorded yet is."""
+
+    def take_warm_up(self) -> bool:
+        """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
+
+    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
+        """A tape of the decoder's steps over that many positions, or the reason for none."""
+
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
+        """The runs that score a sequence's tokens."""
+
+    async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
+        """The step of a decoder that ran eagerly for a while, recorded, or a step down."""
+
+    async def give_back(self, decoder: WebGpuDecoder) -> None:
+        """Take back an unused decoder."""
+
+
 class WebGpuDecoder:
     """A decoder of one row over SequenceBuffers; rows.RowDecoder, DecoderRow and DraftedRows document the methods."""
 
@@ -81,14 +104,9 @@ class WebGpuDecoder:
         scratch: TapeScratch,
         step: DecodeStep,
         prompt: int,
-        give_back: Callable[[WebGpuDecoder], Awaitable[None]],
-        take_warm_up: Callable[[], bool],
         pace: PrefillPace,
         prefill_tapes: PrefillTapes | None,
-        make_drafts: Callable[[WebGpuDecoder, int], Awaitable[RowTape[DraftBuffers] | str]],
-        make_scores: Callable[[SequenceBuffers, int, PrefillTapes | None], Awaitable[ScoredRuns]],
-        record_step: Callable[[WebGpuDecoder, DecodeStep], Awaitable[DecodeStep]],
-        eager_picks: int,
+        maker: Maker,
     ):
         self._engine = engine
         self._about = about
@@ -97,14 +115,11 @@ class WebGpuDecoder:
         self._step = step
         self._prompt = prompt
         """Handle of the prefill session's IO binding, for any number of prompt ids."""
-        self._give_back = give_back
-        self._take_warm_up = take_warm_up
+        self._maker = maker
         self._pace = pace
         self._prefill_tapes = prefill_tapes
-        self._make_scores = make_scores
         self._scored: ScoredRuns | None = None
-        self._record_step = record_step
-        self._eager_picks = eager_picks
+        self._eager_picks = maker.eager_picks
         """Picks that come before a step that is not recorded yet is; they count down."""
         self._mask_bound: int | None = None
         """The position behind which the mask is known to be zero; None if unknown."""
@@ -137,7 +152,7 @@ class WebGpuDecoder:
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = RowSampler(engine, about, buffers)
-        self._drafted = DraftedSteps(engine, self._sampler, partial(make_drafts, self))
+        self._drafted = DraftedSteps(engine, self._sampler, partial(maker.draft_tape, self))
 
     def _take_step(self, step: DecodeStep) -> None:
         """Run decode steps in this way from now on."""
@@ -163,7 +178,7 @@ class WebGpuDecoder:
         self._mask_bound = None
         if self._snapshots is not None:
             self._snapshots.taken, self._snapshots.live = {}, None
-        self._take_step(await self._record_step(self, self._step))
+        self._take_step(await self._maker.record_step(self, self._step))
         if self._prefill_tapes is not None:
             # The prompt that is run again is no second one.
             self._prefill_tapes.seen.clear()
@@ -200,7 +215,7 @@ class WebGpuDecoder:
         self._sampler.follow(tokens, prompt, padding)
 
     async def warm_up(self) -> None:
-        if self.capacity >= LONG_PROMPT and self._take_warm_up():
+        if self.capacity >= LONG_PROMPT and self._maker.take_warm_up():
             for tokens in (SHORT_PROMPT, LONG_PROMPT):
                 await self.prefill([0] * min(tokens, self._buffers.chunk), 0)
         tapes = self._prefill_tapes
@@ -474,7 +489,7 @@ class WebGpuDecoder:
         return await scored.read(end - past)
 
     async def _make_scored(self) -> None:
-        self._scored = await self._make_scores(self._buffers, self._prompt, self._prefill_tapes)
+        self._scored = await self._maker.scored_runs(self._buffers, self._prompt, self._prefill_tapes)
 
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
@@ -503,8 +518,10 @@ class WebGpuDecoder:
         """A Rehearsal that plays the tape from the end of the sequence; used only while no burst is in flight."""
         self._require_open()
         self._buffers.make_room(self._length - 1, self._buffers.most_ahead)
-        step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
-        return Rehearsal(self._engine, self._buffers, *step)
+        tape, sampler = self._step.tape, self._sampler.handle
+        return Rehearsal(
+            self._engine, self._buffers, tape, sampler, self._length, self._cursor, in_flight=self.max_in_flight
+        )
 
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
@@ -516,7 +533,7 @@ class WebGpuDecoder:
 
     async def close(self) -> None:
         if not self._destroyed:
-            await self._give_back(self)
+            await self._maker.give_back(self)
 
     async def destroy(self) -> None:
         """Free the sampler, the buffers and the decode session; the decoder cannot be used again."""

@@ -79,6 +79,25 @@ class Loaded:
     in_place: bool
     """Whether attention may write into the caches that it reads."""
 
+    @property
+    def engine(self) -> GpuEngine:
+        return self.interface.engine
+
+    @property
+    def about(self) -> GraphDescription:
+        """The graph of decode steps."""
+        return self.graphs.description
+
+    @property
+    def cache_bits(self) -> int:
+        """Bits of an element of quantized caches; 0 if they are not."""
+        return self.config.decoder.kv_cache_bits
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of a prefill run."""
+        return self.memory.chunk
+
 
 def passes_for(software: bool) -> tuple[str, ...]:
     """The passes over a recorded step unless the user chooses.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -28,10 +29,12 @@ from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
+from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
 from .step_source import StepSource
 from .tapes.decode_step import DecodeStep
 from .tapes.drafts import DraftBuffers
+from .tapes.prefill import PrefillTapes
 from .tapes.rows import RowTape
 from .tapes.scratch import TapeScratch, largest
 
@@ -46,16 +49,12 @@ class WebGpuModel:
     def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
         """`run_tokens` is the size of prefill runs that an earlier load settled."""
         self.interface = loaded.interface
-        self._engine = loaded.interface.engine
-        self._graphs = loaded.graphs
+        self._engine = loaded.engine
+        self._loaded = loaded
         self.lora = LoraGraph(loaded.graphs.lora, loaded.graphs.others)
         self._sample: LoraWeights | None = None
         """The adapters that were asked for last: a step is recorded and compared with them."""
-        self._leases = loaded.leases
         self._capture = options.capture
-        self._name = loaded.name
-        self._owner = loaded.owner
-        self._in_place = loaded.in_place
         self._made = 0
         self._allocating = asyncio.Lock()
         self._scratch: dict[tuple[int, int], int] = {}
@@ -76,10 +75,9 @@ class WebGpuModel:
         about = loaded.interface.about()
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
-        self._chunk = loaded.memory.chunk
         bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
-        keep = partial(loaded.verdicts.write_run, self._chunk, bound)
-        self._pace = PrefillPace(self._engine, RunSize(self._chunk, bound, run_tokens), keep)
+        keep = partial(loaded.verdicts.write_run, loaded.chunk, bound)
+        self._pace = PrefillPace(self._engine, RunSize(loaded.chunk, bound, run_tokens), keep)
         self._steps = StepSource(loaded, options, self._passes, self._pace)
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
@@ -87,15 +85,10 @@ class WebGpuModel:
             loaded.memory,
             measured=self._measured,
             joint=self._joint,
-            apart=not self._in_place and not loaded.graphs.description.growing,
+            apart=not loaded.in_place and not loaded.about.growing,
             tape_scratch=self._tape_scratch,
         )
-        graph, name = loaded.graphs.description, loaded.owner
-        decoder, steps = self.decoder, self._steps
-        self._rows = RowSource(
-            *(self._engine, self.interface, graph, self._passes, name, decoder, steps.capture, loaded.stored),
-            *(steps.key, steps.quantized, steps.tables),
-        )
+        self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
 
     @classmethod
     async def load(
@@ -116,7 +109,7 @@ class WebGpuModel:
             interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
         )
         bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
-        return cls(loaded, options, await loaded.verdicts.read_run(loaded.memory.chunk, bound))
+        return cls(loaded, options, await loaded.verdicts.read_run(loaded.chunk, bound))
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, over buffers that are given; they are let go on
@@ -144,12 +137,15 @@ class WebGpuModel:
 
     async def _completed(self, decoder: WebGpuDecoder) -> None:
         """Record the step of a decoder that was free, and is again on failure."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._freed, decoder)
             await decoder.record()
-        except BaseException:
-            if not self._closed:
-                self._free.append(decoder)
-            raise
+            undo.pop_all()
+
+    def _freed(self, decoder: WebGpuDecoder) -> None:
+        """Keep a decoder for the next sequence."""
+        if not self._closed:
+            self._free.append(decoder)
 
     async def row_decoder(
         self,
@@ -167,15 +163,15 @@ class WebGpuModel:
             return await self.decoder(capacity, unrecorded=True)
         lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
         scratch = lent.scratch if lent is not None else None
-        try:
+        async with AsyncExitStack() as undo:
+            if scratch is not None:
+                undo.callback(scratch.end)
             made = await self._row_decoder(rows, capacity, lora, lent)
             if scratch is not None:
-                await self._given_scratch(made, scratch)
-            return made
-        except BaseException:
-            if scratch is not None:
-                scratch.end()
-            raise
+                undo.push_async_callback(made.close)
+                await give_scratch(made, scratch)
+            undo.pop_all()
+        return made
 
     async def _row_decoder(self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None) -> WebGpuRows:
         """Rows over the lent buffers; a failure releases these, but not the scratch."""
@@ -191,14 +187,6 @@ class WebGpuModel:
                     f"{self._rows.refused[rows, capacity]}; query_memory_requirements now tells those of separate rows"
                 )
         return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
-
-    async def _given_scratch(self, decoder: WebGpuRows, scratch: Loan) -> None:
-        """Have a new decoder work in scratch; it is closed on failure."""
-        try:
-            await give_scratch(decoder, scratch)
-        except BaseException:
-            await decoder.close()
-            raise
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
@@ -222,7 +210,7 @@ class WebGpuModel:
         """Whether rows are of this model, not of one for adapters of another rank or none."""
         return all(one in self._decoders for one in sequences_of(decoder))
 
-    async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
+    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"
@@ -230,7 +218,7 @@ class WebGpuModel:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"the model {self._name} was closed; load it again")
+            raise ClosedError(f"the model {self._loaded.name} was closed; load it again")
 
     def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
         """Keep a finished decoder whose caller was cancelled, unless its buffers are the user's."""
@@ -254,7 +242,7 @@ class WebGpuModel:
         self._decoders.remove(decoder)
         await decoder.destroy()
 
-    async def _give_back(self, decoder: WebGpuDecoder) -> None:
+    async def give_back(self, decoder: WebGpuDecoder) -> None:
         """Take back an unused decoder, for the next sequence of its capacity; destroy it if its buffers are the
         user's."""
         self._note_scratch(decoder)
@@ -265,58 +253,49 @@ class WebGpuModel:
             await self._drop(decoder)
 
     async def _make_decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
-        try:
-            return await self._made_decoder(capacity, given, unrecorded)
-        except BaseException:
+        async with AsyncExitStack() as undo:
             if given is not None:
-                given.end()
-            raise
-
-    async def _made_decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
-        self.memory.fit(1, capacity).require()
-        async with self._allocating:
-            owner = f"{self._owner} sequence {self._made + 1}"
-            buffers = await SequenceBuffers.allocate(
-                self.interface,
-                self._graphs.description,
-                capacity,
-                self._chunk,
-                owner,
-                offset_alignment=self.memory.alignment().span_offset,
-                given=given,
-                in_place=self._in_place,
-                tables=self._graphs.rope_tables,
-                window_tables=self._graphs.window_tables,
-            )
-            # The first that has buffers is the first that takes a session.
-            self._made += 1
-        if self._sample is not None and not self._sample.buffer.closed:
-            buffers.set_lora(self._sample)
-        step, prompt = None, 0
-        scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
-        try:
-            step = await self._steps.decode_step(buffers, unrecorded)
-            await self._note_step(step, capacity, scratch)
-            prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
-            tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
-            about, give_back = self._graphs.description, self._give_back
-            decoder = WebGpuDecoder(
-                *(self._engine, about, buffers, scratch, step, prompt),
-                *(give_back, self._take_warm_up, self._pace, tapes, self._draft_tape),
-                *(self._steps.scored_runs, self._record_step, self._steps.eager_picks),
-            )
-        except BaseException:
-            if prompt:
-                self._engine.unbind(prompt)
-            if step is not None:
-                await step.release()
-            buffers.destroy()
-            raise
+                undo.callback(given.end)
+            decoder = await self._made_decoder(capacity, given, unrecorded, undo)
+            undo.pop_all()
         if self._usual_burst is not None:
             decoder.usual_burst = self._usual_burst
         self._decoders.append(decoder)
         self._note_scratch(decoder)
         return decoder
+
+    async def _made_decoder(
+        self, capacity: int, given: Loan | None, unrecorded: bool, undo: AsyncExitStack
+    ) -> WebGpuDecoder:
+        """A new decoder; `undo` frees what it owns."""
+        self.memory.fit(1, capacity).require()
+        loaded, about = self._loaded, self._loaded.about
+        async with self._allocating:
+            buffers = await SequenceBuffers.allocate(
+                self.interface,
+                about,
+                capacity,
+                loaded.chunk,
+                f"{loaded.owner} sequence {self._made + 1}",
+                offset_alignment=self.memory.alignment().span_offset,
+                given=given,
+                in_place=loaded.in_place,
+                tables=loaded.graphs.rope_tables,
+                window_tables=loaded.graphs.window_tables,
+            )
+            # The first that has buffers is the first that takes a session.
+            self._made += 1
+        undo.callback(buffers.destroy)
+        if self._sample is not None and not self._sample.buffer.closed:
+            buffers.set_lora(self._sample)
+        scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
+        step = await self._steps.decode_step(buffers, unrecorded)
+        undo.push_async_callback(step.release)
+        await self._note_step(step, capacity, scratch)
+        prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
+        undo.callback(self._engine.unbind, prompt)
+        tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
+        return WebGpuDecoder(self._engine, about, buffers, scratch, step, prompt, self._pace, tapes, self)
 
     async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
         """Take care of the scratch of a step's tape; remember the reason where there is none."""
@@ -331,12 +310,12 @@ class WebGpuModel:
             return
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
         self._longest = max(self._longest, decoder.longest_run)
-        self._scratch[0, 0] = of.get(self._owner, 0)
+        self._scratch[0, 0] = of.get(self._loaded.owner, 0)
         self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
 
     def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
         """The allocated scratch; at least the estimate for a chunk, while no run was as long as one."""
-        each, chunk = self._scratch.get((1, capacity)), min(self._chunk, capacity)
+        each, chunk = self._scratch.get((1, capacity)), min(self._loaded.chunk, capacity)
         if each is None:
             return None
         # The joint rows' step allocates scratch for its kernels only, so their sizes are its scratch.
@@ -345,7 +324,7 @@ class WebGpuModel:
         known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
         if self._longest >= chunk:
             return PoolSize(found, exact=known)
-        return PoolSize(max(found, self._graphs.activations.peak(1, chunk, capacity)), exact=False)
+        return PoolSize(max(found, self._loaded.graphs.activations.peak(1, chunk, capacity)), exact=False)
 
     def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
         """Remember what a tape needs between its kernels."""
@@ -366,8 +345,9 @@ class WebGpuModel:
 
     def _joint(self, rows: int, capacity: int) -> bool:
         """Whether one step is to advance so many rows."""
-        about = self._graphs.description
-        possible = self._capture == "tape" and self._in_place and not about.states and capacity not in self._untaped
+        loaded = self._loaded
+        able = self._capture == "tape" and loaded.in_place and not loaded.about.states
+        possible = able and capacity not in self._untaped
         return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
 
     @property
@@ -387,11 +367,18 @@ class WebGpuModel:
         while self._decoders:
             await self._decoders.pop().destroy()
         await self._steps.close()
-        for held in self._leases:
+        for held in self._loaded.leases:
             held.release()
         self._engine.close()
 
-    async def _record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
+    @property
+    def eager_picks(self) -> int:
+        return self._steps.eager_picks
+
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
+        return await self._steps.scored_runs(buffers, prompt, tapes)
+
+    async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
         """The step of a decoder that ran eagerly for a while, recorded; where memory is too short for that, a step down
         to eager runs."""
         step = replace(step, note=None, unrecorded=False)
@@ -404,7 +391,7 @@ class WebGpuModel:
         self._note_scratch(decoder)
         return recorded
 
-    def _take_warm_up(self) -> bool:
+    def take_warm_up(self) -> bool:
         """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
         wanted, self._warm_up = self._warm_up, False
         return wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,22 +11,20 @@ from typing import TypeVar
 
 from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...graph import GraphDescription
 from ...memory import Loan
-from ...tape import NBitsWeights, TableParts, TapeKey, fuse_step
-from ..interface import DeviceInterface
+from ...tape import fuse_step
 from ..model_memory import Lent
 from .decoder import WebGpuDecoder
-from .engine import GpuEngine
 from .joint_rows import JointRows
+from .loading import Loaded
 from .packed_prompts import run_length
 from .row_buffers import RowBuffers
-from .sequence_buffers import SequenceBuffers, left_out_by_cache
+from .sequence_buffers import left_out_by_cache
+from .step_source import StepSource
 from .tapes.beams import BeamBuffers, beam_kind
 from .tapes.drafts import DraftBuffers, draft_kind
 from .tapes.packs import PackBuffers, pack_kind
 from .tapes.rows import Closable, RowTape, TapeKind, row_kind, widened_tape
-from .tapes.stored import StoredTapes
 
 __all__ = ["RowSource"]
 
@@ -41,22 +39,11 @@ T = TypeVar("T")
 class RowSource:
     """Makes a model's joint rows, and keeps those that are given back."""
 
-    engine: GpuEngine
-    device: DeviceInterface
-    about: GraphDescription
+    loaded: Loaded
+    steps: StepSource
     passes: Collection[str]
-    owner: str
     decoder: Callable[[int, Loan | None], Awaitable[WebGpuDecoder]]
     """One of a capacity, over buffers that are given."""
-    capture: Callable[[SequenceBuffers], Awaitable[tuple[int, int]]]
-    """A captured session for steps over a sequence's buffers, and its binding."""
-    stored: StoredTapes
-    key: Callable[[int], TapeKey]
-    """The key of stored tapes for a capacity."""
-    weights: Callable[[], Mapping[int, NBitsWeights]]
-    """Quantized weights by recorded buffer."""
-    tables: Callable[[], Collection[TableParts]]
-    """Tables in parts, as recorded buffers."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     prompted: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -114,34 +101,32 @@ class RowSource:
 
     async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
         """Rows beside a decoder, which is closed where there can be none."""
-        capacity = one.capacity
-        try:
-            found = await self._rows_of(one, rows, given)
-        except REFUSALS as error:
-            await one.close()
-            self.refused[rows, capacity] = self._reason(error)
-            return None
-        except BaseException:
-            await one.close()
-            raise
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(one.close)
+            try:
+                found = await self._rows_of(one, rows, given)
+            except REFUSALS as error:
+                self.refused[rows, one.capacity] = self._reason(error)
+                return None
+            undo.pop_all()
         self.made.append(found)
         return found
 
     def _reason(self, error: CapstanError) -> str:
         """Why there is no tape; the error itself is raised again where the device is lost."""
-        if not self.engine.healthy():
+        if not self.loaded.engine.healthy():
             raise error
         return str(error)
 
     async def drafts(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
-        return await self._tried(one, partial(draft_kind, self.engine, one, positions), self._tape)
+        return await self._tried(one, partial(draft_kind, self.loaded.engine, one, positions), self._tape)
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
         if rows.windows:
             return "caches of windows slide, and the table of beams tells places of whole caches"
-        return await self._tried(one, partial(beam_kind, self.engine, one, rows), self._tape)
+        return await self._tried(one, partial(beam_kind, self.loaded.engine, one, rows), self._tape)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
@@ -152,7 +137,7 @@ class RowSource:
         self.prompted[what] = reason = self.prompted.get(what, "")
         if reason:
             return reason
-        kind = partial(pack_kind, self.engine, one, rows, run_length(self.device.about().software))
+        kind = partial(pack_kind, self.loaded.engine, one, rows, run_length(self.loaded.interface.about().software))
         found = await self._tried(one, kind, self._tape if again else self._stored_tape)
         if isinstance(found, str):
             self.prompted[what] = found
@@ -173,13 +158,13 @@ class RowSource:
 
     async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
-        owner = f"{self.owner} rows of {one.owner}"
+        owner = f"{self.loaded.owner} rows of {one.owner}"
         buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
-        tape = await self._tape(one, row_kind(self.engine, one, buffers))
+        tape = await self._tape(one, row_kind(self.loaded.engine, one, buffers))
         async with AsyncExitStack() as undo:
             undo.push_async_callback(tape.release)
             packs = partial(self.packs, one, buffers) if "prompts" in self.passes else None
-            made = JointRows(self.engine, one, tape, self._give_back, partial(self.beams, one, buffers), packs)
+            made = JointRows(self.loaded.engine, one, tape, self._give_back, partial(self.beams, one, buffers), packs)
             undo.pop_all()
         return made
 
@@ -209,21 +194,22 @@ class RowSource:
 
     async def _restored(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
         """A stored tape, made again."""
-        found = await self.stored.restore(kind.name, self.key(one.capacity), one.buffers, kind.bound)
+        loaded = self.loaded
+        found = await loaded.stored.restore(kind.name, self.steps.key(one.capacity), one.buffers, kind.bound)
         if found is None:
             return None
-        return RowTape(self.engine, found.tape, 0, 0, found.passes["rows"], kind.buffers, one.scratch)
+        return RowTape(loaded.engine, found.tape, 0, 0, found.passes["rows"], kind.buffers, one.scratch)
 
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":
             raise TapeError(f"a step of one row has no tape: {one.capture_note}")
-        if self.about.states or self.about.growing:
+        if self.loaded.about.states or self.loaded.about.growing:
             raise TapeError("the model has states or caches besides those that attention writes in place")
 
     async def _recorded(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
         """A tape that is recorded with a captured session over the decoder's buffers, checked and stored."""
-        engine, about = self.engine, self.about
-        session, binding = await self.capture(one.buffers)
+        steps, engine, about = self.steps, self.loaded.engine, self.loaded.about
+        session, binding = await steps.capture(one.buffers)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(engine.release_session, session)
             undo.callback(engine.unbind, binding)
@@ -231,13 +217,14 @@ class RowSource:
             missing = about.left_out_within(one.capacity)
             left_out = left_out_by_cache(missing, one.buffers, engine.recorded_id)
             fuse = partial(
-                fuse_step, passes=self.passes, left_out=left_out, weights=self.weights(), tables=self.tables()
+                fuse_step, passes=self.passes, left_out=left_out, weights=steps.quantized(), tables=steps.tables()
             )
             tape, said = await widened_tape(engine, one, kind, binding, fuse)
             undo.pop_all()
             made = RowTape(engine, tape, session, binding, said, kind.buffers, one.scratch)
             undo.push_async_callback(made.release)
-            await self.stored.keep(kind.name, self.key(one.capacity), one.buffers, tape, {"rows": said}, kind.bound)
+            key, stored = steps.key(one.capacity), self.loaded.stored
+            await stored.keep(kind.name, key, one.buffers, tape, {"rows": said}, kind.bound)
             undo.pop_all()
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
@@ -32,28 +33,14 @@ class StepSource:
     """The source of one model's decode steps and prefill tapes, over the buffers of any sequence."""
 
     def __init__(self, loaded: Loaded, options: TapeOptions, passes: tuple[str, ...], pace: PrefillPace) -> None:
-        self._engine = loaded.interface.engine
-        self._graphs = loaded.graphs
-        self.weights = loaded.weights
-        """Buffers by name."""
-        self._prefill = loaded.sessions["prefill"]
-        self._scoring = 0
-        """The session of `scored_runs`."""
-        self._ahead = loaded.ahead
-        self._owner = loaded.owner
-        self._first = f"{loaded.owner} sequence 1"
-        """The owner of the captured session that the load made."""
-        self._stored = loaded.stored
-        self._verdicts = loaded.verdicts
-        self._in_place = loaded.in_place
-        self._name = loaded.name
-        self._adapter = loaded.interface.about().adapter
-        self._chunk = loaded.memory.chunk
-        self._cache_bits = loaded.config.decoder.kv_cache_bits
-        self._capture = options.capture
-        self._configured = options.configured
+        self._loaded = loaded
+        self._engine = loaded.engine
+        self._options = options
         self._passes = passes
         self._pace = pace
+        self._ahead = loaded.ahead
+        self._scoring = 0
+        """The session of `scored_runs`."""
         self._recording = asyncio.Lock()
         """Serialises recording: when sequences are made at once, the first records and the others restore its tape."""
         self.eager_picks = eager_picks(loaded.interface.about().software, loaded.graphs)
@@ -62,51 +49,58 @@ class StepSource:
     async def capture(self, buffers: SequenceBuffers) -> tuple[int, int]:
         """A captured session for decode steps over a sequence's buffers, and its binding."""
         session = await self._decode_session(buffers.owner, buffers.capacity)
-        try:
-            return session, self._engine.bind(session, *self._tensors(buffers, "input", 1))
-        except BaseException:
-            await self._engine.release_session(session)
-            raise
+        return session, await self._bound(session, buffers, "input", 1)
+
+    async def _bound(self, session: int, buffers: SequenceBuffers, which: str, length: int) -> int:
+        """A binding of a session that is released on failure."""
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._engine.release_session, session)
+            feeds, fetches = self._tensors(buffers, which, length)
+            binding = self._engine.bind(session, feeds, fetches)
+            undo.pop_all()
+        return binding
 
     def key(self, capacity: int) -> TapeKey:
         """The key of this model's tapes for `capacity` positions."""
-        return TapeKey(self._name, 1, capacity, self._adapter, " ".join((self._capture, *self._passes)))
+        loaded, how = self._loaded, " ".join((self._options.capture, *self._passes))
+        return TapeKey(loaded.name, 1, capacity, loaded.interface.about().adapter, how)
 
     async def decode_step(self, buffers: SequenceBuffers, unrecorded: bool) -> DecodeStep:
         """The requested way to run a decode step, or the next one down that works, with the reason; where it is to be
         recorded, and may be `unrecorded` for now, eager runs."""
         step = DecodeStep(self._engine, self.bind_prefill(buffers, "input", 1), capture="off", note=None)
-        if self._capture == "off":
-            note = self._configured and f'{self._configured} is "0"; Model.load(..., capture="tape") captures'
+        configured = self._options.configured
+        if self._options.capture == "off":
+            note = configured and f'{configured} is "0"; Model.load(..., capture="tape") captures'
             return replace(step, note=note)
-        try:
-            return await self.captured(step, buffers, unrecorded)
-        except BaseException:
-            await step.release()
-            raise
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(step.release)
+            captured = await self.captured(step, buffers, unrecorded)
+            undo.pop_all()
+        return captured
 
     async def captured(self, step: DecodeStep, buffers: SequenceBuffers, unrecorded: bool = False) -> DecodeStep:
         """A step with the capture asked for, or the next one down. A failure frees everything made here, but nothing of
         `step`."""
-        if self._capture != "tape" or not self._in_place:
+        stored, configured = self._loaded.stored, self._options.configured
+        if self._options.capture != "tape" or not self._loaded.in_place:
             recorded = await self._recorded_step(step, buffers)
         else:
             async with self._recording:
                 key = self.key(buffers.capacity)
-                restored = await self._stored.restore("decode", key, buffers)
+                restored = await stored.restore("decode", key, buffers)
                 if restored is not None:
                     return replace(step, capture="tape", tape=restored.tape, key=key, passes=restored.passes)
                 if unrecorded and self._obstacle(buffers.capacity) is None:
                     return replace(step, note=put_off(self.eager_picks), unrecorded=True)
                 recorded = await self._recorded_step(step, buffers)
                 if recorded.tape and recorded.lasting:
-                    try:
-                        await self._stored.keep("decode", key, buffers, recorded.tape, recorded.passes)
-                    except BaseException:
-                        await replace(recorded, eager=0).release()
-                        raise
-        if self._configured and recorded.capture == "off":
-            fall_back(f'{self._configured} "1"', recorded.note or "", "decode steps run eagerly")
+                    async with AsyncExitStack() as undo:
+                        undo.push_async_callback(replace(recorded, eager=0).release)
+                        await stored.keep("decode", key, buffers, recorded.tape, recorded.passes)
+                        undo.pop_all()
+        if configured and recorded.capture == "off":
+            fall_back(f'{configured} "1"', recorded.note or "", "decode steps run eagerly")
         return recorded
 
     async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers) -> DecodeStep:
@@ -117,71 +111,76 @@ class StepSource:
             session = await self._decode_session(buffers.owner, capacity)
         except (TapeError, UnsupportedModelError) as error:
             return replace(step, note=str(error))
-        captured = 0
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._engine.release_session, session)
             captured = self._engine.bind(session, *self._tensors(buffers, "input", 1))
-            step = replace(step, capture=self._capture, session=session, captured=captured, key=self.key(capacity))
-            about = self._graphs.description
+            undo.callback(self._engine.unbind, captured)
+            step = replace(step, capture=self._options.capture, session=session, captured=captured)
+            step = replace(step, key=self.key(capacity))
+            about = self._loaded.about
             left_out, weights = about.left_out_within(capacity), self.quantized()
             windows = [found.window for found in left_out]
             check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe, max(windows, default=0))
-            given = (step, buffers, about, check, self._passes, self._verdicts, left_out, weights, self.tables())
-            return await StepRecorder(*given).record()
-        except BaseException:
-            if captured:
-                self._engine.unbind(captured)
-            await self._engine.release_session(session)
-            raise
+            recorder = StepRecorder(
+                step, buffers, about, check, self._passes, self._loaded.verdicts, left_out, weights, self.tables()
+            )
+            recorded = await recorder.record()
+            undo.pop_all()
+        return recorded
 
     def quantized(self) -> Mapping[int, NBitsWeights]:
         """Quantized weights by recorded buffer."""
-        return weights_on_device(self._engine, self._graphs.products, self.weights)
+        return weights_on_device(self._engine, self._loaded.graphs.products, self._loaded.weights)
 
     def tables(self) -> Sequence[TableParts]:
         """The tables in parts, as recorded buffers."""
-        recorded = self._engine.recorded_id
+        recorded, weights = self._engine.recorded_id, self._loaded.weights
         return [
-            TableParts(tuple(recorded(self.weights[name]) for name in each.parts), each.size)
-            for each in self._graphs.tables
+            TableParts(tuple(recorded(weights[name]) for name in each.parts), each.size)
+            for each in self._loaded.graphs.tables
         ]
 
     def prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
         """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
-        engine, graphs = self._engine, self._graphs
-        about = graphs.description
+        loaded = self._loaded
+        about = loaded.about
         # Our attention, which takes runs of several tokens, puts back the inputs that recorded attention leaves out.
-        limits = WorkgroupLimits.of(engine.adapter())
-        ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and self._chunk > 1
-        possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
-        if self._capture != "tape" or "prefill" not in self._passes or not possible:
+        limits = WorkgroupLimits.of(self._engine.adapter())
+        ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and loaded.chunk > 1
+        possible = loaded.in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
+        if self._options.capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 
-        graph = graphs.sessions["captured prefill"].model
+        graph = loaded.graphs.sessions["captured prefill"].model
         return self._prompt_tapes(buffers, graph, prompt, lambda: self._pace.size, scratch)
 
     def _prompt_tapes(
         self, buffers: SequenceBuffers, graph: bytes, prompt: int, size: Callable[[], int], scratch: TapeScratch
     ) -> PrefillTapes:
-        engine = self._engine
-
         async def capture(length: int) -> tuple[int, int]:
             session = await self._captured_session(graph, buffers.owner)
-            try:
-                return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
-            except BaseException:
-                await engine.release_session(session)
-                raise
+            return session, await self._bound(session, buffers, "prompt", length)
 
-        what, key = "scores" if buffers.every else "prefill", self.key(buffers.capacity)
-        given = (engine, buffers, self._graphs.description, self.quantized(), capture, prompt, size)
-        return PrefillTapes(*given, self._stored, key, scratch, what)
+        return PrefillTapes(
+            self._engine,
+            buffers,
+            self._loaded.about,
+            self.quantized(),
+            capture,
+            prompt,
+            size,
+            self._loaded.stored,
+            self.key(buffers.capacity),
+            scratch,
+            "scores" if buffers.every else "prefill",
+        )
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
         """The runs that score a sequence's tokens; `prompt` and `tapes` are those of its prompts. If the logits of
         several positions are not to be had, each token has a run."""
-        engine, about = self._engine, self._graphs.description
+        engine, about, graphs = self._engine, self._loaded.about, self._loaded.graphs
         positions = scored_positions(about, min(self._pace.size, buffers.chunk))
-        why = "the graph gives the logits of the last position only" if about.last_token_only else self._graphs.one_row
+        why = "the graph gives the logits of the last position only" if about.last_token_only else graphs.one_row
         requests = [BufferRequest("scores", SLOT * buffers.capacity, "io")]
         if not why:
             row = byte_count(about.logits_dtype, (positions, about.vocab_size))
@@ -194,48 +193,46 @@ class StepSource:
         if why:
             fall_back("scores of several tokens in one run", why, "each token is a run")
             return ScoredRuns(engine, about, buffers, slots, None, 1, prompt, None, why)
-        view, binding = buffers.scored(logits[0]), 0
-        try:
+        view = buffers.scored(logits[0])
+        async with AsyncExitStack() as undo:
+            undo.callback(slots.close)
+            undo.callback(logits[0].close)
             binding = self.bind_prefill(view, "prompt", FREE, await self._scoring_session())
-            graph = self._graphs.sessions["decoder"].model
+            undo.callback(engine.unbind, binding)
+            graph = graphs.sessions["decoder"].model
             taped = tapes and self._prompt_tapes(view, graph, binding, lambda: positions, tapes.scratch)
-            return ScoredRuns(engine, about, view, slots, logits[0], positions, binding, taped, "")
-        except BaseException:
-            if binding:
-                engine.unbind(binding)
-            for buffer in (slots, *logits):
-                buffer.close()
-            raise
+            undo.pop_all()
+        return ScoredRuns(engine, about, view, slots, logits[0], positions, binding, taped, "")
 
     async def _scoring_session(self) -> int:
         """The prefill session that gives the logits of every position, made when tokens are first scored."""
         async with self._recording:
             if not self._scoring:
-                graph = serialize(every_position(parse(self._graphs.sessions["prefill"].model)))
-                bits = self._cache_bits
-                self._scoring = await self._engine.create_session(graph, False, self._owner, bits)
+                loaded = self._loaded
+                graph = serialize(every_position(parse(loaded.graphs.sessions["prefill"].model)))
+                self._scoring = await self._engine.create_session(graph, False, loaded.owner, loaded.cache_bits)
             return self._scoring
 
     def _obstacle(self, capacity: int) -> str | None:
         """Why the graph cannot be captured."""
-        put_back = self._capture == "tape" and "attention" in self._passes
-        return self._graphs.description.obstacle(capacity, put_back=put_back)
+        put_back = self._options.capture == "tape" and "attention" in self._passes
+        return self._loaded.about.obstacle(capacity, put_back=put_back)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session that captures decode steps. Raises TapeError or UnsupportedModelError if none is possible."""
         obstacle = self._obstacle(capacity)
         if obstacle:
             raise TapeError(f"the graph cannot be captured: {obstacle}")
-        if not self._in_place:
+        if not self._loaded.in_place:
             raise TapeError("past and present of attention cannot be one buffer on this adapter")
         ahead = self._ahead
-        if ahead is not None and owner == self._first:
+        if ahead is not None and owner == f"{self._loaded.owner} sequence 1":
             self._ahead = None
             return await ahead
-        return await self._captured_session(self._graphs.sessions["decoder"].model, owner)
+        return await self._captured_session(self._loaded.graphs.sessions["decoder"].model, owner)
 
     async def _captured_session(self, graph: bytes, owner: str) -> int:
-        return await self._engine.create_session(graph, capture=True, owner=owner, cache_bits=self._cache_bits)
+        return await self._engine.create_session(graph, capture=True, owner=owner, cache_bits=self._loaded.cache_bits)
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
@@ -254,21 +251,22 @@ class StepSource:
     def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int, session: int = 0) -> int:
         """A binding of the prefill session, or of another one with its inputs."""
         tensors = self._tensors(buffers, which, length, "prefill")
-        return self._engine.bind(session or self._prefill, *tensors, self._graphs.lengths)
+        return self._engine.bind(session or self._loaded.sessions["prefill"], *tensors, self._loaded.graphs.lengths)
 
     def _tensors(
         self, buffers: SequenceBuffers, which: str, length: int, session: str = "decoder"
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The weights and those of this sequence's buffers that a session's graph takes."""
         feeds, fetches = buffers.tensors(which, length)
-        taken = self._graphs.sessions[session].inputs
+        graphs, handles = self._loaded.graphs, self._loaded.weights
+        taken = graphs.sessions[session].inputs
         feeds = [feed for feed in feeds if feed.name in taken]
-        weights = [BoundTensor(w.name, self.weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
+        weights = [BoundTensor(w.name, handles[w.name], w.dtype, w.dims) for w in graphs.weights]
         return [*feeds, *weights], fetches
 
     async def close(self) -> None:
         """Release the sessions; what was made with them is released before."""
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
-        for session in filter(None, (self._scoring, self._prefill)):
+        for session in filter(None, (self._scoring, self._loaded.sessions["prefill"])):
             await self._engine.release_session(session)
