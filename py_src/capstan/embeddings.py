@@ -8,6 +8,7 @@ import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Unpack
 
 from .errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
@@ -89,14 +90,14 @@ class Embedder:
         chosen = Chosen(pooling, configured_pooling(files), has_dense(files))
         graph = GraphFile(folder, name, chosen.rewrite)
         session = await InferenceSession.of_graph(graph, asked_for(providers_of(device), None), keep)
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(session.aclose)
             tokenizer = Tokenizer.from_files(
                 host.tokenizer_backend, files["tokenizer.json"], files.get("tokenizer_config.json")
             )
-            return cls(session, tokenizer, chosen.pooling, limit_of(about, files), pad_of(about))
-        except BaseException:
-            await session.aclose()
-            raise
+            made = cls(session, tokenizer, chosen.pooling, limit_of(about, files), pad_of(about))
+            undo.pop_all()
+        return made
 
     @property
     def device(self) -> str:

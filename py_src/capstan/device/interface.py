@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -204,13 +204,11 @@ class DeviceInterface(ABC):
         """All these buffers, or OutOfMemoryError and none: where a device tells of its lack of memory later than
         `allocate` returns, that is waited for, and the device stays usable."""
         made: list[DeviceBuffer] = []
-        try:
+        with ExitStack() as undo:
             for label, size, category in requests:
                 made.append(self.allocate(size, label=label, category=category, owner=owner))
-        except BaseException:
-            for buffer in made:
-                buffer.close()
-            raise
+                undo.callback(made[-1].close)
+            undo.pop_all()
         return made
 
     @abstractmethod

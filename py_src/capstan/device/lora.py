@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,7 +161,8 @@ async def laid_out(
     [buffer] = await device.allocate_all([BufferRequest("LoRA adapter", total, "weights")], owner)
     weights = LoraWeights(graph, rank, frozenset(tensors), buffer)
     spans: dict[str, DeviceSpan] = {}
-    try:
+    with ExitStack() as undo:
+        undo.callback(buffer.close)
         at = 0
         for each, slot, size in zip(graph.inputs, slots, sizes, strict=True):
             image = bytearray(round_up(size, ALIGNMENT))
@@ -168,9 +170,7 @@ async def laid_out(
             device.copy_cpu_to_device(buffer.span(at, len(image)), image)
             spans[slot.name] = buffer.span(at, size)
             at += len(image)
-    except BaseException:
-        buffer.close()
-        raise
+        undo.pop_all()
     weights.spans = spans
     return weights
 

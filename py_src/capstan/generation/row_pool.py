@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -200,13 +201,12 @@ class RowPool(DecodeLoop):
             await self.read()
         old, new = self.decoder, await self._model.row_decoder(rows, self.max_length)
         seated = [member for member in self._members if member.place is not None]
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(new.close)
             for place in range(rows):
                 new.set_search(self.options, place)
             await new.rest()
-        except BaseException:
-            await new.close()
-            raise
+            undo.pop_all()
         for place, member in enumerate(seated):
             assert old is not None
             assert member.place is not None

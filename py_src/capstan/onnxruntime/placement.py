@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -101,16 +102,14 @@ async def best_of(files: ModelFiles, providers: Sequence[str], owner: str) -> Pl
 
 async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
     device = await open_device(DEVICE_TYPES[provider])
-    try:
+    with ExitStack() as undo:
+        undo.callback(device.close)
         session = await session_on(device, files, provider, owner)
-        shared = session.shared_weights()
-        # The others are initializers, which onnxruntime copies.
-        weights = [item for item in files.weights if shared is None or item.name in shared]
-        about = files.attention_window, files.in_place, tuple(weights), files.activations
-        return Placed(device, session, *about)
-    except BaseException:
-        device.close()
-        raise
+        undo.pop_all()
+    shared = session.shared_weights()
+    # The others are initializers, which onnxruntime copies.
+    weights = [item for item in files.weights if shared is None or item.name in shared]
+    return Placed(device, session, files.attention_window, files.in_place, tuple(weights), files.activations)
 
 
 async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, owner: str) -> DeviceSession:

@@ -117,13 +117,8 @@ WEBGPU = (
     Mutation(
         "session.captured",
         "py_src/capstan/device/webgpu/session.py",
-        """        except BaseException:
-            await captured.release()
-            weights.release()
-            raise""",
-        """        except BaseException:
-            weights.release()
-            raise""",
+        "            undo.push_async_callback(captured.release)\n",
+        "",
         "the session of a capture that fails is never released",
         unit("webgpu_session"),
     ),

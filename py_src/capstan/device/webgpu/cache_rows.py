@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...graph import CachePair, GraphDescription
@@ -49,11 +50,10 @@ class CacheSpans:
         made = tuple(await self.device.allocate_all(requests, self.owner))
         spans = tuple(buffer.span() for buffer in made)
         kept = CacheSpans(self.device, self.about, spans, length, self.owner, made, kept_from=self.base)
-        try:
+        with ExitStack() as undo:
+            undo.callback(kept.free)
             self._copy(kept, length, self.base)
-        except BaseException:
-            kept.free()
-            raise
+            undo.pop_all()
         return kept
 
     def copy_to(self, target: CacheSpans, length: int) -> None:

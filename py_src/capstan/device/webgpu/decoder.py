@@ -70,7 +70,7 @@ class Maker(Protocol):
 
     @property
     def eager_picks(self) -> int:
-        """Picks that come before a step that is not recorded yet is."""
+        """Picks of a sequence before its step is recorded, if that was put off."""
 
     def take_warm_up(self) -> bool:
         """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""

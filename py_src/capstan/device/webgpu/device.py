@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -226,8 +226,8 @@ class WebGpuDevice(DeviceInterface):
     ) -> DeviceSession:
         weights = await load_weights(self.engine, model, external) if external else SessionWeights(model)
         open_session = partial(self.engine.open_session, weights.model, weights.tensors, owner)
-        try:
-            return await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner, weights)
-        except BaseException:
-            weights.release()
-            raise
+        with ExitStack() as undo:
+            undo.callback(weights.release)
+            session = await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner, weights)
+            undo.pop_all()
+        return session

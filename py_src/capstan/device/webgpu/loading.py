@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
@@ -259,17 +259,15 @@ async def weights_of(
     """The weights of each data file, and the names of these files' contents; nothing stays allocated on failure."""
     leases: list[Lease] = []
     contents: list[str | None] = []
-    try:
+    with ExitStack() as undo:
         for location, entries in by_location(graphs.weights):
             with phase("weights"):
                 file = await open_weights(location)
                 told = partial(progress, location)
                 leases.append(await lease(engine, shared, file, entries, url + location, told))
+            undo.callback(leases[-1].release)
             contents.append(file.content)
-    except BaseException:
-        for held in leases:
-            held.release()
-        raise
+        undo.pop_all()
     return leases, contents
 
 
@@ -316,16 +314,14 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
     known = set(base.graphs.weights)
     weights = {entry.name: base.weights[entry.name] for entry in graphs.weights if entry in known}
     leases: list[Lease] = []
-    try:
+    with ExitStack() as undo:
         for location, entries in by_location([entry for entry in graphs.weights if entry not in known]):
             file, place = await source.open_weights(location), f"{base.name}{location}"
             leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
+            undo.callback(leases[-1].release)
             weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-        session = await make_session(engine, graphs, "prefill", owner, base.config.decoder.kv_cache_bits)
-    except BaseException:
-        for held in leases:
-            held.release()
-        raise
+        session = await make_session(engine, graphs, "prefill", owner, base.cache_bits)
+        undo.pop_all()
     stored, verdicts = remembered(interface, graphs, base.contents, base.notes, name, weights)
     interface.retain()
     return replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 from ...errors import TapeError, UnsupportedModelError
 from ...memory import MemoryInfo
@@ -57,20 +58,17 @@ class WebGpuSession(PageSession):
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> WebGpuTape:
         weights = self._weights.again()
-        try:
-            captured = await self._make(True)
-        except UnsupportedModelError as error:
-            weights.release()
-            raise TapeError(f"the model cannot be captured: {error}") from error
-        except BaseException:
-            weights.release()
-            raise
-        try:
-            return await SessionTapeMaker(self, self.engine, captured, self._owner, feeds, fetches, weights).make()
-        except BaseException:
-            await captured.release()
-            weights.release()
-            raise
+        async with AsyncExitStack() as undo:
+            undo.callback(weights.release)
+            try:
+                captured = await self._make(True)
+            except UnsupportedModelError as error:
+                raise TapeError(f"the model cannot be captured: {error}") from error
+            undo.push_async_callback(captured.release)
+            maker = SessionTapeMaker(self, self.engine, captured, self._owner, feeds, fetches, weights)
+            tape = await maker.make()
+            undo.pop_all()
+        return tape
 
     async def close(self) -> None:
         try:

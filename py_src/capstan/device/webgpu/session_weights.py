@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ... import graph
@@ -49,7 +50,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
     weights = [entry for entry in graph.external_entries(parsed) if entry.name not in names]
     leases: list[Lease] = []
     buffers: dict[str, int] = {}
-    try:
+    with ExitStack() as undo:
         for location, end in external.ends.items():
             entries = [entry for entry in weights if entry.location == location]
             file = await external.open(location)
@@ -58,8 +59,9 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
                 if entries:
                     place = external.folder + location
                     held = await lease(engine, engine.shared_weights(), file, entries, place, no_progress, ahead=False)
+                    undo.callback(held.release)
                     leases.append(held)
-                    buffers.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+                    buffers.update(zip((entry.name for entry in entries), held.buffers, strict=True))
                 else:
                     # It is stored, as any other.
                     await file.load(engine.upload_weights([]), end, no_progress)
@@ -71,11 +73,9 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
         with graph.contradictions(external.folder), graph.changing(parsed):
             fed = rewritten(parsed, "session on buffers", facts)
         tensors = tuple(BoundTensor(each.name, buffers[each.name], each.dtype, each.dims) for each in facts.weights)
-        return SessionWeights(graph.serialize(fed), tensors, leases)
-    except BaseException:
-        for held in leases:
-            held.release()
-        raise
+        made = SessionWeights(graph.serialize(fed), tensors, leases)
+        undo.pop_all()
+    return made
 
 
 def no_progress(done: int, total: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -222,22 +223,18 @@ class PrefillTapes:
     @spanned("record and check a prompt's run")
     async def _make(self, length: int) -> int:
         """A checked tape of runs of `length`; 0, with the reason reported, if there can be none."""
-        tape = 0
         try:
             session, binding = await self.capture(length)
-            self.sessions.append((session, binding))
-            try:
+            async with AsyncExitStack() as undo:
+                undo.push_async_callback(self.engine.release_session, session)
+                undo.callback(self.engine.unbind, binding)
+                undo.callback(self.engine.retire, binding)
                 tape, said = await self._recorded(length, binding)
+                undo.callback(self.engine.close_tape, tape)
                 self.engine.retire(binding)
                 await self._keep(length, tape, said)
-            except BaseException:
-                if tape:
-                    self.engine.close_tape(tape)
-                self.sessions.remove((session, binding))
-                self.engine.retire(binding)
-                self.engine.unbind(binding)
-                await self.engine.release_session(session)
-                raise
+                undo.pop_all()
+            self.sessions.append((session, binding))
         except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
             if not self.engine.healthy():
                 raise
