@@ -32,7 +32,7 @@ from .engine import GpuEngine
 from .prefill_pace import PrefillPace
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
-from .row_sampler import RowSampler
+from .row_sampler import RowSampler, read_burst
 from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
 from .sliding import reached
@@ -44,7 +44,7 @@ from .tapes.scratch import TapeScratch
 if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder", "read_burst"]
+__all__ = ["WebGpuDecoder"]
 
 T = TypeVar("T")
 
@@ -66,26 +66,15 @@ SHORT_PROMPT, LONG_PROMPT = 8, 64
 
 
 class Maker(Protocol):
-    """The model that made a decoder, by what the decoder asks of it."""
+    """The model that made a decoder, by what the decoder asks of it; WebGpuModel documents the methods."""
 
     @property
-    def eager_picks(self) -> int:
-        """Picks of a sequence before its step is recorded, if that was put off."""
-
-    def take_warm_up(self) -> bool:
-        """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
-
-    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
-        """A tape of the decoder's steps over that many positions, or the reason for none."""
-
-    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
-        """The runs that score a sequence's tokens."""
-
-    async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
-        """The step of a decoder that ran eagerly for a while, recorded, or a step down."""
-
-    async def give_back(self, decoder: WebGpuDecoder) -> None:
-        """Take back an unused decoder."""
+    def eager_picks(self) -> int: ...
+    def take_warm_up(self) -> bool: ...
+    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str: ...
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns: ...
+    async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep: ...
+    async def give_back(self, decoder: WebGpuDecoder) -> None: ...
 
 
 class WebGpuDecoder:
@@ -607,11 +596,3 @@ class WebGpuDecoder:
     def _require_open(self) -> None:
         if self._destroyed:
             raise ClosedError("the model of this generator was closed; load it again")
-
-
-async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:
-    """Read a Burst from the engine's numbers; rows that are not in `asked` get no ids."""
-    submitted, done, readable, host, entered, *found = await numbers
-    picks = len(found) // rows
-    ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
-    return Burst(tuple(ids), submitted, done, readable, host, entered)

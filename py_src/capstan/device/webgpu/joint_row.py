@@ -30,20 +30,16 @@ class JointRow:
         self._followed: tuple[Sequence[int], int, int] | None = None
         """The last arguments of `follow`."""
         self.number = number
-        self.length = 0
-        """The upper bound of the length on the device: a row that ended within a burst is shorter."""
-        self.unstepped = False
-        """Whether its last token is not known here: a step would run another one in its place."""
 
     def begin(self, length: int) -> None:
         """Continue at a length; its next pick goes to the same ring index as those of all rows."""
-        self.length = length
+        self._buffers.lengths[self.number] = length
         self._buffers.set_length(self.number, length)
 
     def go_on(self, last: int, length: int) -> None:
         """Continue behind the token `last`."""
         self._buffers.set_input(self.number, last)
-        self.unstepped = False
+        self._buffers.unstepped.discard(self.number)
         self.begin(length)
 
     def take(self, one: WebGpuDecoder) -> None:
@@ -51,13 +47,13 @@ class JointRow:
         self._buffers.require_open()
         self._buffers.from_one(self.number, one.buffers)
         self.begin(one.length)
-        self.unstepped = True
+        self._buffers.unstepped.add(self.number)
 
     def give(self, one: WebGpuDecoder) -> None:
         """Copy it to a decoder of one sequence, which continues it."""
         self._buffers.require_open()
         self._buffers.to_one(self.number, one.buffers, [*self._buffers.caches, "logits"])
-        one.begin(self.length)
+        one.begin(self._buffers.lengths[self.number])
 
     def reachable(self, length: int) -> int:
         return reached(self._buffers.window(self.number), length)

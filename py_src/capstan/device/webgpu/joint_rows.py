@@ -17,12 +17,12 @@ from ..lora import LoraWeights
 from ..rows import ONE, Burst, Counters, RowPrompts
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
-from .decoder import WebGpuDecoder, read_burst
+from .decoder import WebGpuDecoder
 from .engine import GpuEngine
 from .joint_row import JointRow
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
-from .row_sampler import RowSampler
+from .row_sampler import RowSampler, read_burst
 from .tapes.beams import BeamBuffers
 from .tapes.packs import PackBuffers, placed
 from .tapes.rows import RowTape
@@ -93,10 +93,6 @@ class JointRows:
     def tape_passes(self) -> dict[str, str]:
         return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report, **self._packed.report}
 
-    @property
-    def _longest(self) -> int:
-        return max(row.length for row in self._rows)
-
     def row(self, number: int) -> JointRow:
         return self._rows[number]
 
@@ -136,7 +132,7 @@ class JointRows:
         chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids))}
         if len(chosen) < 2:
             return ()
-        if any(row.unstepped for row in self._rows if row.number not in chosen):
+        if not self._buffers.unstepped <= chosen.keys():
             reason = "the last token of another row, which a decoder of its own had run, is not known"
             fall_back(TOGETHER, reason, "they are run one after another")
             return ()
@@ -153,12 +149,12 @@ class JointRows:
         with self._device.batch():
             for row, (ids, past) in chosen.items():
                 self._rows[row].go_on(ids[-1], past + len(ids))
-            for each in self._rows:
-                if not each.length:
+            for row, length in enumerate(self._buffers.lengths):
+                if not length:
                     # A step of no positions would write before the row.
-                    each.begin(1)
+                    self._rows[row].begin(1)
         # The other rows' last step is run once more, to the same values.
-        self._engine.play_once(self._tape.tape, self._longest)
+        self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
         return chosen
 
     def _packs(self, row: int, count: int) -> bool:
@@ -172,34 +168,32 @@ class JointRows:
     def take_over(self, other: JointRows) -> None:
         """Copy the sequences of other rows, of the same number and capacity, and continue them."""
         self._require_open()
-        for row, taken in zip(self._rows, other._rows, strict=True):
+        for row, length in zip(self._rows, other._buffers.lengths, strict=True):
             self._buffers.take(row.number, other._buffers)
-            row.begin(taken.length)
-            row.unstepped = taken.unstepped
+            row.begin(length)
+        self._buffers.unstepped = set(other._buffers.unstepped)
 
     def reorder(self, parents: Sequence[int]) -> None:
         self._require_open()
-        old = [(row.length, row.unstepped) for row in self._rows]
+        buffers, lengths = self._buffers, list(self._buffers.lengths)
         moved = {row: parent for row, parent in enumerate(parents) if row != parent}
-        self._buffers.copy(moved)
-        for number, parent in moved.items():
-            row, (length, row.unstepped) = self._rows[number], old[parent]
-            row.begin(length)
+        buffers.copy(moved)
+        for row, parent in moved.items():
+            self._rows[row].begin(lengths[parent])
+        buffers.unstepped = {row for row, parent in enumerate(parents) if parent in buffers.unstepped}
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         self._require_open()
-        first = self._longest + (1 if sample_first else 0)
-        cursor = self._buffers.cursor
-        self._buffers.cursor += picks
-        for row in self._rows:
-            row.unstepped = False
-        for number in rows:
-            row = self._rows[number]
+        buffers, lengths, cursor = self._buffers, self._buffers.lengths, self._buffers.cursor
+        first = max(lengths) + (1 if sample_first else 0)
+        buffers.cursor += picks
+        for row in rows:
             # A step that is first runs the pick before, which is counted already.
-            run = row.length - (0 if sample_first else 1)
-            self._buffers.make_room(number, run, row.length + picks - run)
-            row.length = min(row.length + picks, self.capacity)
+            run = lengths[row] - (0 if sample_first else 1)
+            buffers.make_room(row, run, lengths[row] + picks - run)
+            lengths[row] = min(lengths[row] + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
+        buffers.unstepped.clear()
         numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
         return read_burst(numbers, self.rows, frozenset(rows))
 
@@ -209,15 +203,14 @@ class JointRows:
 
     def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
         self._require_open()
-        self._beams.begin(scores, sources, [row.length for row in self._rows])
+        self._beams.begin(scores, sources, self._buffers.lengths)
 
     def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
         self._require_open()
-        first = self._longest + (1 if choose_first else 0)
-        cursor = self._buffers.cursor
-        self._buffers.cursor += picks
-        for row in self._rows:
-            row.length = min(row.length + picks, self.capacity)
+        buffers, cursor = self._buffers, self._buffers.cursor
+        first = max(buffers.lengths) + (1 if choose_first else 0)
+        buffers.cursor += picks
+        buffers.lengths[:] = [min(length + picks, self.capacity) for length in buffers.lengths]
         self._steps += picks - 1 if choose_first else picks
         return self._beams.submit(picks, choose_first, first, cursor)
 
@@ -225,19 +218,19 @@ class JointRows:
         self._require_open()
         self._steps += 1
         for row in rows:
-            self._buffers.make_room(row, self._rows[row].length - 1, 1)
-        self._engine.play_once(self._tape.tape, self._longest)
+            self._buffers.make_room(row, self._buffers.lengths[row] - 1, 1)
+        self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
 
     async def step(self, tokens: Sequence[int]) -> None:
         self._require_open()
         with self._device.batch():
             self._buffers.set_inputs(tokens)
-            for row in self._rows:
-                row.unstepped = False
-                self._buffers.make_room(row.number, row.length, 1)
-                row.begin(row.length + 1)
+            self._buffers.unstepped.clear()
+            for row, length in enumerate(list(self._buffers.lengths)):
+                self._buffers.make_room(row, length, 1)
+                self._rows[row].begin(length + 1)
         self._steps += 1
-        self._engine.play_once(self._tape.tape, self._longest)
+        self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         self._require_open()

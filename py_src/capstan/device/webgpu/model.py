@@ -373,9 +373,11 @@ class WebGpuModel:
 
     @property
     def eager_picks(self) -> int:
+        """Picks of a sequence before its step is recorded, if that was put off."""
         return self._steps.eager_picks
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
+        """The runs that score a sequence's tokens; see StepSource."""
         return await self._steps.scored_runs(buffers, prompt, tapes)
 
     async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:

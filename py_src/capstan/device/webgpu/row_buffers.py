@@ -45,6 +45,10 @@ class RowBuffers:
     owned: tuple[DeviceBuffer, ...]
     given: Loan | None
     """Buffers of the user's, held until `close`."""
+    lengths: list[int] = field(default_factory=list)
+    """Upper bounds of the lengths on the device: a row that ended within a burst is shorter."""
+    unstepped: set[int] = field(default_factory=set)
+    """Rows whose last token is not known here: a step would run another one in its place."""
     cursor: int = 0
     """The ring index of the rows' next picks."""
     closed: bool = False
@@ -67,9 +71,8 @@ class RowBuffers:
         sizes |= window_table_sizes(about, capacity, chunk) if one.slides else {}
         sizes |= {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
         spans = {name: held[f"rows {name}"].sub(0, rows * size) for name, size in sizes.items()}
-        found = cls(
-            device, about, owner, rows, capacity, spans, held[ROWS_APART], tuple(made), given, uncounted=[0] * rows
-        )
+        found = cls(device, about, owner, rows, capacity, spans, held[ROWS_APART], tuple(made), given)
+        found.lengths, found.uncounted = [0] * rows, [0] * rows
         if one.sliding is not None and one.slides:
             for row in range(rows):
                 span = partial(found.part, row=row)

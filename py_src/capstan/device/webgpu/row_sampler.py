@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Collection, Sequence
 
 from ...graph import GraphDescription
 from ...memory import DeviceBuffer
 from ...stages import Drafting, SamplerProgram, position_words
 from ...stages.search import SearchOptions
+from ..rows import ONE, Burst
 from .engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers
 
-__all__ = ["RowSampler"]
+__all__ = ["RowSampler", "read_burst"]
 
 
 class RowSampler:
@@ -79,3 +80,11 @@ class RowSampler:
     def destroy(self) -> None:
         """Free it; for when nothing picks with it any more."""
         self._engine.destroy_sampler(self.handle)
+
+
+async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:
+    """Read a Burst from the engine's numbers; rows that are not in `asked` get no ids."""
+    submitted, done, readable, host, entered, *found = await numbers
+    picks = len(found) // rows
+    ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
+    return Burst(tuple(ids), submitted, done, readable, host, entered)
