@@ -178,12 +178,6 @@ def at(value: Any, *path: str) -> float | None:
 
 
 def grid(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table in prettier's form: every column as wide as its widest cell."""
-    lines = [[title, *names], *rows]
-    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(lines[0]))]
-
-    def joined(line: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-
-    rule = "| " + " | ".join("-" * width for width in widths) + " |"
-    return "\n".join([joined(lines[0]), rule, *map(joined, lines[1:])])
+    """A Markdown table."""
+    lines = [[title, *names], ["---"] * (1 + len(names)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

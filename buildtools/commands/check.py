@@ -10,6 +10,7 @@ from capstan_host.terminal import say
 
 from .. import ROOT
 from ..environment import venv_python
+from ..map import PICTURE, drawn
 from ..words import tracked_phrases
 from .bench import tables_in_step
 
@@ -71,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         if text != path.read_text(encoding="utf-8"):
             say(f"{path.name} is not what the newest results would make of it: python3 build.py bench --readme")
             failed.append(path.name)
+    say("check: map")
+    if PICTURE.read_text(encoding="utf-8") != drawn():
+        say(f"{PICTURE.name} is not of this code: python3 build.py docs --pages")
+        failed.append(PICTURE.name)
     say("check: plain words")
     clumsy = tracked_phrases()
     if clumsy:

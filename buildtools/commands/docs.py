@@ -12,6 +12,7 @@ from capstan_host.errors import CommandError
 from .. import BUILD, ROOT
 from ..documentation.reference import make_typescript_pages
 from ..environment import venv_python
+from ..map import PICTURE, drawn
 
 __all__ = ["GROUP", "add_arguments", "build_site", "check", "run"]
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `docs`."""
     parser.add_argument("--serve", action="store_true", help="serve the site on localhost, anew after each change")
     parser.add_argument("--port", type=int, default=8001, metavar="N", help="of --serve; default: %(default)s")
-    parser.add_argument("--pages", action="store_true", help="only write the generated pages of docs/ anew")
+    parser.add_argument("--pages", action="store_true", help="only write the generated page and picture of docs/ anew")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -37,6 +38,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build the site, or serve it until Ctrl-C."""
     if args.pages:
+        PICTURE.write_text(drawn(), encoding="utf-8")
         # The module imports the command line, which imports this one.
         return subprocess.call([venv_python(), "-m", "buildtools.documentation.options"], cwd=ROOT)
     if args.serve:

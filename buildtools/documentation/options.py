@@ -37,7 +37,7 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
     """A command: its summary, and a row for each argument."""
     formatter = argparse.HelpFormatter(parser.prog)
     rows = [
-        f"| {written(action)} | {cell(formatter._expand_help(action) if action.help else '')} |"
+        " ".join(["|", written(action), "|", *cell(formatter._expand_help(action) if action.help else "").split(), "|"])
         for action in parser._actions
         if action.help is not argparse.SUPPRESS
     ]

@@ -217,7 +217,8 @@ RUN_BLOCKS = """async (blocks) => {
 
 
 def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
-    text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
+    pages = ("web", "web_tokens", "web_models", "web_openai", "trace")
+    text = "".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in pages)
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     with blank_page.expect_download(timeout=LONG_MS) as saved:
         found = blank_page.evaluate(RUN_BLOCKS, blocks)
@@ -227,6 +228,7 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
             result,
             processed,
             several,
+            error,
             likely,
             scored,
             tokens,
@@ -235,7 +237,6 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
             tabs,
             completion,
             trace,
-            error,
         ) = found
     assert 1 < len(streamed) <= 8
     assert bar == []

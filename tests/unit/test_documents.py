@@ -11,7 +11,7 @@ import pytest
 from buildtools import ROOT
 from buildtools.cli import parse
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benches/README.md", ROOT / "examples/README.md"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benches").rglob("*.md"), ROOT / "examples/README.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

@@ -8,7 +8,7 @@ from ..errors import OptionError
 __all__ = ["BURST_MS", "RunAhead"]
 
 BURST_MS = 6.0
-"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so the
+"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design_token.md), so the
 three or four bursts under way hide it, and a reader still sees a token's text within that time."""
 
 RESTART = 3

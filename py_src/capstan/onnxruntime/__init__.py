@@ -4,7 +4,7 @@ session = await ort.InferenceSession.create("/models/any/model.onnx", providers=
 [y] = await session.run_async(None, {"x": array})
 
 Arrays are PEP 3118 buffers (memoryview, array.array, ...); where numpy is loaded, results are ndarrays. Each name of
-onnxruntime that waits has a twin that ends in `_async`; see docs/design.md.
+onnxruntime that waits has a twin that ends in `_async`; see docs/design.md, "Waiting".
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recordi
 
 @dataclass(frozen=True)
 class Bound:
-    """How far results may be from the truth, in units of rounding (see docs/design.md, "Checking")."""
+    """How far results may be from the truth, in units of rounding (see docs/design_checking.md)."""
 
     largest: float
     """The bound for any element."""

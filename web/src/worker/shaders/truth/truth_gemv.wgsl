@@ -4,7 +4,7 @@
 // as packing.wgsl has it or, without scales, [K, N] of `element`.
 // truth[FIRST + n] = (y[FIRST + n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
-// small factor (docs/design.md, "Checking"). Sums are taken in runs of BLOCK terms, so that their own error is far below.
+// small factor (docs/design_checking.md). Sums are taken in runs of BLOCK terms, so that their own error is far below.
 // Into any y goes the result, rounded to `element`, where no recorded buffer has it.
 // With up: the activation of that times `up`, the truth of the other half. Without weights: no product, but what is
 // normalised before it (with gamma_behind), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms
