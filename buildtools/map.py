@@ -1,8 +1,8 @@
 """Draws the map of the code: the rooms of the three packages and their imports, as a picture for docs/design.md.
 
 A room is a folder of a package, or a module at its root; imports for type checkers count. Each room stands above all
-rooms that it imports. No line is drawn for an import that a path through other rooms implies. `python3 -m buildtools.map` writes the
-picture, and so does `build.py docs --pages`; `build.py check` refuses one that is not of this code.
+rooms that it imports. No line is drawn for an import that a path through other rooms implies. `python3 -m
+buildtools.map` writes the picture, and so does `build.py docs --pages`; `build.py check` refuses one of other code.
 """
 
 from __future__ import annotations

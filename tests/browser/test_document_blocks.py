@@ -1,4 +1,4 @@
-"""The JavaScript of the guides runs, block after block; test_web_api.py has that of docs/web.md and the pages beside it."""
+"""The JavaScript of the guides runs, block after block; test_web_api.py has that of docs/web*.md."""
 
 from __future__ import annotations
 

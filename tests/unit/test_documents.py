@@ -11,7 +11,12 @@ import pytest
 from buildtools import ROOT
 from buildtools.cli import parse
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benches").rglob("*.md"), ROOT / "examples/README.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "benches").rglob("*.md"),
+    ROOT / "examples/README.md",
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

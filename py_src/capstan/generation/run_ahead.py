@@ -8,8 +8,8 @@ from ..errors import OptionError
 __all__ = ["BURST_MS", "RunAhead"]
 
 BURST_MS = 6.0
-"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design_token.md), so the
-three or four bursts under way hide it, and a reader still sees a token's text within that time."""
+"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design_token.md), so
+the three or four bursts under way hide it, and a reader still sees a token's text within that time."""
 
 RESTART = 3
 """Most steps of the burst after a pause: the GPU waits while it is encoded, and for a longer one longer."""

@@ -3,8 +3,8 @@
 A step is played once, and what its operations read and write is kept. Plain kernels then compute every result again
 from the kept inputs (truth_gemv.wgsl, truth_attention.wgsl), with the 2-norm of what is summed, and
 judge.wgsl tells how far each result is from that in units of rounding. Errors do not add up from operation to
-operation, so that the bound is that of a single one, and the operation that is wrong is known. docs/design_checking.md has the
-derivation.
+operation, so that the bound is that of a single one, and the operation that is wrong is known. docs/design_checking.md
+has the derivation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /**
- * `capstan-webgpu/chat`: the custom element `<capstan-chat>`, a conversation with a model in the page. docs/web.md
- * lists its attributes, properties, events and styles.
+ * `capstan-webgpu/chat`: the custom element `<capstan-chat>`, a conversation with a model in the page.
+ * docs/web_element.md lists its attributes, properties, events and styles.
  *
  * @module chat
  */
