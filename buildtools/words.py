@@ -1,7 +1,8 @@
 """Finds sentences in comments, docstrings and documents that a hurried reader has to read twice.
 
 Two patterns are found: a sentence that begins with Of, What, Where or Whose and is no question, and a sentence that
-ends in a preposition or an auxiliary verb. `build.py check` refuses both; `python3 -m buildtools.words` lists them.
+ends in a preposition or an auxiliary verb. `build.py check` refuses both; `python3 -m buildtools.words` lists them, and
+`python3 -m buildtools.words --count` counts the words of the documents.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +159,25 @@ def tracked_phrases() -> list[str]:
     ]
 
 
+ARCHIVES = ("benches/notes/", "models/", "buildtools/")
+NOT_READ = re.compile(r"^ *```.*?^ *```|<!-- (\w+) -->.*?<!-- /\1 -->", re.MULTILINE | re.DOTALL)
+"""Code, and parts that a command writes."""
+
+
+def counted() -> dict[str, int]:
+    """The words of each document that somebody reads: with a letter or a digit, outside code and generated parts."""
+    names = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    texts = {
+        name: NOT_READ.sub("", (ROOT / name).read_text(encoding="utf-8"))
+        for name in names.split()
+        if not name.startswith(ARCHIVES)
+    }
+    return {name: sum(bool(re.search(r"\w", word)) for word in text.split()) for name, text in texts.items()}
+
+
 if __name__ == "__main__":
-    for found in tracked_phrases():
-        print(found)
+    if sys.argv[1:] == ["--count"]:
+        counts = counted()
+        print("\n".join([f"{words:6} {name}" for name, words in counts.items()] + [f"{sum(counts.values()):6} in all"]))
+    else:
+        print("\n".join(tracked_phrases()))
