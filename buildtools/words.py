@@ -180,4 +180,5 @@ if __name__ == "__main__":
         counts = counted()
         print("\n".join([f"{words:6} {name}" for name, words in counts.items()] + [f"{sum(counts.values()):6} in all"]))
     else:
-        print("\n".join(tracked_phrases()))
+        for found in tracked_phrases():
+            print(found)
