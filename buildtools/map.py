@@ -29,13 +29,13 @@ PYTHON = {
 TYPESCRIPT = "web/src"
 FOLDERS = {
     "chat": "The element <capstan-chat>.",
-    "gpu": "The watched device, recorder, player, kernels, sampler, ring.",
     "page": "The page's half: Capstan, runs, sessions, completions, stored models.",
-    "shaders": "WGSL: products, attention, sampler, truth, memory.",
-    "storage": "Stores and sources of weights, and the loop that loads them.",
-    "tokenizer_parts": "A table of each part of a tokenizer.json.",
-    "wire": "The messages between the page, the worker and Python.",
+    "wire": "What page and worker share: messages, requests, errors, where files are.",
     "worker": "The worker's half: Python, onnxruntime-web, the engine that Python drives.",
+    "worker/gpu": "The watched device, recorder, player, kernels, sampler, ring.",
+    "worker/shaders": "WGSL: products, attention, sampler, truth, memory.",
+    "worker/storage": "Stores and sources of weights, and the loop that loads them.",
+    "worker/tokenizer_parts": "A table of each part of a tokenizer.json.",
 }
 """The folders of web/src, which have no docstring; others are drawn without a line."""
 FROM = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*"(\.[^"]+)\"""")
@@ -94,13 +94,12 @@ def imported(tree: ast.Module, package: Sequence[str]) -> Iterator[list[str]]:
 
 
 def typescript_rooms() -> tuple[Graph, dict[str, str]]:
-    """The imports between the folders of web/src; the modules at its root are one room."""
+    """The imports between the folders of web/src, those inside a folder too."""
     folder = ROOT / TYPESCRIPT
     graph: Graph = {}
 
     def room_of(path: Path) -> str:
-        inside = Path(os.path.relpath(path, folder))
-        return inside.parts[0] if len(inside.parts) > 1 else "entries"
+        return "/".join(Path(os.path.relpath(path, folder)).parts[:-1][:2])
 
     for path in sorted(folder.rglob("*.ts")):
         found = graph.setdefault(room_of(path), set())
@@ -108,8 +107,7 @@ def typescript_rooms() -> tuple[Graph, dict[str, str]]:
             target = Path(os.path.normpath(path.parent / name))
             if target.is_relative_to(folder):
                 found.add(room_of(target))
-    about = {**FOLDERS, "entries": "Modules at the root of web/src: what the npm package exports, and the worker."}
-    return {room: {name for name in names if name in graph} - {room} for room, names in graph.items()}, about
+    return {room: {name for name in names if name in graph} - {room} for room, names in graph.items()}, FOLDERS
 
 
 def reachable(graph: Graph) -> Graph:
