@@ -101,7 +101,7 @@ def typescript_rooms() -> tuple[Graph, dict[str, str]]:
     def room_of(path: Path) -> str:
         return "/".join(Path(os.path.relpath(path, folder)).parts[:-1][:2])
 
-    for path in sorted(folder.rglob("*.ts")):
+    for path in sorted(folder.glob("*/**/*.ts")):
         found = graph.setdefault(room_of(path), set())
         for name in FROM.findall(path.read_text(encoding="utf-8")):
             target = Path(os.path.normpath(path.parent / name))
