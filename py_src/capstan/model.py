@@ -38,36 +38,12 @@ class Model:
     layout (config.json and onnx/model_DTYPE.onnx).
 
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
-    HubRepository, or a directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32',
-    'fp16', 'q4', 'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu',
-    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm), on CPython 'reference', 'cpu' for either's, or
-    'configured': what the providers in genai_config.json say, as in onnxruntime-genai ('cpu' without any). `capture` is
-    how decode steps run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not
-    possible the next one down is used, and the generator's `capture_note` says why. None is for what the configuration
-    says: with "enableGraphCapture": "0" 'off', with "1" 'tape' and a FallbackWarning where nothing can be captured;
-    'tape' where it says nothing. `passes` names what is done to the recorded step, out of `capstan.tape.PASSES`; None
-    does all that pays on the adapter. Weights are kept in the browser's storage (`capstan.WeightStore`) unless
-    `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with bytes: first with 'weights', 0
-    and how many they are in all, before any is read, then for each file. `overlay` is laid over genai_config.json:
-    objects field by field, options of providers beside those that are there, every other value in its place; of a
-    repository only `search` and the decoder's session options. `graphs` gives the graph's file from memory, by the name
-    that the configuration has for it.
-    `prefill_ms` is how many milliseconds one run of a prompt may take on WebGPU: runs that are measured to take longer
-    become shorter, and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as
-    memory allows. Software adapters always run 64 tokens.
-    `kv_cache_dtype` is 'int8' or 'int4' for key/value caches of about a half or a quarter of float16's size on WebGPU,
-    'float' for those of the graph; None is for what the configuration says (kvCacheQuantizationBits), else the graph's.
-    Answers may differ from those over floats: docs/memory_caches.md has by how much.
-    `max_length` is how many tokens the longest sequence will have, the context's length if that is less: if its caches
-    do not fit the device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with
-    which `kv_cache_dtype` more. None asks for the shortest sequence.
-    `on_found(facts)` is called once the small files were read, before any weight is: what the model is, as a
-    `ModelFacts` with its name, parameters, bytes and licence.
-    `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
-    the page's, 30 until it is set.
-
-    `prefix_cache` is how many bytes of the device the key/value rows of closed generators may take, for prompts that
-    begin with the same tokens; 0 shares none, of open generators neither. See `model.prefixes`.
+    HubRepository, or a directory on CPython. The options are those of capstan.loading.options.LoadOptions. `device` may
+    also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': what the providers in genai_config.json
+    say, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's own capture) or
+    'off' (eager); if a device cannot do that, it does the next one, and the generator's `capture_note` says why. A
+    configuration with "enableGraphCapture": "1" asks for 'tape', with a FallbackWarning if nothing can be captured.
+    Weights are kept in `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
 

@@ -19,13 +19,6 @@ import {
   type SamplerProgram,
 } from "./sampler_program";
 
-/** A part of a buffer; the offset is a multiple of minStorageBufferOffsetAlignment. Bytes. */
-export interface Span {
-  buffer: GPUBuffer;
-  offset: number;
-  size: number;
-}
-
 /** Buffers that a sampler reads and writes, and their shapes; see "GPU state layout" in docs/design_sampler.md. */
 export interface SamplerTargets {
   /** [rows, vocab], contiguous: the last position only. */
