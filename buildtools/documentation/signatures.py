@@ -9,7 +9,7 @@ from griffe import Attribute, ExprName, ExprSubscript, ExprTuple, Extension
 __all__ = ["PlainOptions"]
 
 
-class PlainOptions(Extension):  # type: ignore[misc]  # griffe is not there while types are checked
+class PlainOptions(Extension):  # type: ignore[misc, unused-ignore]  # griffe is not there while types are checked
     """`Annotated[TYPE, ...]` is TYPE."""
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
