@@ -257,7 +257,7 @@ async def unpacked(models: Mapping[str, str], *, model: str, data: str, parts: l
 async def digest(loaded: Any) -> str:
     """SHA-256 over the bytes of every weight on the GPU, in the file's order."""
     total = hashlib.sha256()
-    for entry in loaded._graphs.weights:
+    for entry in loaded._loaded.graphs.weights:
         size = -(-entry.length // 4) * 4
         total.update((await gpu().read(loaded._loaded.weights[entry.name], 0, size))[: entry.length])
     return total.hexdigest()

@@ -42,6 +42,7 @@ export type CapstanErrorCode =
   | "BufferMismatchError"
   | "CapstanError"
   | "DeviceError"
+  | "GuidanceError"
   | "LogitsError"
   | "PromptError"
   | "TapeKeyError"
