@@ -442,3 +442,26 @@ def test_every_position_undoes_the_cut_to_the_last_one(name: str) -> None:
         assert got.shape == (1, len(IDS), 512)
         np.testing.assert_allclose(got, wanted, atol=CLOSE)
     assert graph.every_position(parsed(name)) == parsed(name), "there was nothing to undo"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.timeout(20)
+def test_nodes_that_read_one_another_in_a_circle_are_refused(length: int) -> None:
+    model = copy("nano-llama")
+    [node] = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][:1]
+    names = [f"circle.{number}" for number in range(length)]
+    for number, name in enumerate(names):
+        model.graph.node.append(
+            NodeProto(op_type="Cast", input=[names[number - 1]], output=[name], name=f"cast {name}")
+        )
+    node.input[5] = names[0]
+    with pytest.raises(ModelFileError, match=r"the node 'cast circle\.\d' \('Cast'\) reads its own output"):
+        graph.parse(model.SerializeToString())
+
+
+def test_nodes_may_come_in_any_order() -> None:
+    model = copy("nano-llama")
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    assert len(graph.parse(model.SerializeToString()).graph.node) == len(nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 from google.protobuf.message import DecodeError
@@ -42,7 +43,22 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
         raise ModelFileError(
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
         )
+    require_no_circle(model.graph, name)
     return model
+
+
+def require_no_circle(graph: GraphProto, name: str) -> None:
+    """Raise ModelFileError for a node that reads its own output, directly or through others: passes walk up a graph."""
+    makers = {output: number for number, node in enumerate(graph.node) for output in node.output if output}
+    reads = {number: {makers[each] for each in node.input if each in makers} for number, node in enumerate(graph.node)}
+    if all(made < number for number, before in reads.items() for made in before):
+        return
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        node = graph.node[error.args[1][0]]
+        shown = f"{node.name[:100]!r} ({node.op_type[:100]!r})"
+        raise ModelFileError(f"{name}: the node {shown} reads its own output; export the model again") from None
 
 
 def require_texts(graph: GraphProto, name: str) -> None:
