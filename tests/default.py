@@ -102,6 +102,7 @@ LEFT_OUT: frozenset[str] = frozenset(
         "embeddings::test_what_is_embedded_must_be_texts",
         "evaluation::test_browsers_that_die_are_replaced_on_one_machine_and_in_a_cluster",
         "extended::test_one_case_in_n_runs_by_default",
+        "fleet::TestFleet::test_a_batch_for_workers_that_are_gone_goes_to_others",
         "fusions::TestWhateverTheBuffers::test_recycled_at_random",
         "fusions::test_a_fused_step_leaves_what_the_recorded_step_leaves",
         "graph_pipeline::test_only_the_list_runs_passes",
