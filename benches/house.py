@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 def git(*words: str) -> bytes:
-    """The output of a git command in the checkout."""
+    """Run a git command in the checkout, and return its output."""
     return subprocess.run(["git", "-C", ROOT, *words], check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -77,6 +77,8 @@ def code_lines(path: str, content: bytes) -> int:
 def room(path: str) -> str:
     """The room of a file: a folder of a package, `web/src`'s folder, or the first folder."""
     parts = path.split("/")[:-1]
+    if parts[:3] == ["web", "src", "worker"]:
+        return "/".join(parts[:4])
     depth = 3 if parts[:2] in (["py_src", "capstan"], ["web", "src"], ["py_src", "capstan_host"]) else 2
     return "/".join(parts[: depth if parts[:1] in (["py_src"], ["web"]) else 1]) or path
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from . import ROOT
 from .option_types import OPTIONS, STAGES, asked_options, model_options, search_options
-from .typescript import PLAIN, camel, comment, documented
+from .typescript import PLAIN, block, camel, comment, documented
 
 __all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
 
@@ -75,8 +75,8 @@ def request_types(table: str, options: str = "") -> str:
         if isinstance(node, ast.ClassDef):
             bases = [base for base in map(ast.unparse, node.bases) if base != "TypedDict"]
             extends = f" extends {', '.join(bases)}" if bases else ""
-            fields = "\n".join(f"  {line}" for line in interface_lines(node.body))
-            parts.append(f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {{\n{fields}\n}}\n")
+            fields = block([*interface_lines(node.body)])
+            parts.append(f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {fields}")
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             if name not in (*OF_THE_PAGE, "__all__"):
@@ -91,7 +91,7 @@ def interface_lines(body: list[ast.stmt]) -> Iterator[str]:
         kind, name = node.annotation, ast.unparse(node.target)
         if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "NotRequired":
             kind, name = kind.slice, f"{name}?"
-        yield from f"{comment(about)}{name}: {typescript(kind)};".splitlines()
+        yield f"{comment(about)}{name}: {typescript(kind)};"
 
 
 def typescript(kind: ast.expr) -> str:

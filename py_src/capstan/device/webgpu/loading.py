@@ -237,8 +237,22 @@ async def load(
     stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
-        *(interface, memory, graphs, leases, weights, {"prefill": session}, ahead, stored, verdicts),
-        *(url, owner, config, contents, kept, lora, in_place),
+        interface=interface,
+        memory=memory,
+        graphs=graphs,
+        leases=leases,
+        weights=weights,
+        sessions={"prefill": session},
+        ahead=ahead,
+        stored=stored,
+        verdicts=verdicts,
+        name=url,
+        owner=owner,
+        config=config,
+        contents=contents,
+        notes=kept,
+        lora=lora,
+        in_place=in_place,
     )
 
 
