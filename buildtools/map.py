@@ -132,7 +132,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def direct(graph: Graph) -> list[tuple[str, str]]:
-    """The imports that no other import implies."""
+    """The imports that no path through other rooms implies."""
     below = reachable(graph)
     return [
         (room, name)

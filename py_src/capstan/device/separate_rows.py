@@ -1,4 +1,4 @@
-"""Rows that are a decoder each, run one after another: right for every model and device."""
+"""One decoder per row; the rows run one after another. This is right for every model and device."""
 
 from __future__ import annotations
 

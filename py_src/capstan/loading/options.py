@@ -158,8 +158,8 @@ def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
 
 
 def require_choices(options: Mapping[str, Any], pages: bool = False) -> None:
-    """OptionError for a text that is none of an option's choices; those of `pages` are the host's to check unless it is
-    true."""
+    """Raise OptionError for a value that is not among an option's choices. The host checks options with `host`, unless
+    `pages` is true."""
     for name, row in rows(LoadOptions).items():
         value = options.get(name)
         if row.choices and value is not None and value not in row.choices and (pages or not row.host):

@@ -15,7 +15,7 @@ THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 OWN = ("messages", "tools", "add_generation_prompt", "template_str")
-"""The arguments of a prompt that are none of its template's variables."""
+"""These arguments of a prompt do not reach its template as variables of the caller."""
 MAIN = "chat_template.jinja"
 MORE = "additional_chat_templates/"
 

@@ -137,7 +137,7 @@ class WasmRunner:
         inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables))
         self._inputs = [each for each in inputs if not isinstance(each, MADE_IN_JAVASCRIPT)]
         self._each_run = [each for each in self._inputs if type(each).on_host is not RunInput.on_host]
-        """Those with tensors that differ from run to run."""
+        """The providers whose tensors change with each run."""
         self._feed([*silent(lora), *self._fixed()])
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
