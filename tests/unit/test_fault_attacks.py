@@ -15,7 +15,7 @@ from tests.faults.report import Outcome, attack
 from tests.faults.share import Share
 from tests.faults.targets import targets
 
-COUNT, SEED = 25, 1
+COUNT, SEED = 15, 1
 
 
 def test_bad_input_ends_in_errors_of_ours() -> None:

@@ -79,6 +79,7 @@ TYPES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("types", list(TYPES))
 @pytest.mark.parametrize("family", list(FURTHER))
 def test_each_family_computes_what_its_weights_say(family: str, types: str, node: subprocess.Popen[str]) -> None:
