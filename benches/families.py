@@ -27,8 +27,8 @@ from benches.runner.readme import grid  # noqa: E402  # on the path just above
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan.model_files.model_types import REFUSED_TYPES  # noqa: E402
-from capstan_host.headless.browser import flags  # noqa: E402
-from capstan_host.server import serving  # noqa: E402
+from capstan_host.headless.chromium import flags  # noqa: E402
+from capstan_host.site_server import serving  # noqa: E402
 from capstan_host.testing.harness import Harness  # noqa: E402
 from tests.browser.page_scripts import PageScripts  # noqa: E402
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, Family, Found, measured  # noqa: E402

@@ -27,9 +27,9 @@ from playwright.sync_api import BrowserContext, sync_playwright  # noqa: E402  #
 
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan_host.headless.browser import flags  # noqa: E402
-from capstan_host.headless.server import StaticHandler, running  # noqa: E402
-from capstan_host.server import SiteServer  # noqa: E402
+from capstan_host.headless.chromium import flags  # noqa: E402
+from capstan_host.headless.static_server import StaticHandler, running  # noqa: E402
+from capstan_host.site_server import SiteServer  # noqa: E402
 
 __all__ = ["SlowLink", "Visit", "first_visit"]
 

@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.site import assemble  # noqa: E402
-from capstan_host.headless.browser import flags  # noqa: E402  # on the path just above
-from capstan_host.server import SiteServer, serving  # noqa: E402
+from capstan_host.headless.chromium import flags  # noqa: E402  # on the path just above
+from capstan_host.site_server import SiteServer, serving  # noqa: E402
 from capstan_host.testing.harness import Harness  # noqa: E402
 from tests import large_model  # noqa: E402
 from tests.page_memory import PageMemory, prepare  # noqa: E402

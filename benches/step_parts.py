@@ -14,7 +14,7 @@ import json
 import statistics
 
 import capstan
-from capstan.device.webgpu.tapes import step_check, step_recorder, stored, verdicts
+from capstan.device.webgpu.tapes import step_check, step_recorder, stored_tapes, verdicts
 from capstan.tape import Recorded, fused_step
 
 STEPS = 32
@@ -66,7 +66,7 @@ async def main(folder):
     args = parser.parse_args()
     step_check.StepCheck.faults = no_faults
     step_check.StepCheck.compare = verdicts.Verdicts.read = verdicts.Verdicts.write = nothing
-    stored.StoredTapes.restore = stored.StoredTapes.keep = nothing
+    stored_tapes.StoredTapes.restore = stored_tapes.StoredTapes.keep = nothing
     async with await capstan.Model.load(folder, device="webgpu") as model:
         seen = {}
         whole = await generator_of(model, args.length, (), seen)

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT)]
 from benches.runner.run import Launch  # noqa: E402  # on the path just above
 from benches.runner.server import BenchServer  # noqa: E402
 from buildtools.contenders import install, versions  # noqa: E402
-from capstan_host.errors import CommandError  # noqa: E402
+from capstan_host.command_errors import CommandError  # noqa: E402
 
 PACKED = not (ROOT / "build.py").is_file()
 SITE = ROOT / ("site" if PACKED else "build/site")

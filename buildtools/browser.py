@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from capstan_host.headless.browser import (
+from capstan_host.headless.chromium import (
     REMEDY,
     BrowserError,
     browser_version,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 from . import ROOT
 from .environment import run_tool

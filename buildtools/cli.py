@@ -12,9 +12,9 @@ from capstan_host import cli
 from capstan_host.cli import Commands, Parser, reported
 
 from . import ROOT
+from .checkout_machine import CHECKOUT
 from .commands import bench, check, dist, docs, package, site, test, wheel
 from .environment import ensure, in_venv, venv_python
-from .machine import CHECKOUT
 
 __all__ = ["COMMANDS", "main", "parse", "parsers"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 from capstan_host.terminal import Progress, say
 
 from . import CACHE
@@ -78,7 +78,7 @@ def is_worth_it(path: Path) -> bool:
 
 def forms(path: Path) -> list[Path]:
     """The paths of a file's compressed forms."""
-    from capstan_host.headless.server import ENCODINGS
+    from capstan_host.headless.static_server import ENCODINGS
 
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
 

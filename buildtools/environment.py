@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 from capstan_host.locks import locked
 from capstan_host.terminal import say
 

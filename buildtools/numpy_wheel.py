@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 from . import CACHE
 

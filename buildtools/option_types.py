@@ -1,4 +1,4 @@
-"""TypeScript of the tables of options: a model's in capstan.loading.options, and a search's in the stages."""
+"""TypeScript of the tables of options: a model's in capstan.loading.load_options, and a search's in the stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .typescript import PLAIN, block, camel, comment, documented
 
 __all__ = ["OPTIONS", "STAGES", "asked_options", "model_options", "search_options"]
 
-OPTIONS = ROOT / "py_src/capstan/loading/options.py"
+OPTIONS = ROOT / "py_src/capstan/loading/load_options.py"
 STAGES = ROOT / "py_src/capstan/stages"
 OF_PYTHON = ("RequestOptions", "LoadOptions")
 """Classes of options that the JavaScript API lacks."""

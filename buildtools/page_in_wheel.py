@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 __all__ = ["PageInWheel"]
 
 PLACE = "capstan_host/site"
-"""The page's folder in the wheel: PACKAGED of capstan_host.headless.site."""
+"""The page's folder in the wheel: PACKAGED of capstan_host.headless.site_folder."""
 OF_PIPS_BUILD = ("PYTHONPATH", "PYTHONNOUSERSITE")
 """Variables by which pip has its build environment's Python find hatchling; build.py has an environment of its own."""
 

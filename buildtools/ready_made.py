@@ -45,7 +45,7 @@ class Header:
     @classmethod
     def of(cls, model: Path, folder: Path) -> Header:
         """The header of a file, written into a folder."""
-        from capstan.local.host import LocalHost
+        from capstan.local.local_host import LocalHost
         from capstan.model_files.gguf.header import read_header
 
         async def read(start: int, length: int) -> bytes:
@@ -100,12 +100,12 @@ def make_ready(headers: Iterable[Header], target: Path) -> tuple[list[dict[str, 
 def result(name: str, size: int, content: bytes, dtype: str) -> str:
     """The text of a ReadyMade for a file of this name and size, whose header is `content`."""
     from capstan.device.noted_graphs import made_from
-    from capstan.device.wasm.model_graph import ready_graph
-    from capstan.device.webgpu.model_graphs import ready_graphs
+    from capstan.device.wasm.cpu_graph import ready_graph
+    from capstan.device.webgpu.webgpu_graphs import ready_graphs
     from capstan.graph.gguf.rotary import SMALL_TENSORS
     from capstan.loading.folder import as_note, written
-    from capstan.local.host import LocalHost
-    from capstan.model_files.config import DECODER
+    from capstan.local.local_host import LocalHost
+    from capstan.model_files.genai_config import DECODER
     from capstan.model_files.gguf.header import read_header
 
     async def read(start: int, length: int) -> bytes:

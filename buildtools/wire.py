@@ -1,10 +1,10 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
-- The options of a model: web/src/page/model_options.ts, from py_src/capstan/loading/options.py.
+- The options of a model: web/src/page/model_options.ts, from py_src/capstan/loading/load_options.py.
 - The search options of a run: web/src/wire/search_options.ts, from the modules of py_src/capstan/stages.
 - The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py and those options.
 - The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
-  py_src/capstan/device/webgpu/engine.py.
+  py_src/capstan/device/webgpu/gpu_engine.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .typescript import PLAIN, block, camel, comment, documented
 __all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
 
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
-ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
+ENGINE = ROOT / "py_src/capstan/device/webgpu/gpu_engine.py"
 OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
 """Types that web/src/wire/page_types.ts defines."""
 JS_TYPES = {
@@ -176,7 +176,7 @@ from typing import Any
 
 from ..host.spans import spanned
 from .coding import arriving, numbers, to_json
-from .errors import typed_errors
+from .js_errors import typed_errors
 {imports_for(tree, methods)}
 __all__ = ["EngineCalls"]
 

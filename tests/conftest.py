@@ -14,9 +14,9 @@ from xdist.remote import Producer
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
-from capstan_host.headless.browser import flags
-from capstan_host.models import BUNDLED, mounts
-from capstan_host.server import SiteServer, serving
+from capstan_host.headless.chromium import flags
+from capstan_host.model_arguments import BUNDLED, mounts
+from capstan_host.site_server import SiteServer, serving
 from capstan_host.testing.harness import Harness, watch
 from tests.browser.page_scripts import PageScripts
 from tests.default import has_default

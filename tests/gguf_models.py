@@ -21,7 +21,7 @@ from capstan.graph import external_entries
 from capstan.graph.gguf.builder import write_graph
 from capstan.graph.gguf.rotary import DIVISORS, LONG, SHORT, SMALL_TENSORS
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.model_files.gguf.config import gguf_decoder
+from capstan.model_files.gguf.gguf_config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from tests.gguf_files import gguf_file, text, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capstan.graph import Unpack
-from capstan.graph.gguf.types import DENSE, PACKED
+from capstan.graph.gguf.gguf_types import DENSE, PACKED
 from capstan.model_files.gguf.header import GgmlType
 
 __all__ = ["float32_of", "random_tensor", "ways", "weights"]

@@ -3,8 +3,8 @@
     greedy(folder, prompt_ids, 40)                         -> [ids]
     drive(folder, [("append", ids), ("generate", 60), ("rewind", 12), ...])  -> Trace
 
-capstan_host.testing.genai does it; here results are kept in build/oracle, by the folder's content, the arguments and
-genai's version.
+capstan_host.testing.genai_oracle does it; here results are kept in build/oracle, by the folder's content, the arguments
+and genai's version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime_genai as og
 import tokenizers
 
-from capstan_host.testing.genai import Action, Trace, decode, encode, logits, run, tokenizer
+from capstan_host.testing.genai_oracle import Action, Trace, decode, encode, logits, run, tokenizer
 
 __all__ = [
     "Action",

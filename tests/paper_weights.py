@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from capstan.errors import CapstanError, StorageError, WeightsChangedError
-from capstan.host.storage import BrokenDownloadError, LoadPlan, Outcome, SourceIdentity
+from capstan.host.storage_interface import BrokenDownloadError, LoadPlan, Outcome, SourceIdentity
 from tests.node import started
 
 __all__ = ["PaperBacking", "PaperServer", "PaperSink", "PaperSource"]

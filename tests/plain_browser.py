@@ -12,7 +12,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, BrowserType
 
 from buildtools.browser import find_browser
-from capstan_host.headless.browser import flags
+from capstan_host.headless.chromium import flags
 
 __all__ = ["plain_browser"]
 

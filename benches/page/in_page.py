@@ -21,7 +21,7 @@ from pyodide.ffi import to_js
 from pyodide.http import pyfetch
 
 import capstan
-from capstan._js import host
+from capstan._js import host_calls
 from capstan.device import probe
 
 loaded: dict[str, capstan.Model] = {}
@@ -36,9 +36,9 @@ async def load(*, model: str, counting: bool = False, **options: Any) -> dict[st
     only: it has what WebGPU is asked for counted from there on."""
     if counting:
         (await counts()).install()
-    start = host.now()
+    start = host_calls.now()
     opened = await open_model(model, options)
-    return {"load_ms": host.now() - start, "phases": opened.load_times, "adapter": opened.adapter}
+    return {"load_ms": host_calls.now() - start, "phases": opened.load_times, "adapter": opened.adapter}
 
 
 def key_of(name: str, options: dict[str, Any]) -> str:
@@ -149,17 +149,17 @@ async def generate(
         generator.append_tokens(given)
         async for token in generator:
             if not ids:
-                times.append(host.now())
+                times.append(host_calls.now())
             ids.append(token)
             if showing:
                 print(token, end=" ", file=sys.stderr)
-        times.append(host.now())
+        times.append(host_calls.now())
 
     params = parameters(opened, len(given) + tokens, sampling, run_ahead)
     if counting:
         async with capstan.Generator(opened, params) as generator:
             return await count(generator, take, ids)
-    start = host.now()
+    start = host_calls.now()
     async with capstan.Generator(opened, params) as generator:
         await take(generator)
         if run_ahead is None and generator._loop.run_ahead is not None:
@@ -217,19 +217,19 @@ class Clocked:
 
     def so_far(self) -> float:
         """The milliseconds, asked from within the coroutine."""
-        return self.milliseconds + host.now() - self.resumed
+        return self.milliseconds + host_calls.now() - self.resumed
 
     def __await__(self) -> Steps[Any, Any, None]:
         steps = self.work.__await__()
         sent: Any = None
         while True:
-            self.resumed = host.now()
+            self.resumed = host_calls.now()
             try:
                 waiting = steps.send(sent)
             except StopIteration:
                 return
             finally:
-                self.milliseconds += host.now() - self.resumed
+                self.milliseconds += host_calls.now() - self.resumed
             sent = yield waiting
 
 

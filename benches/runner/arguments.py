@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from capstan_host.errors import CommandError
-from capstan_host.models import check_genai, mounts
+from capstan_host.command_errors import CommandError
+from capstan_host.model_arguments import check_genai, mounts
 
 from .frames import CACHE_ROWS
 from .plan import DECODE_ROWS, SECTIONS

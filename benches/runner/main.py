@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 from .arguments import add_run_arguments, check_run_arguments, named
 from .plan import SECTIONS, Step, extent, plan

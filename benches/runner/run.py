@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 from .plan import Step
 from .server import BenchServer

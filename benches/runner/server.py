@@ -13,8 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from capstan_host.headless.server import FilePart, StaticHandler, open_below
-from capstan_host.server import SiteServer
+from capstan_host.headless.static_server import FilePart, StaticHandler, open_below
+from capstan_host.site_server import SiteServer
 
 from .external_data import split_data
 from .plan import Step

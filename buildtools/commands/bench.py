@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from capstan_host.errors import CommandError
-from capstan_host.models import BUNDLED, mounts
+from capstan_host.command_errors import CommandError
+from capstan_host.model_arguments import BUNDLED, mounts
 from capstan_host.terminal import say
 
 from .. import ROOT
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return pack(args.pack, {**real, **(args.models if args.model else {})}, args.without or ())
     args.models = {**real, **args.models}
     from benches.runner.main import Bench
-    from capstan_host.headless.browser import adapters_to_try, flags
+    from capstan_host.headless.chromium import adapters_to_try, flags
 
     from ..browser import find_browser
     from ..contenders import install
@@ -203,7 +203,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     """Write all parts of a pack but the contenders `without` into a new folder; `own` are the models with correctness
     cases."""
     from benches.correctness import cases
-    from capstan_host.headless.browser import HARDWARE_LINUX
+    from capstan_host.headless.chromium import HARDWARE_LINUX
 
     from ..contenders import CONTENDERS, install
     from ..site import assemble

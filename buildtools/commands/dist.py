@@ -12,7 +12,7 @@ from typing import Any
 
 from capstan_host.chat_model import SMOLLM2
 from capstan_host.digests import complete_digests
-from capstan_host.models import BUNDLED, about_model, check_model
+from capstan_host.model_arguments import BUNDLED, about_model, check_model
 from capstan_host.terminal import say
 
 from .. import BUILD, ROOT, SITE

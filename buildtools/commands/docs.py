@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 from .. import BUILD, ROOT
 from ..documentation.reference import make_typescript_pages

@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster  # noqa: E402  # on the path just a
 from buildtools.browser import find_browser  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 from capstan_host.fleet import Fleet  # noqa: E402
-from capstan_host.models import BUNDLED  # noqa: E402
+from capstan_host.model_arguments import BUNDLED  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 620
 STARTS = ("import os", "def main():", "class Node:", "for i in range(", "with open(", "if __name__", "return [", "try:")

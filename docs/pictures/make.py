@@ -24,9 +24,9 @@ sys.path.insert(0, str(ROOT))
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.site import assemble  # noqa: E402
 from capstan_host.chat_model import default_model  # noqa: E402
-from capstan_host.headless.browser import flags  # noqa: E402  # on the path just above
-from capstan_host.models import mounts  # noqa: E402
-from capstan_host.server import serving  # noqa: E402
+from capstan_host.headless.chromium import flags  # noqa: E402  # on the path just above
+from capstan_host.model_arguments import mounts  # noqa: E402
+from capstan_host.site_server import serving  # noqa: E402
 
 SETTINGS = {"software": "#device=wasm", "hardware": ""}
 WAIT_MS = 600_000

@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))
 from buildtools.browser import find_browser  # noqa: E402  # on the path just above
 from buildtools.commands.docs import TARGET  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
-from capstan_host.headless.browser import flags  # noqa: E402  # on the path just above
-from capstan_host.models import BUNDLED, mounts  # noqa: E402
-from capstan_host.server import serving  # noqa: E402
+from capstan_host.headless.chromium import flags  # noqa: E402  # on the path just above
+from capstan_host.model_arguments import BUNDLED, mounts  # noqa: E402
+from capstan_host.site_server import serving  # noqa: E402
 
 WIDTHS = (1240, 800, 360)
 PAGES = ("index.html", "tape.html", "errors.html")

@@ -20,9 +20,9 @@ from .fallback import FallbackWarning
 from .generation.generator import Generator
 from .generation.generator_params import GeneratorParams
 from .generation.named_processors import logits_processor, shortlist_processor
-from .generation.scoring import Score
 from .generation.speculation import SpeculationStats
-from .generation.timing import Timing
+from .generation.token_scores import Score
+from .generation.token_times import Timing
 from .host import configure
 from .host.tracing import Trace, trace
 from .loading.planning import open_device, plan
@@ -32,7 +32,7 @@ from .model_files.known_models import KnownModel, models
 from .model_files.model_facts import ModelFacts
 from .signatures import check_arguments
 from .stages.search import SearchOptions
-from .stages.speculation import Speculation
+from .stages.speculation_options import Speculation
 from .text.stream import StoppingStream, TextStream
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
@@ -42,7 +42,7 @@ if sys.platform == "emscripten":
 
     use_device_host(page_host)
 else:
-    from .local.host import LocalHost
+    from .local.local_host import LocalHost
 
     use_device_host(LocalHost())
 

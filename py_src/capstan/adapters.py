@@ -16,7 +16,7 @@ from .host.disk_file import read_file
 from .host.leaving import when_dropped
 
 if TYPE_CHECKING:
-    from .device.lora import LoraWeights
+    from .device.lora_weights import LoraWeights
     from .model import Model
 
 __all__ = ["ActiveAdapters", "Adapters", "LoadedAdapter"]

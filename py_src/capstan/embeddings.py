@@ -17,13 +17,13 @@ from .graph.onnx_pb2 import ModelProto
 from .graph.pooling import POOLED, WEIGHTS
 from .host import Host, current_host
 from .loading.folder import choose_dtype, place_of
+from .loading.load_options import EmbedderOptions
 from .loading.opening import TOKENIZER_FILES, with_tokenizer
-from .loading.options import EmbedderOptions
 from .loading.repository import onnx_file, require_dtype
-from .model_files.config import parse_object
-from .onnxruntime.placement import GraphFile
+from .model_files.genai_config import parse_object
+from .onnxruntime.inference_session import InferenceSession
 from .onnxruntime.providers import WEBGPU, asked_for
-from .onnxruntime.session import InferenceSession
+from .onnxruntime.session_placement import GraphFile
 from .signatures import check_arguments
 from .tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from .errors import OptionError
 
 if TYPE_CHECKING:
-    from .device.rows import RowDecoder
+    from .device.row_interface import RowDecoder
     from .device.webgpu.rehearsal import Rehearsal
     from .generation.generator import Generator
 

@@ -8,25 +8,25 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .device.base import DeviceModel
 from .device.device_host import DeviceHost, current_device_host
-from .device.interface import DeviceInterface
+from .device.device_interface import DeviceInterface
+from .device.model_interface import DeviceModel
 from .device.model_memory import capacity_for, require_lengths
 from .device.prefix_cache import PrefixCache, checked_limit
-from .device.rows import RowDecoder
+from .device.row_interface import RowDecoder
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
+from .loading.load_options import LoadOptions
 from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
-from .loading.options import LoadOptions
 from .loading.recovery import opened_again
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
-from .model_files.config import DECODER
+from .model_files.genai_config import DECODER
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .device.lora import LoraWeights
+    from .device.lora_weights import LoraWeights
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
@@ -38,12 +38,12 @@ class Model:
     layout (config.json and onnx/model_DTYPE.onnx).
 
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
-    HubRepository, or a directory on CPython. The options are those of capstan.loading.options.LoadOptions. `device` may
-    also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': what the providers in genai_config.json
-    say, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's own capture) or
-    'off' (eager); if a device cannot do that, it does the next one, and the generator's `capture_note` says why. A
-    configuration with "enableGraphCapture": "1" asks for 'tape', with a FallbackWarning if nothing can be captured.
-    Weights are kept in `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
+    HubRepository, or a directory on CPython. The options are those of capstan.loading.load_options.LoadOptions.
+    `device` may also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': what the providers in
+    genai_config.json say, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's
+    own capture) or 'off' (eager); if a device cannot do that, it does the next one, and the generator's `capture_note`
+    says why. A configuration with "enableGraphCapture": "1" asks for 'tape', with a FallbackWarning if nothing can be
+    captured. Weights are kept in `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
 

@@ -1,9 +1,10 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
-The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/tokenizer.py), on CPython
-the `tokenizers` package (local/tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's
-Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
-`decode` leaves special tokens out; `update_options` changes either. `encode_prompt` begins a text as its model expects.
+The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/page_tokenizer.py), on
+CPython the `tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. Like
+onnxruntime-genai's Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template,
+becomes its id) and `decode` leaves special tokens out; `update_options` changes either. `encode_prompt` begins a
+text as its model expects.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from weakref import finalize
 
 from .errors import CapstanError, ConfigError, OptionError
-from .model_files.config import parse_object
+from .model_files.genai_config import parse_object
 from .text.answer_formats import AnswerFormat, answer_format
 from .text.chat_prompts import ChatTemplates, templates_of_files
 from .text.messages import Message, read_messages, read_tools

@@ -17,9 +17,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CommandError
+from .command_errors import CommandError
 from .locks import locked
-from .models import BUNDLED
+from .model_arguments import BUNDLED
 from .places import CACHE, MODELS
 from .terminal import say
 

@@ -13,9 +13,9 @@ from typing import NoReturn, Protocol
 from capstan.errors import OptionError
 from capstan.host.tracing import capstan_version
 
+from .command_errors import CommandError
 from .commands import chat, exec, fleet, models, run, serve
-from .errors import CommandError
-from .headless.browser import BrowserError
+from .headless.chromium import BrowserError
 from .machine import INSTALLED, Machine
 
 __all__ = ["COMMANDS", "Command", "main", "parse", "reported", "whole_parser"]

@@ -16,8 +16,8 @@ from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import CommandError
-from .models import DIGESTS_SUFFIX, graphs_of
+from .command_errors import CommandError
+from .model_arguments import DIGESTS_SUFFIX, graphs_of
 from .places import CACHE
 from .terminal import say
 

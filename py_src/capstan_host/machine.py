@@ -9,9 +9,9 @@ from pathlib import Path
 
 from capstan.errors import CapstanError
 
-from .errors import CommandError
-from .headless.browser import find_browser
-from .headless.site import PACKAGED, find_site
+from .command_errors import CommandError
+from .headless.chromium import find_browser
+from .headless.site_folder import PACKAGED, find_site
 
 __all__ = ["INSTALLED", "Machine"]
 

@@ -15,8 +15,8 @@ from capstan.errors import CapstanError
 from capstan.model_files.gguf.shards import shard_names
 from capstan.model_files.hub import HubRepository
 
-from .errors import CommandError
-from .models import GGUF
+from .command_errors import CommandError
+from .model_arguments import GGUF
 from .places import MODELS
 from .terminal import Progress
 

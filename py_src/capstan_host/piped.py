@@ -7,7 +7,7 @@ import stat
 import sys
 import threading
 
-from .errors import CommandError
+from .command_errors import CommandError
 from .terminal import say
 
 __all__ = ["is_piped", "read_piped", "with_piped"]

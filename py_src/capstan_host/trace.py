@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .errors import CommandError, raise_remote
+from .command_errors import CommandError, raise_remote
 from .terminal import say
 
 if TYPE_CHECKING:
     from capstan.host.tracing import TraceFile
 
-    from .headless.page import HeadlessPage
+    from .headless.headless_page import HeadlessPage
 
 __all__ = ["add_trace_argument", "trace_file", "trace_query", "write_trace"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Worker, expect
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 
 __all__ = ["BOOT_MS", "RUN_MS", "Demo", "choose", "png_size"]

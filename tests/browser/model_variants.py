@@ -14,7 +14,7 @@ import numpy as np
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.wiring import int64_tensor
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 
 __all__ = [
     "LLAMA",

@@ -26,7 +26,7 @@ from capstan.tape.ops.attention_plan import (
     plan_attention,
     team_constants,
 )
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.browser.quantized_rows import LEVELS, packed_rows, unpacked_rows
 from tests.extended import pairwise

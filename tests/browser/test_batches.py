@@ -12,7 +12,7 @@ import pytest
 from capstan.device.shortlist import Shortlist
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.stages.sampling import finite_logits
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts

@@ -17,7 +17,7 @@ from buildtools.browser import find_browser
 from buildtools.commands.bench import PAGE
 from buildtools.contenders import install
 from buildtools.site import assemble
-from capstan_host.headless.browser import flags
+from capstan_host.headless.chromium import flags
 from capstan_host.testing.harness import exec_request
 from tests import oracle
 

@@ -107,9 +107,9 @@ def test_templates_print_as_jinja2_does_and_end(harness: Harness) -> None:
 
 DESTROY = """
 import asyncio
-from capstan._js import host
+from capstan._js import host_calls
 
-host.gpu().destroy_device()
+host_calls.gpu().destroy_device()
 await asyncio.sleep(0.5)
 """
 

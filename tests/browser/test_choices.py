@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from capstan import Generator, GeneratorParams, Model
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.browser.model_variants import LLAMA
 

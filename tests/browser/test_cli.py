@@ -14,7 +14,7 @@ import pytest
 
 from buildtools import ROOT
 from capstan.model_files.gguf.header import GgmlType
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests.gguf_models import FURTHER, make, write
 from tests.trace_format import slices_by_track

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import before_worker
 from tests.browser.hub_server import Repository, running_hub
 from tests.repository_layout import lay_out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from capstan import TapeCheckError
-from capstan.device.webgpu.engine import Difference
+from capstan.device.webgpu.gpu_engine import Difference
 from capstan.device.webgpu.tapes.comparison import Spread, Tolerance, check_replay
 from tests.browser.page_scripts import PageScripts
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 import capstan
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose
 from tests.browser.hub_server import Repository, running_hub

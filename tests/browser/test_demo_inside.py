@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.demo_page import RUN_MS, Demo, choose, png_size
 from tests.browser.model_variants import LLAMA, Variants

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from buildtools import BUILD, ROOT
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests.browser.demo_page import BOOT_MS, RUN_MS, Demo, choose, png_size
 from tests.gguf_files import gguf_file
 

@@ -17,8 +17,8 @@ from buildtools import ROOT, SITE, compressed
 from buildtools.commands import dist
 from buildtools.environment import run_tool
 from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
-from capstan_host.models import BUNDLED
-from capstan_host.server import serving
+from capstan_host.model_arguments import BUNDLED
+from capstan_host.site_server import serving
 from tests.plain_server import serving_plainly
 
 GENERATE = """async (base) => {

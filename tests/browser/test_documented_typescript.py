@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 from buildtools import ROOT
 from buildtools.bundles import ENTRIES
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.encoders import ENCODERS
 

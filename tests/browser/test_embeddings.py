@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page
 
 from buildtools import ROOT
 from buildtools.site import assemble
-from capstan_host.headless.server import running
-from capstan_host.server import SiteServer
+from capstan_host.headless.static_server import running
+from capstan_host.site_server import SiteServer
 from tests.encoders import ENCODERS, KINDS, TEXTS, vectors
 
 EMBED = """async ([address, texts, options]) => {

@@ -11,7 +11,7 @@ import pytest
 
 from benches.families import PAGE
 from capstan.model_files.model_types import REFUSED_TYPES
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts

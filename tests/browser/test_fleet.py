@@ -16,7 +16,7 @@ import tokenizers
 from distributed import Client, LocalCluster
 
 from capstan_host.fleet import Fleet
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

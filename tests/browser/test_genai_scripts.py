@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
 

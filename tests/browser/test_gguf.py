@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capstan.graph.gguf.types import PACKED
+from capstan.graph.gguf.gguf_types import PACKED
 from capstan.model_files.gguf.header import GgmlType
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests.browser.page_scripts import PageScripts
 from tests.gguf_keys import QWEN35
 from tests.gguf_models import FURTHER, MIXED, before, make, write

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from capstan.model_files.gguf.header import GgmlType
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness, generate_request
 from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.page_scripts import PageScripts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import before_worker
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, through_float16

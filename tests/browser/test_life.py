@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness, before_worker, exec_request, generate_request
 from tests import oracle
 
@@ -122,7 +122,7 @@ raise Mute
 """
 NO_ARRAY = """
 import capstan
-from capstan._js.errors import typed_errors
+from capstan._js.js_errors import typed_errors
 from pyodide.code import run_js
 full = "throw new RangeError('Array buffer allocation failed')"
 try:
@@ -290,7 +290,7 @@ def test_a_heap_that_is_full_ends_its_worker_and_the_next_one_answers(
 
 COPY = """
 import capstan
-from capstan._js.errors import typed_errors
+from capstan._js.js_errors import typed_errors
 from pyodide.code import run_js
 for source in ("new Uint8Array(4).set(new Uint8Array(8))", "'fine'"):
     try:

@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from buildtools.browser import find_browser
-from capstan_host.headless.browser import flags
-from capstan_host.server import SiteServer
+from capstan_host.headless.chromium import flags
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness, exec_request
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS

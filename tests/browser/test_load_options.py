@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 
 DEFINE = """
 import capstan
-from capstan._js import host
+from capstan._js import host_calls
 from pyodide.code import run_js
 
 losses = 0
@@ -18,7 +18,7 @@ def lose_once(tokens, logits):
     global losses
     losses += 1
     if losses == 3:
-        host.gpu().destroy_device()
+        host_calls.gpu().destroy_device()
 
 
 @capstan.logits_processor

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from buildtools import ROOT
 from buildtools.bundles import COLOURS, bundle, bundle_colours
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.looped import looped
 

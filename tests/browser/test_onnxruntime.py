@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import onnx_models
 from tests.browser.page_scripts import PageScripts
 from tests.browser.scripts.onnxruntime_scenarios import SCENARIOS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness, before_worker
 from tests import oracle
 from tests.browser.least_limits import LEAST

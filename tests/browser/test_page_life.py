@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.site import assemble
-from capstan_host.headless.server import running
+from capstan_host.headless.static_server import running
 from capstan_host.testing.harness import Harness, exec_request, generate_request
 from tests import oracle
 from tests.browser.weight_server import Faults, WeightServer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_repositories import GONE, copied, with_magnitudes

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from buildtools.contenders import CONTENDERS
 from buildtools.site import assemble
-from capstan_host.models import mounts
-from capstan_host.server import SiteServer, serving, transformers_js_files
+from capstan_host.model_arguments import mounts
+from capstan_host.site_server import SiteServer, serving, transformers_js_files
 from capstan_host.testing.harness import watch
 from tests.browser.model_variants import LLAMA
 from tests.repository_layout import lay_out

@@ -16,8 +16,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.browser import find_browser
-from capstan_host.headless.browser import flags
-from capstan_host.server import SiteServer
+from capstan_host.headless.chromium import flags
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.page_scripts import PageScripts

@@ -13,7 +13,7 @@ import pytest
 
 from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits

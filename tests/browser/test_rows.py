@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capstan import Generator, GeneratorParams, Model
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants, quantized_embedding
 from tests.browser.page_scripts import PageScripts

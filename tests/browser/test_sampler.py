@@ -21,7 +21,7 @@ from capstan.guidance.vocabulary import _in_alphabet
 from capstan.stages import STACK, position_words
 from capstan.stages.sampling import NO_TOKEN, sample
 from capstan.stages.search import SearchOptions
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests.conftest import BOOT_MS
 
@@ -19,23 +19,23 @@ MODEL = "nano-llama"
 LOAD = """
 import json, sys
 import capstan
-from capstan._js import host
-from capstan.device.webgpu import model_graphs
+from capstan._js import host_calls
+from capstan.device.webgpu import webgpu_graphs
 from capstan.host.notes import FOLDER
 from capstan.host import current_host
 
-rewrite, rewrites = model_graphs.rewrite, []
+rewrite, rewrites = webgpu_graphs.rewrite, []
 async def counted(*given):
     rewrites.append(1)
     return await rewrite(*given)
-model_graphs.rewrite = counted
+webgpu_graphs.rewrite = counted
 options, damage = json.loads(sys.argv[1])
 if damage:
     backing = await current_host().backing(FOLDER)
     for name in await backing.names():
         await backing.write_text(name, damage)
 async with await capstan.Model.load(next(iter(models.values())), device="webgpu", capture="off", **options) as model:
-    probing = host.gpu().counters()["readbacks"]
+    probing = host_calls.gpu().counters()["readbacks"]
     params = capstan.GeneratorParams(model)
     params.set_search_options(do_sample=False, max_length=16)
     async with capstan.Generator(model, params) as generator:
@@ -44,7 +44,7 @@ async with await capstan.Model.load(next(iter(models.values())), device="webgpu"
     capabilities = await model.device.capabilities()
     found = {"rewrites": len(rewrites), "readbacks": probing, "ids": ids, "phases": list(model.load_times)}
     found["capabilities"] = str(capabilities)
-model_graphs.rewrite = rewrite
+webgpu_graphs.rewrite = rewrite
 print(json.dumps(found))
 """
 
@@ -115,14 +115,14 @@ def test_every_page_computes_the_same(starts: list[dict[str, Any]]) -> None:
 ON_THE_CPU = """
 import json
 import capstan
-from capstan.device.wasm import model_graph
+from capstan.device.wasm import cpu_graph
 from capstan.host import current_host
 
-prepare, prepared = model_graph.prepare, []
+prepare, prepared = cpu_graph.prepare, []
 def counted(*given):
     prepared.append(1)
     return prepare(*given)
-model_graph.prepare = counted
+cpu_graph.prepare = counted
 current_host().begin_trace()
 async with await capstan.Model.load(next(iter(models.values())), device="wasm") as model:
     widened = [span.name for span in (await current_host().end_trace()).spans].count("widen weights")
@@ -132,7 +132,7 @@ async with await capstan.Model.load(next(iter(models.values())), device="wasm") 
         generator.append_tokens([5, 6, 7])
         ids = [token async for token in generator]
     phases = sorted(model.load_times)
-model_graph.prepare = prepare
+cpu_graph.prepare = prepare
 print(json.dumps({"rewrites": len(prepared), "widened": widened, "ids": ids, "phases": phases}))
 """
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.site import assemble
-from capstan_host.headless.server import running
+from capstan_host.headless.static_server import running
 from capstan_host.testing.harness import Harness
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.own_page]
 RUN = """
 import json
 import capstan
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.errors import ModelFileError
 from capstan.weights.weight_file import WeightFile
 

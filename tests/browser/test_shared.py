@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from buildtools.site import assemble
-from capstan_host.headless.server import running
+from capstan_host.headless.static_server import running
 from tests import oracle
 from tests.browser.weight_server import WeightServer
 from tests.plain_server import serving_plainly
@@ -226,7 +226,7 @@ def test_conversations_of_pages_do_not_mix(pages: Pages) -> None:
 
 
 ANSWER = "Promise.race([window.answer, new Promise((resolve) => setTimeout(resolve, 90000, {}))])"
-KEPT = "import capstan.page.page as page\nprint(len(page.conversations))"
+KEPT = "import capstan.page.page_session as page\nprint(len(page.conversations))"
 
 
 @pytest.mark.extended

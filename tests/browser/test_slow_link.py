@@ -15,8 +15,8 @@ from benches.link import SlowLink, SlowServer, Visit, first_visit
 from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan import graph
-from capstan_host.headless.browser import flags
-from capstan_host.headless.server import running
+from capstan_host.headless.chromium import flags
+from capstan_host.headless.static_server import running
 from tests.browser.model_variants import LLAMA
 
 MBIT = 100.0

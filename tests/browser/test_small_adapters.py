@@ -19,7 +19,7 @@ from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import generate_request
 from tests import oracle
 from tests.browser.least_limits import LEAST

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from capstan.device.casts import ELEMENT_BYTES
 from capstan.memory import StridedCopy
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.unit.test_host_memory import INPUTS, PAIRS, Heap, filled
 

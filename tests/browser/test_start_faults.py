@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 from capstan.host.notes import file_name
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.conftest import BOOT_MS

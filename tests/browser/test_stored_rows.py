@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from capstan.tape import PASSES
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.conftest import BOOT_MS
@@ -27,7 +27,7 @@ USES = """
 import asyncio, json, sys
 import capstan
 import onnxruntime_genai as og
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.host import current_host
 from capstan.host.notes import FOLDER
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from capstan.model_files.gguf.header import GgmlType
 from capstan.tape import PASSES
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness, exec_request
 from tests.conftest import BOOT_MS
 from tests.gguf_models import make, write
@@ -19,7 +19,7 @@ from tests.gguf_models import make, write
 RUN = """
 import json, sys
 import capstan
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.host import current_host
 from capstan.host.notes import FOLDER
 
@@ -195,7 +195,7 @@ def test_other_passes_damage_and_weights_that_are_not_kept_are_recorded_anew(
 RECORD = """
 import asyncio
 import capstan
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 
 async def call(self, *given, **named):
     print("closing", flush=True)
@@ -236,7 +236,7 @@ def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one
 PREFILL = """
 import json, sys
 import capstan
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 
 asked = []
 for name in ("record", "restore_tape", "run"):

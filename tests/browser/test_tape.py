@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capstan.tape import PASSES
-from capstan_host.models import BUNDLED
+from capstan_host.model_arguments import BUNDLED
 from tests import oracle
 from tests.browser.model_variants import Variants, norms_in_attention
 from tests.browser.page_scripts import PageScripts

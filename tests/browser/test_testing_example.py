@@ -14,7 +14,7 @@ import pytest
 
 from buildtools import ROOT
 from buildtools.site import assemble
-from capstan_host.models import BUNDLED
+from capstan_host.model_arguments import BUNDLED
 from tests.conftest import TIERING, UNCHECKED
 
 LLAMA = ROOT / "tests/fixtures/nano-llama"

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route
 
 from buildtools import ROOT
 from capstan import Generator, Model
-from capstan_host.server import SiteServer
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.trace_format import slices_by_track

@@ -25,8 +25,8 @@ from capstan.device.reference import unpacked as definition
 from capstan.model_files.gguf.header import GgmlType
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from capstan_host.digests import Digests
-from capstan_host.headless.browser import flags
-from capstan_host.headless.server import running
+from capstan_host.headless.chromium import flags
+from capstan_host.headless.static_server import running
 from capstan_host.testing.harness import Harness, exec_request
 from tests import oracle
 from tests.browser.model_variants import LLAMA

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
-from capstan_host.headless.server import StaticHandler
-from capstan_host.server import SiteServer
+from capstan_host.headless.static_server import StaticHandler
+from capstan_host.site_server import SiteServer
 
 __all__ = ["Faults", "WeightServer"]
 

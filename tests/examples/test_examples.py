@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
 from buildtools.browser import find_browser
-from capstan_host.headless.browser import flags
-from capstan_host.models import BUNDLED
+from capstan_host.headless.chromium import flags
+from capstan_host.model_arguments import BUNDLED
 from tests import products
 from tests.browser.test_testing_example import run_tests
 from tests.plain_server import serving_plainly

@@ -25,7 +25,7 @@ from capstan_host.fleet import Fleet, Item, ResultFile
 from capstan_host.fleet import worker as fleet_worker
 from capstan_host.fleet.browsers import Serving
 from capstan_host.fleet.items import Entry
-from capstan_host.headless.browser import BrowserError
+from capstan_host.headless.chromium import BrowserError
 
 from .mutations import mutated_bytes
 from .report import Outcome, fault_of

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from buildtools.site import assemble
 from capstan import errors
-from capstan_host.server import SiteServer, serving
+from capstan_host.site_server import SiteServer, serving
 from capstan_host.testing.harness import Harness, generate_request
 from tests.plain_browser import plain_browser
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from capstan_host.headless import server as local_server
-from capstan_host.server import SiteServer, serving
+from capstan_host.headless import static_server as local_server
+from capstan_host.site_server import SiteServer, serving
 
 from .report import Outcome
 from .share import Share

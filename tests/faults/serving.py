@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from capstan_host.server import SiteServer, serving
+from capstan_host.site_server import SiteServer, serving
 
 from .mutations import mutated_request
 from .report import Outcome

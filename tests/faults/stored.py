@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from capstan_host.headless.server import running
+from capstan_host.headless.static_server import running
 
 from .report import Outcome
 from .share import Share

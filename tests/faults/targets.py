@@ -11,14 +11,14 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from capstan import Tokenizer
-from capstan.device.webgpu.model_graphs import rewrite
+from capstan.device.webgpu.webgpu_graphs import rewrite
 from capstan.errors import CapstanError
 from capstan.graph import parse, without_weights
 from capstan.host import current_host
 from capstan.loading.folder import derived
 from capstan.loading.repository import derived_config
-from capstan.model_files.config import parse_genai_config
 from capstan.model_files.file_names import address_of, why_not_below
+from capstan.model_files.genai_config import parse_genai_config
 from capstan.stages.search import SearchOptions
 from capstan.weights.manifest import parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord

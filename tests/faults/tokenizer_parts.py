@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from capstan.local.tokenizer import LocalBackend
+from capstan.local.rust_tokenizer import LocalBackend
 from capstan.tokenizer import Tokenizer
 from tests.page_tokenizer import page_tokenizers
 from tests.tokenizer_parts import ADDED, DECODERS, MODELS, NORMALIZERS, POST, PRE_TOKENIZERS, TEXTS, content, with_added

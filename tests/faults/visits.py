@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from capstan_host.headless.server import StaticHandler, running
-from capstan_host.server import SiteServer
+from capstan_host.headless.static_server import StaticHandler, running
+from capstan_host.site_server import SiteServer
 from capstan_host.terminal import say
 from tests import oracle
 

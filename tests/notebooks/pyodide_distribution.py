@@ -15,7 +15,7 @@ from buildtools import ROOT
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
 from buildtools.site import ORT_FILES, PYODIDE_FILES
 from buildtools.wheels import template_wheels
-from capstan_host.models import BUNDLED
+from capstan_host.model_arguments import BUNDLED
 
 __all__ = ["download", "fresh_venv", "lay_beside", "of_npm", "pyodide_distribution"]
 

@@ -17,8 +17,8 @@ from buildtools import ROOT
 from buildtools.browser import find_browser
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
 from buildtools.wheels import template_wheels
-from capstan_host.headless.browser import flags
-from capstan_host.models import BUNDLED
+from capstan_host.headless.chromium import flags
+from capstan_host.model_arguments import BUNDLED
 from tests import oracle, products
 from tests.notebooks.pyodide_distribution import download, fresh_venv, lay_beside, of_npm, pyodide_distribution
 from tests.plain_server import serving_plainly

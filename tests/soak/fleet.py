@@ -32,8 +32,8 @@ from distributed import Client
 from buildtools.browser import find_browser
 from buildtools.site import assemble
 from capstan_host.fleet import Fleet, FleetError, ResultFileError
-from capstan_host.headless.page import HeadlessPage
-from capstan_host.headless.server import StaticServer, running
+from capstan_host.headless.headless_page import HeadlessPage
+from capstan_host.headless.static_server import StaticServer, running
 
 __all__ = ["Cluster", "kill_part", "main", "of_one_page"]
 

@@ -17,10 +17,10 @@ from playwright.sync_api import sync_playwright
 
 from buildtools.browser import find_browser
 from buildtools.site import assemble
-from capstan_host.headless.browser import flags
-from capstan_host.headless.page import PROBE
-from capstan_host.models import mounts
-from capstan_host.server import serving
+from capstan_host.headless.chromium import flags
+from capstan_host.headless.headless_page import PROBE
+from capstan_host.model_arguments import mounts
+from capstan_host.site_server import serving
 
 from .memory import LEAST_SAMPLES, MIB, Life, processes, table
 from .plans import MODELS, Step, step_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from capstan.local.host import LocalHost
+from capstan.local.local_host import LocalHost
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
 
 

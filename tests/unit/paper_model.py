@@ -13,16 +13,16 @@ from capstan import Generator, GeneratorParams
 from capstan.device.cache_rows import CacheRows
 from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.prefix_cache import PrefixCache
-from capstan.device.rows import ONE, Burst, Counters
+from capstan.device.row_interface import ONE, Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import ScoredToken, Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.host.leaving import Leaving
-from capstan.local.host import begin_now
+from capstan.local.local_host import begin_now
 from capstan.model import Model
 from capstan.stages.sampling import NO_TOKEN
 from capstan.stages.search import SearchOptions
-from capstan.stages.speculation import Speculation
+from capstan.stages.speculation_options import Speculation
 
 __all__ = [
     "CONTEXT",

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from capstan import TapeError
-from capstan.device.webgpu.engine import NOT_FUSED, Difference
+from capstan.device.webgpu.gpu_engine import NOT_FUSED, Difference
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.step_check import StepCheck
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder

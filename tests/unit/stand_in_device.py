@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import onnxruntime  # noqa: F401  (sessions are made with it)
 
-from capstan.device.interface import (
+from capstan.device.device_interface import (
     BoundSpan,
     DeviceFacts,
     DeviceInterface,
@@ -23,9 +23,9 @@ from capstan.device.interface import (
     Readback,
 )
 from capstan.device.probe import capabilities_of
-from capstan.device.reference.session import ReferenceSession, whole_files
+from capstan.device.reference.reference_session import ReferenceSession, whole_files
 from capstan.errors import BindingError, BufferMismatchError, TapeError
-from capstan.host.storage import ExternalData
+from capstan.host.storage_interface import ExternalData
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, check_use, plan_copies
 
 __all__ = ["ApartDevice", "HeapDevice"]

@@ -11,7 +11,7 @@ import pytest
 
 from capstan import Generator, GeneratorParams, Model
 from capstan.device import separate_rows
-from capstan.device.beams import BeamBurst, BeamOptions, Continuation, Round
+from capstan.device.beam_interface import BeamBurst, BeamOptions, Continuation, Round
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu.beam_steps import BeamSteps
 from capstan.errors import LogitsError

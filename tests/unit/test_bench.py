@@ -28,7 +28,7 @@ from benches.runner.server import BenchServer
 from benches.runner.subjects import prompt_ids
 from benches.runner.text import table
 from buildtools.commands.bench import PAGE, README, SPEED, tables_in_step
-from capstan_host.headless.server import running
+from capstan_host.headless.static_server import running
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "tests/fixtures/nano-llama"

@@ -16,7 +16,7 @@ from benches.runner.main import checked
 from benches.runner.server import BenchServer
 from buildtools import cli
 from buildtools.commands import bench
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"

@@ -15,13 +15,13 @@ import pytest
 from buildtools import cli
 from capstan.loading import repository
 from capstan.weights.manifest import Manifest, parse_manifest
+from capstan_host.command_errors import CommandError
 from capstan_host.commands import exec as exec_command
 from capstan_host.commands import fleet as fleet_command
 from capstan_host.commands import models as models_command
 from capstan_host.commands import run as run_command
 from capstan_host.commands import serve as serve_command
-from capstan_host.errors import CommandError
-from capstan_host.models import BUNDLED, DTYPES, check_model, graphs_of, mounts
+from capstan_host.model_arguments import BUNDLED, DTYPES, check_model, graphs_of, mounts
 from tests.gguf_files import gguf_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -14,8 +14,8 @@ from playwright.async_api import Error
 from buildtools import browser
 from buildtools.browser import find_browser
 from capstan.errors import OptionError
-from capstan_host.headless.browser import BrowserError, Launches, adapters_to_try, browser_version, flags, gpu_devices
-from capstan_host.headless.page import launch
+from capstan_host.headless.chromium import BrowserError, Launches, adapters_to_try, browser_version, flags, gpu_devices
+from capstan_host.headless.headless_page import launch
 from capstan_host.testing.pages import launched
 
 SNAP_STUB = """#!/bin/sh
@@ -41,7 +41,7 @@ def prints(version: str) -> str:
 def nothing_is_installed_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "REMEMBERED", tmp_path / "browser.txt")
     monkeypatch.setattr(browser, "CACHE", tmp_path)
-    monkeypatch.setattr("capstan_host.headless.browser.ELSEWHERE", {})
+    monkeypatch.setattr("capstan_host.headless.chromium.ELSEWHERE", {})
     monkeypatch.setattr(browser, "_download", lambda: None)
     monkeypatch.setattr(browser, "_install_package", lambda environ: None)
 
@@ -71,7 +71,7 @@ def test_a_program_that_is_no_browser_or_hangs_has_no_version(tmp_path: Path, mo
     assert browser_version(program(tmp_path, "editor", prints("Editor 3.0"))) is None
     assert browser_version(tmp_path / "absent") is None
     assert browser_version(program(tmp_path, "chrome", prints("Chromium 1.2"))) == "Chromium 1.2"
-    monkeypatch.setattr("capstan_host.headless.browser.VERSION_SECONDS", 0.2)
+    monkeypatch.setattr("capstan_host.headless.chromium.VERSION_SECONDS", 0.2)
     assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nsleep 60\necho Chromium 1.2\n")) is None
 
 
@@ -95,10 +95,10 @@ def test_a_downloaded_browser_is_remembered(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr("capstan_host.headless.browser.gpu_devices", list)
+    monkeypatch.setattr("capstan_host.headless.chromium.gpu_devices", list)
     assert adapters_to_try("auto", "webgpu") == ["software"]
     assert adapters_to_try("auto", "auto") == ["none"]
-    monkeypatch.setattr("capstan_host.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
+    monkeypatch.setattr("capstan_host.headless.chromium.gpu_devices", lambda: [Path("/dev/nvidia0")])
     assert adapters_to_try("auto", "webgpu") == ["hardware", "software"]
     assert adapters_to_try("auto", "auto") == ["hardware", "none"]
     assert adapters_to_try("auto", "wasm") == ["none"]
@@ -189,7 +189,7 @@ def test_a_step_down_from_the_gpu_tells_its_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("capstan_host.headless.browser.gpu_devices", lambda: [Path("/dev/nvidia0")])
+    monkeypatch.setattr("capstan_host.headless.chromium.gpu_devices", lambda: [Path("/dev/nvidia0")])
     first, second, said = PaperBrowser(finds), PaperBrowser(GPU), list[str]()
     assert opened(way, "auto", tmp_path, [first, second], said, device) is (second if reason else first)
     assert first.closed or reason is None

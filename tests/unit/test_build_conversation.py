@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from capstan_host.conversation import Conversation
 from capstan_host.terminal import Output
+from capstan_host.terminal_conversation import Conversation
 
 REQUEST: dict[str, Any] = {"kind": "chat", "messages": [], "max_new_tokens": 5}
 LENGTH = 64
@@ -161,7 +161,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line(
             os.kill(os.getpid(), presses.pop())
         return sys.stdin.readline()
 
-    monkeypatch.setattr("capstan_host.conversation.read_line", typed)
+    monkeypatch.setattr("capstan_host.terminal_conversation.read_line", typed)
     assert talked(monkeypatch, "a\n/exit\n").asked == [[user("a")]]
     told = "/help lists the commands, /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
     assert capsys.readouterr().err == f"\n{told}\n"

@@ -16,8 +16,8 @@ import pytest
 from capstan.weights.manifest import Manifest, parse_manifest
 from capstan_host import digests
 from capstan_host.digests import Digests, complete_digests, data_files
-from capstan_host.models import BUNDLED
-from capstan_host.server import SiteServer, serving
+from capstan_host.model_arguments import BUNDLED
+from capstan_host.site_server import SiteServer, serving
 
 LLAMA = Path(__file__).parent.parent / "fixtures/nano-llama"
 DATA = random.Random(3).randbytes(1000)

@@ -16,7 +16,7 @@ from buildtools import ROOT, environment, site
 from buildtools.commands.dist import bill_of_materials
 from buildtools.environment import Stage, ensure, run_tool
 from buildtools.notices import NOTICES, notices
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 from capstan_host.locks import locked
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from capstan_host import terminal
+from capstan_host.command_errors import CommandError, raise_remote
 from capstan_host.commands.run import summary, tape_counts
-from capstan_host.errors import CommandError, raise_remote
 from capstan_host.terminal import Output, Progress
 
 RESULT: dict[str, Any] = {

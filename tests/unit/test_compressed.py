@@ -14,7 +14,7 @@ import pytest
 from buildtools import compressed
 from buildtools.compressed import LEAST_BYTES, downloads, needed, precompress, unpack_snapshot
 from buildtools.site import ORT_FILES, PYODIDE_FILES
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 TEXT = b"what repeats itself " * 500
 NOISE = random.Random(1).randbytes(2000)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from capstan.errors import ConfigError, UnsupportedModelError
-from capstan.model_files.config import GenaiConfig, GraphCapture, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig, GraphCapture, parse_genai_config
 from capstan.model_files.model_types import REFUSED_TYPES, SUPPORTED_TYPES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

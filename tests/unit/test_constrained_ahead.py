@@ -10,7 +10,7 @@ import pytest
 from capstan import FallbackWarning, Generator, GeneratorParams, Model
 from capstan.errors import GuidanceError
 from capstan.guidance import Guidance, TokenBytes
-from capstan.local.token_walks import LocalTokenWalks
+from capstan.local.numpy_token_walks import LocalTokenWalks
 from tests.unit.paper_model import EOS, PROMPT, VOCAB, PaperModel, run_of, take
 
 PIECES = [chr(33 + token) if token < 90 else "" for token in range(VOCAB)]

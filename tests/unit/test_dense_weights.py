@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 
 from capstan import graph
+from capstan.graph.graph_passes import Rewriting, rewritten
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
-from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.wiring import Wiring
 from capstan.loading.repository import derived_config
 from tests.weight_bytes import bytes_of

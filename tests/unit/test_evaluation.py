@@ -20,7 +20,7 @@ from capstan_host.evaluation.runners import Pages, model_place
 from capstan_host.fleet import Item
 from capstan_host.fleet.browsers import Serving
 from capstan_host.fleet.items import Entry
-from capstan_host.headless.browser import BrowserError
+from capstan_host.headless.chromium import BrowserError
 
 MODEL = str(Path(__file__).parents[1] / "fixtures" / "nano-llama")
 BEGIN = 1
@@ -238,7 +238,7 @@ def test_the_harness_default_device_is_the_pages_own_and_a_batch_has_so_many_row
         opened.append(pages)
         return PaperRunner()
 
-    monkeypatch.setattr("capstan_host.evaluation.model.OneMachine", one_machine)
+    monkeypatch.setattr("capstan_host.evaluation.lm_eval_model.OneMachine", one_machine)
     CapstanLM(MODEL, device="cuda:0", batch_size="auto", browsers=2)
     CapstanLM(MODEL, device="auto", batch_size="3", kv_cache_dtype="int8", timeout=5)
     assert opened == [

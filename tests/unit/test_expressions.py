@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capstan.errors import ConfigError
-from capstan.local.tokenizer import LocalBackend
+from capstan.local.rust_tokenizer import LocalBackend
 from capstan.text.expressions import danger
 from capstan.tokenizer import Tokenizer
 from tests.looped import looped

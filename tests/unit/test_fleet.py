@@ -28,7 +28,7 @@ from capstan_host.fleet import Fleet, FleetError, Item, ItemError, ResultFile, R
 from capstan_host.fleet import worker as fleet_worker
 from capstan_host.fleet.browsers import Browsers, HeadlessSlot, Serving
 from capstan_host.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
-from capstan_host.headless.browser import BrowserError
+from capstan_host.headless.chromium import BrowserError
 
 SERVING = Serving("/models/paper", 2, None, {}, 0.5, 3)
 SOURCES = str(Path(__file__).parents[2] / "py_src")
@@ -518,7 +518,7 @@ class TestFleet:
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
-        monkeypatch.setattr("capstan_host.fleet.fleet.REST_SECONDS", 0.3)
+        monkeypatch.setattr("capstan_host.fleet.fleet_client.REST_SECONDS", 0.3)
         answer, back = paper.answer, time.monotonic() + 1
 
         async def late(slot: Any, job: Any, given: Any, done: Any) -> None:

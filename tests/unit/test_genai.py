@@ -18,9 +18,9 @@ import onnxruntime_genai as native
 import pytest
 
 from capstan import CapstanError, ConfigError, FallbackWarning, genai
-from capstan.device.base import TapeOptions
-from capstan.genai import tensors
-from capstan.local.host import LocalHost
+from capstan.device.model_interface import TapeOptions
+from capstan.genai import genai_tensors
+from capstan.local.local_host import LocalHost
 from tests.unit.genai_cases import (
     ENDS,
     FOLDER,
@@ -380,7 +380,7 @@ def test_tensors_tell_their_type_and_bytes() -> None:
 
 
 def test_without_numpy_arrays_are_memoryviews(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "numpy", None)
+    monkeypatch.setattr(genai_tensors, "numpy", None)
     one = generator(genai)
     logits = one.get_logits()
     one.generate_next_token()

@@ -18,7 +18,7 @@ from capstan import (
     OptionError,
     PromptError,
 )
-from capstan.device.rows import COUNTER_NAMES
+from capstan.device.row_interface import COUNTER_NAMES
 from capstan.model import Model
 from capstan.stages.search import SearchOptions
 from tests.unit.paper_model import CONTEXT, PROMPT, PaperHost, PaperModel, best, made, run_of, take

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from capstan import Generator, GeneratorParams, Model, graph
-from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.errors import ModelFileError, UncomputedError, UnsupportedModelError
-from capstan.graph.gguf.types import PACKED
+from capstan.graph.gguf.gguf_types import PACKED
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.genai_config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from capstan.onnxruntime.layered_run import layered_run
 from tests.gguf_keys import CASES, ids_of

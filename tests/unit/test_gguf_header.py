@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from capstan.errors import CapstanError, ConfigError, ModelFileError, UnsupportedModelError
-from capstan.model_files.gguf.config import gguf_config
 from capstan.model_files.gguf.families import FAMILIES
+from capstan.model_files.gguf.gguf_config import gguf_config
 from capstan.model_files.gguf.header import FIRST_BYTES, GgmlType
 from tests.gguf_files import gguf_file, header_of, text
 

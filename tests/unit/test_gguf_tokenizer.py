@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from capstan.errors import CapstanError, ConfigError, UnsupportedModelError
-from capstan.local.tokenizer import LocalBackend
-from capstan.model_files.gguf.config import gguf_config
+from capstan.local.rust_tokenizer import LocalBackend
+from capstan.model_files.gguf.gguf_config import gguf_config
+from capstan.model_files.gguf.gguf_tokenizer import tokenizer_files
 from capstan.model_files.gguf.header import GgufFile
 from capstan.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS
-from capstan.model_files.gguf.tokenizer import tokenizer_files
 from capstan.tokenizer import Tokenizer
 from tests.gguf_ends import CASES, tokens_of
 from tests.gguf_ends import answers as answers_of_ends

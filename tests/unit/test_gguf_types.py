@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capstan.device.reference.unpacked import unpacked
 from capstan.graph import Unpack
-from capstan.graph.gguf.types import DENSE, PACKED
+from capstan.graph.gguf.gguf_types import DENSE, PACKED
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_tensors import float32_of, random_tensor, ways
 

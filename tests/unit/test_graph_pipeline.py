@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from capstan import graph
-from capstan.graph.pipeline import PASSES, Made, Rewriting, rewritten
-from capstan.model_files.config import parse_genai_config
+from capstan.graph.graph_passes import PASSES, Made, Rewriting, rewritten
+from capstan.model_files.genai_config import parse_genai_config
 
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -25,7 +25,7 @@ from capstan.guidance import (
 )
 from capstan.guidance import automaton as automaton_module
 from capstan.guidance import masks as masks_module
-from capstan.local.token_walks import LocalTokenWalks
+from capstan.local.numpy_token_walks import LocalTokenWalks
 from tests.guidance_runs import EXPRESSIONS, GRAMMARS, SCHEMAS
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"

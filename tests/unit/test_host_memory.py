@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from capstan.device.casts import ELEMENT_BYTES, convert
+from capstan.device.device_interface import DeviceFacts
 from capstan.device.host_memory import HostMemory
-from capstan.device.interface import DeviceFacts
 from capstan.errors import BindingError, BufferMismatchError, ClosedError, OutOfMemoryError
 from capstan.memory import DeviceBuffer, DeviceSpan, MemoryType
 

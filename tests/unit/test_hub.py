@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import capstan_host.models
+import capstan_host.model_arguments
 from buildtools import cli
 from capstan import HubRepository, Model, OptionError
 from capstan.model_files.hub import HUGGING_FACE
@@ -24,7 +24,7 @@ def test_ids_are_a_name_or_an_owner_and_a_name(id: str) -> None:
 def test_an_id_may_name_a_file_and_the_hub_has_a_default() -> None:
     found = HubRepository("owner/name:Q8_0/model.gguf")
     assert (found.name, found.file, found.hub) == ("owner/name", "Q8_0/model.gguf", "https://huggingface.co")
-    assert (HubRepository("owner/name").file, capstan_host.models.HUGGING_FACE) == (None, HUGGING_FACE)
+    assert (HubRepository("owner/name").file, capstan_host.model_arguments.HUGGING_FACE) == (None, HUGGING_FACE)
     with pytest.raises(OptionError, match="hub is None, so that no hub is asked for owner/name; leave it out, or give"):
         HubRepository("owner/name", None)
     for file in ("", "model.onnx", "../model.gguf", "%2e%2e/model.gguf", "a:b.gguf", "/model.gguf"):

@@ -14,8 +14,8 @@ import pytest
 from capstan import graph
 from capstan.graph.joined_products import packed_apart
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
-from capstan.graph.weights import made_of
-from capstan.model_files.config import parse_genai_config
+from capstan.graph.weight_inputs import made_of
+from capstan.model_files.genai_config import parse_genai_config
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capstan.model_files.json_text import MOST_DEPTH, NotJsonError, clipped, read_json
+from capstan.model_files.bounded_json import MOST_DEPTH, NotJsonError, clipped, read_json
 
 
 def nested(depth: int, kinds: str) -> str:

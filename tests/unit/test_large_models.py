@@ -14,14 +14,14 @@ import pytest
 
 from capstan import OptionError, OutOfMemoryError
 from capstan.device import probe
-from capstan.device.base import TapeOptions
+from capstan.device.model_interface import TapeOptions
 from capstan.device.model_memory import ModelMemory
-from capstan.device.webgpu.device import WebGpuDevice
-from capstan.device.webgpu.loading import Loaded, load, webgpu_memory
-from capstan.device.webgpu.model_graphs import Graphs, OpenWeights, rewrite
+from capstan.device.webgpu.loaded_model import Loaded, load, webgpu_memory
+from capstan.device.webgpu.webgpu_device import WebGpuDevice
+from capstan.device.webgpu.webgpu_graphs import Graphs, OpenWeights, rewrite
 from capstan.loading.folder import with_caches
 from capstan.memory import BufferRequest, Capabilities
-from capstan.model_files.config import GenaiConfig, with_room
+from capstan.model_files.genai_config import GenaiConfig, with_room
 from capstan.weights.shared import SharedWeights
 from tests.unit.large_shapes import CONTEXT, config_of, graph_of
 from tests.unit.paper_engine import PaperEngine

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from capstan.device.base import TapeOptions
-from capstan.device.webgpu.device import WebGpuDevice
-from capstan.device.webgpu.loading import Loaded, load
-from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.device.model_interface import TapeOptions
+from capstan.device.webgpu.loaded_model import Loaded, load
+from capstan.device.webgpu.webgpu_device import WebGpuDevice
+from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.errors import DeviceUnavailableError, ModelFileError
 from capstan.memory import Capabilities
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.genai_config import parse_genai_config
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from capstan.device.webgpu.device import WebGpuDevice
+from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.errors import MemoryTypeError
 from capstan.memory import OPERATIONS, MemoryType, allows, memory_info
 from tests.browser.scripts.memory_cells import CELLS, Cell

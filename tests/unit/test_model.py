@@ -25,12 +25,12 @@ from capstan import (
     Tokenizer,
     UnsupportedModelError,
 )
-from capstan.device.base import TapeOptions
-from capstan.genai.config import Config
-from capstan.host.ready_made import ReadyGraphs
-from capstan.local.host import begin_now
-from capstan.local.tokenizer import LocalBackend
-from capstan.model_files.config import GenaiConfig
+from capstan.device.model_interface import TapeOptions
+from capstan.genai.changed_config import Config
+from capstan.host.ready_results import ReadyGraphs
+from capstan.local.local_host import begin_now
+from capstan.local.rust_tokenizer import LocalBackend
+from capstan.model_files.genai_config import GenaiConfig
 from capstan.tape import PASSES
 
 T = TypeVar("T")

@@ -11,14 +11,14 @@ import pytest
 
 import capstan
 from capstan.loading.opening import search_options, told_facts
-from capstan.model_files.config import GenaiConfig, Stated
-from capstan.model_files.gguf.config import config_from_json, config_to_json, gguf_config
+from capstan.model_files.genai_config import GenaiConfig, Stated
+from capstan.model_files.gguf.gguf_config import config_from_json, config_to_json, gguf_config
 from capstan.model_files.gguf.header import GgmlType
 from capstan.model_files.hub import HubRepository
 from capstan.model_files.known_models import KnownModel
 from capstan.model_files.model_facts import ModelFacts, facts_of
 from capstan.stages.search import SearchOptions
-from capstan_host.models import about_model
+from capstan_host.model_arguments import about_model
 from tests.gguf_files import gguf_file, header_of
 from tests.gguf_models import contents, make
 

@@ -12,8 +12,8 @@ import pytest
 from buildtools import cli
 from capstan.model_files.hub import HubRepository
 from capstan_host.chat_model import SMOLLM2
+from capstan_host.command_errors import CommandError
 from capstan_host.commands import models as models_command
-from capstan_host.errors import CommandError
 from capstan_host.model_folder import delete, download, stored
 
 DATA = b"GGUF" + bytes(3000)

@@ -11,11 +11,11 @@ from typing import Any
 import onnx
 import pytest
 
-from capstan.device.webgpu import model_graphs as graphs_module
-from capstan.device.webgpu.model_graphs import Graphs, model_graphs, rewrite
+from capstan.device.webgpu import webgpu_graphs as graphs_module
+from capstan.device.webgpu.webgpu_graphs import Graphs, model_graphs, rewrite
 from capstan.errors import UncomputedError
 from capstan.fallback import FallbackWarning, fallbacks
-from capstan.model_files.config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

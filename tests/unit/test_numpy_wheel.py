@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from buildtools import numpy_wheel as module
-from capstan_host.errors import CommandError
+from capstan_host.command_errors import CommandError
 
 
 def test_another_wheel_is_refused(tmp_path: Path) -> None:

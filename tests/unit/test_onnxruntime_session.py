@@ -22,7 +22,7 @@ from capstan.errors import (
     OptionError,
     UnsupportedModelError,
 )
-from capstan.local.host import LocalHost
+from capstan.local.local_host import LocalHost
 from capstan.memory import Capabilities, MemoryType
 from tests import onnx_models
 from tests.onnx_models import computed, model, ramp

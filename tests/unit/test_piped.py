@@ -12,8 +12,8 @@ import pytest
 
 from buildtools import cli
 from capstan_host import piped, terminal
+from capstan_host.command_errors import CommandError
 from capstan_host.commands import run as run_command
-from capstan_host.errors import CommandError
 from capstan_host.piped import is_piped, read_piped, with_piped
 
 NANO = Path(__file__).parents[1] / "fixtures/nano-llama"

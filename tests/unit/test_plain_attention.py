@@ -15,11 +15,11 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from capstan import graph
 from capstan.errors import UnsupportedModelError
-from capstan.graph import pipeline
+from capstan.graph import graph_passes
+from capstan.graph.graph_passes import Rewriting
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
-from capstan.graph.pipeline import Rewriting
 from capstan.loading.repository import derived_config
-from capstan.model_files.config import GenaiConfig
+from capstan.model_files.genai_config import GenaiConfig
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -132,7 +132,7 @@ def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
 
 def decode_graph(model: ModelProto, config: GenaiConfig) -> tuple[ModelProto, graph.GraphDescription]:
     facts = Rewriting(config)
-    made = pipeline.rewritten(pipeline.rewritten(model, "webgpu", facts), "decode", facts)
+    made = graph_passes.rewritten(graph_passes.rewritten(model, "webgpu", facts), "decode", facts)
     return made, facts.about
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import capstan
 from capstan import ConfigError, DeviceUnavailableError, ModelFileError, OptionError
-from capstan.device.reference.device import ReferenceDevice
-from capstan.local.host import LocalHost
-from capstan.model_files.config import parse_genai_config, with_room
+from capstan.device.reference.reference_device import ReferenceDevice
+from capstan.local.local_host import LocalHost
+from capstan.model_files.genai_config import parse_genai_config, with_room
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capstan.device.webgpu.prefill_chunk import SCRATCH_BYTES, prefill_chunk
-from capstan.graph.scratch import Activation, Activations
+from capstan.graph.activation_memory import Activation, Activations
 
 
 def of_width(width: int) -> Activations:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.device.webgpu.tapes.prefill import LEAST_FULL, MOST_SHORT, Run, compared_after, cut_prompt
+from capstan.device.webgpu.tapes.prefill_tapes import LEAST_FULL, MOST_SHORT, Run, compared_after, cut_prompt
 from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits

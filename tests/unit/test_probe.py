@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from capstan.device import probe
-from capstan.device.interface import DeviceFacts, DeviceSession
+from capstan.device.device_interface import DeviceFacts, DeviceSession
 from capstan.device.probe import noted_capabilities
-from capstan.device.reference.device import ReferenceDevice
+from capstan.device.reference.reference_device import ReferenceDevice
 from capstan.errors import CapstanError
 from capstan.memory import Capabilities
 from tests.unit.shelf import Shelf

@@ -13,9 +13,9 @@ from capstan.graph.carried import CachePair, cache_pairs
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.quantized_caches import fewer_bits, quantized_caches, with_bits
 from capstan.loading.folder import with_caches
+from capstan.loading.load_options import CacheOptions, rows
 from capstan.loading.opening import source_of
-from capstan.loading.options import CacheOptions, rows
-from capstan.model_files.config import KV_CACHE_BITS, GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import KV_CACHE_BITS, GenaiConfig, parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONTEXT = 512

@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 
 from buildtools.ready_made import DTYPES, Header, kept_headers, make_ready
-from capstan.device.wasm import model_graph
-from capstan.device.wasm.model_graph import WasmGraph, prepare
-from capstan.device.webgpu import model_graphs
-from capstan.device.webgpu.model_graphs import LEAST_LARGEST, PACKED_ATTENTION, Graphs, rewrite
+from capstan.device.wasm import cpu_graph
+from capstan.device.wasm.cpu_graph import WasmGraph, prepare
+from capstan.device.webgpu import webgpu_graphs
+from capstan.device.webgpu.webgpu_graphs import LEAST_LARGEST, PACKED_ATTENTION, Graphs, rewrite
 from capstan.host import Host, current_host
 from capstan.host.notes import Notes
-from capstan.host.ready_made import ReadyGraphs, ReadyMade
+from capstan.host.ready_results import ReadyGraphs, ReadyMade
 from capstan.loading import folder
 from capstan.loading.folder import FoundModel, Place, find_model
 from capstan.model_files.gguf.header import GgmlType
@@ -108,7 +108,7 @@ def graphs_of(
     found: FoundModel, ready: ReadyGraphs | None, buffers: int = PACKED_ATTENTION, largest: int = LEAST_LARGEST
 ) -> Graphs:
     given = (found.graphs["decoder"], found.config, no_weights, "folder/", None, buffers, None, largest, ready)
-    return asyncio.run(model_graphs.model_graphs(*given))  # type: ignore[arg-type]
+    return asyncio.run(webgpu_graphs.model_graphs(*given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,7 +135,7 @@ def test_graphs_are_not_rewritten_where_they_are_right(
 
     offer(site["fp16"])
     ready = found(file, "fp16")
-    monkeypatch.setattr(model_graphs, "rewrite", counted)
+    monkeypatch.setattr(webgpu_graphs, "rewrite", counted)
     for limits in ((PACKED_ATTENTION, LEAST_LARGEST), (16, 4 * LEAST_LARGEST), (16, 0)):
         graphs_of(ready, ready.ready, *limits)
     assert rewrites == []
@@ -159,11 +159,11 @@ def test_the_graph_for_the_cpu_is_what_the_page_computes(
 
     def of(model: FoundModel, ready: ReadyGraphs | None) -> WasmGraph:
         given: Any = (model.graphs["decoder"], model.config, 1 << 30, no_weights, "folder/", None, ready)
-        return asyncio.run(model_graph.wasm_graph(*given))
+        return asyncio.run(cpu_graph.wasm_graph(*given))
 
     offer(site["fp32"])
     ready = found(file, "fp32")
-    monkeypatch.setattr(model_graph, "prepare", counted)
+    monkeypatch.setattr(cpu_graph, "prepare", counted)
     taken = of(ready, ready.ready)
     assert not rewrites
     assert taken == of(ready, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capstan.device.rows import RowDecoder
+from capstan.device.row_interface import RowDecoder
 from capstan.errors import ClosedError, DeviceLostError
 from capstan.generation import row_prompts
 from capstan.generation.generator import Generator

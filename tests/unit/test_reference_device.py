@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from capstan.device.page_session import ModelSession
-from capstan.device.reference.device import ReferenceDevice
-from capstan.device.wasm.device import WasmDevice
-from capstan.host.storage import ExternalData
+from capstan.device.ort_session import ModelSession
+from capstan.device.reference.reference_device import ReferenceDevice
+from capstan.device.wasm.wasm_device import WasmDevice
+from capstan.host.storage_interface import ExternalData
 from tests.browser.scripts import device_operations
 from tests.device_cases import check_conversions, check_masks, check_refusals
 

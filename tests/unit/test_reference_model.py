@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capstan.device.reference.model import ReferenceModel, ReferenceSequence
+from capstan.device.reference.reference_model import ReferenceModel, ReferenceSequence
 from capstan.errors import ClosedError, ModelFileError, PromptError
 from capstan.stages.sampling import sample
 from capstan.stages.search import SearchOptions

@@ -9,7 +9,7 @@ import pytest
 from capstan.errors import ModelFileError, OptionError
 from capstan.host import retrying
 from capstan.host.retrying import require_stall_timeout, retried
-from capstan.host.storage import BrokenDownloadError
+from capstan.host.storage_interface import BrokenDownloadError
 
 
 class Clock:

@@ -17,7 +17,7 @@ from capstan.device.prefix_cache import PrefixCache
 from capstan.device.separate_rows import SeparateRows
 from capstan.errors import DeviceLostError
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
-from capstan.stages.speculation import Speculation
+from capstan.stages.speculation_options import Speculation
 from tests import oracle
 from tests.unit.paper_model import CONTEXT, EOS, PaperDecoder, PaperModel, run_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from capstan import Generator, GeneratorParams, Model
 from capstan.device.prefix_cache import PrefixCache
-from capstan.device.rows import RowPrompts
+from capstan.device.row_interface import RowPrompts
 from capstan.device.separate_rows import SeparateRows
 from capstan.generation.row_pool import RowPool
 from tests.unit.paper_model import PaperDecoder, PaperModel, run_of, take

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capstan.device.rows import Burst
+from capstan.device.row_interface import Burst
 from capstan.errors import OptionError
 from capstan.generation.run_ahead import BURST_MS, LARGEST, RESTART, RunAhead
 

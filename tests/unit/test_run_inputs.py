@@ -13,17 +13,17 @@ import pytest
 from capstan import UnsupportedModelError, graph
 from capstan.device import run_inputs
 from capstan.device.host_memory import view_of
-from capstan.device.lora import LoraGraph
+from capstan.device.lora_weights import LoraGraph
 from capstan.device.model_memory import requirements
-from capstan.device.reference.model import ReferenceModel
+from capstan.device.reference.reference_model import ReferenceModel
 from capstan.device.run_inputs import FREE, HostTensor, Run, RunInput, RunTensor, SequenceMemory, require_fed
-from capstan.device.wasm.model import WasmRunner
-from capstan.device.webgpu.engine import BoundTensor
+from capstan.device.wasm.wasm_model import WasmRunner
+from capstan.device.webgpu.gpu_engine import BoundTensor
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import GraphDescription
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
-from capstan.model_files.config import DECODER, parse_genai_config
+from capstan.model_files.genai_config import DECODER, parse_genai_config
 from tests.unit.test_host_memory import Heap
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"

@@ -13,7 +13,7 @@ import pytest
 
 from capstan import OptionError, Tokenizer
 from capstan.generation.conversation import Conversation
-from capstan.local.tokenizer import LocalBackend
+from capstan.local.rust_tokenizer import LocalBackend
 from capstan.text.stream import StoppingStream, TextStream
 from tests.looped import looped
 from tests.transformers_chats import ASKED, TEMPLATES, TOKENIZERS, answers

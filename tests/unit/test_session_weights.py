@@ -12,12 +12,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from capstan import fallback, graph
-from capstan.device.webgpu.engine import WeightPiece
+from capstan.device.webgpu.gpu_engine import WeightPiece
 from capstan.device.webgpu.session_weights import SessionWeights, load_weights
 from capstan.errors import ModelFileError, OutOfMemoryError, WeightsChangedError
 from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import Part, change_of
-from capstan.host.storage import ExternalData
+from capstan.host.storage_interface import ExternalData
 from capstan.memory import BufferRequest
 from capstan.weights.shared import SharedWeights
 from capstan.weights.store import WeightStore

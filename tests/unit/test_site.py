@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from capstan_host.headless.site import PAGE, SiteError, find_site
+from capstan_host.headless.site_folder import PAGE, SiteError, find_site
 
 
 def make_site(folder: Path) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from capstan import graph
 from capstan.device.model_memory import requirements
 from capstan.device.run_inputs import sequence_items
-from capstan.device.webgpu.cache_rows import CacheSpans
+from capstan.device.webgpu.cache_spans import CacheSpans
 from capstan.device.webgpu.sliding import BASE, SlidingWindow, table_span
 from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import CachePair, GraphDescription, SlidingCaches, WindowTable
@@ -27,7 +27,7 @@ from capstan.graph.sliding_caches import SLACK
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, StridedCopy, fits
 from capstan.memory.info import MemoryType
 from capstan.memory.usage import memory_info
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.genai_config import parse_genai_config
 from tests.long_windows import FIXTURES, PROMPT, WINDOW, longer
 
 GEMMA2, GEMMA3 = FIXTURES / "nano-gemma2", FIXTURES / "nano-gemma3"

@@ -14,7 +14,7 @@ import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError
 from capstan.generation.speculation import NgramIndex, SpeculationStats, Worth
-from capstan.stages.speculation import Speculation
+from capstan.stages.speculation_options import Speculation
 from tests.unit import paper_model
 from tests.unit.test_generator import Letters
 

@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 
 from capstan import graph
+from capstan.graph.graph_passes import Rewriting, rewritten
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.split_caches import parts_that_fit
 from capstan.loading.folder import with_caches
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.genai_config import parse_genai_config
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -19,10 +19,10 @@ from capstan import graph
 from capstan.graph import Beside, Narrow, Part, Turn, WeightEntry
 from capstan.graph.onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from capstan.graph.split_weights import SplitWeight, split_weights
+from capstan.graph.weight_inputs import DTYPES, made_of
 from capstan.graph.weight_ranges import NotInRangesError, columns_of, ranges_of, rows_of
-from capstan.graph.weights import DTYPES, made_of
 from capstan.graph.wiring import value_info
-from capstan.model_files.config import parse_genai_config
+from capstan.model_files.genai_config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FURTHER, MIXED, make
 from tests.weight_bytes import bytes_of

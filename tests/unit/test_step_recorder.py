@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from capstan import DeviceLostError, FallbackWarning, fallback
-from capstan.device.webgpu.engine import NOT_FUSED
+from capstan.device.webgpu.gpu_engine import NOT_FUSED
 from capstan.errors import OutOfMemoryError
 from capstan.fallback import fallbacks
 from capstan.tape import PASSES, Clear

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from capstan.errors import OptionError
-from capstan.host.storage import SourceIdentity
+from capstan.host.storage_interface import SourceIdentity
 from capstan.weights.manifest import Manifest
 from capstan.weights.records import DATA
 from capstan.weights.store import WeightStore

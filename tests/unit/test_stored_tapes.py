@@ -11,7 +11,7 @@ import pytest
 
 from capstan import OutOfMemoryError, TapeError, fallback
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
-from capstan.device.webgpu.tapes.stored import Restored, StoredTapes, expects_stored
+from capstan.device.webgpu.tapes.stored_tapes import Restored, StoredTapes, expects_stored
 from capstan.fallback import FallbackWarning
 from capstan.host.notes import Notes
 from capstan.memory import DeviceBuffer, DeviceSpan

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from capstan import OutOfMemoryError, fallback
-from capstan.device.webgpu.tapes.scratch import TapeScratch
+from capstan.device.webgpu.tapes.tape_scratch import TapeScratch
 from capstan.fallback import FallbackWarning
 from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 

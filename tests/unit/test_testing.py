@@ -14,8 +14,8 @@ import pytest
 
 from capstan.errors import OptionError
 from capstan_host.testing.answers import Answer, MismatchError, NearTieWarning
-from capstan_host.testing.model import TestedModel
 from capstan_host.testing.oracles import Expected, Golden, LlamaCpp, NativeGenai, Oracle, OracleError, Subject
+from capstan_host.testing.tested_model import TestedModel
 from capstan_host.testing.timing import compare, ratio_of
 
 ROOT = Path(__file__).parents[2]
@@ -303,9 +303,9 @@ def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None
 PAPER_BROWSER = """
 from types import SimpleNamespace
 import pytest
-from capstan_host.headless import browser
+from capstan_host.headless import chromium
 
-browser.gpu_devices = lambda: []
+chromium.gpu_devices = lambda: []
 
 @pytest.fixture(scope="session")
 def capstan_site():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from capstan import Timing
-from capstan.device.rows import Burst
-from capstan.generation.timing import BurstTimes
+from capstan.device.row_interface import Burst
+from capstan.generation.token_times import BurstTimes
 
 
 def burst(submitted: float, entered: float, host: float) -> Burst:

@@ -13,8 +13,8 @@ import tokenizers
 
 from capstan import tokenizer as tokenizer_module
 from capstan.errors import ArgumentTypeError, ConfigError, OptionError, UnsupportedModelError
-from capstan.local.tokenizer import LocalBackend
-from capstan.model_files.gguf.tokenizer import tokenizer_files
+from capstan.local.rust_tokenizer import LocalBackend
+from capstan.model_files.gguf.gguf_tokenizer import tokenizer_files
 from capstan.tokenizer import Tokenizer
 from tests import oracle
 from tests.gguf_files import gguf_file, header_of

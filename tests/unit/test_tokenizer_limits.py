@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 
 from capstan.errors import ConfigError, OptionError
-from capstan.local.tokenizer import LocalBackend
+from capstan.local.rust_tokenizer import LocalBackend
+from capstan.model_files.gguf.gguf_tokenizer import merges_by_score
 from capstan.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS
-from capstan.model_files.gguf.tokenizer import merges_by_score
 from capstan.text.searches import LONGEST_RUN, longest_run, searched_again
 from capstan.tokenizer import Tokenizer
 from tests.looped import looped

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from capstan.errors import UnsupportedModelError
-from capstan.local.tokenizer import no_panic
+from capstan.local.rust_tokenizer import no_panic
 from capstan.tokenizer import Tokenizer
 from tests.looped import looped
 from tests.page_tokenizer import Make, page_tokenizers

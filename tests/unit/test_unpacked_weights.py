@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from capstan.graph import Part, Unpack, UnpackedWeight, external_entries, unpacked_weights
-from capstan.graph.gguf.types import DENSE
+from capstan.graph.gguf.gguf_types import DENSE
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FURTHER, MIXED, make
 from tests.gguf_tensors import float32_of, random_tensor

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from capstan import OutOfMemoryError
-from capstan.device.wasm import model_graph
-from capstan.device.wasm.device import WasmDevice
-from capstan.device.wasm.model import wasm_memory
-from capstan.device.wasm.model_graph import WasmGraph, prepare, wasm_graph
+from capstan.device.wasm import cpu_graph
+from capstan.device.wasm.cpu_graph import WasmGraph, prepare, wasm_graph
+from capstan.device.wasm.wasm_device import WasmDevice
+from capstan.device.wasm.wasm_model import wasm_memory
 from capstan.graph import WeightEntry, parse
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.model_files.config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -49,7 +49,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[ModelProto]:
         seen.append(parsed)
         return prepare(parsed, *rest)
 
-    monkeypatch.setattr(model_graph, "prepare", counted)
+    monkeypatch.setattr(cpu_graph, "prepare", counted)
     return seen
 
 
@@ -75,7 +75,7 @@ def test_what_else_it_depends_on_rewrites_it(prepared: list[ModelProto], monkeyp
     assert len(prepared) == 2
     loaded(shelf, "nano-llama", 0, bytes_of("nano-llama") + b"\x1a\x00")  # an empty domain
     assert len(prepared) == 3
-    monkeypatch.setattr(model_graph, "build", lambda: "another")
+    monkeypatch.setattr(cpu_graph, "build", lambda: "another")
     loaded(shelf, "nano-llama", wide_bytes=0)
     assert len(prepared) == 4
     assert len(shelf.texts) == 1, "a folder has one note"
@@ -92,7 +92,7 @@ def test_a_graph_with_defaults_of_the_data_file_is_not_noted(
     async def read(*_: Any) -> dict[str, bytes]:
         return {"lora": b""}
 
-    monkeypatch.setattr(model_graph, "read_entries", read)
+    monkeypatch.setattr(cpu_graph, "read_entries", read)
     shelf = Shelf()
     for _ in range(2):
         loaded(shelf, "nano-llama")

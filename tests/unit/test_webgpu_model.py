@@ -22,24 +22,24 @@ from capstan import (
     fallback,
 )
 from capstan.device import probe
-from capstan.device.base import TapeOptions
+from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
-from capstan.device.webgpu.device import WebGpuDevice
-from capstan.device.webgpu.model import WebGpuModel
-from capstan.device.webgpu.model_graphs import Graphs, rewrite
-from capstan.device.webgpu.tapes import prefill
+from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
-from capstan.device.webgpu.tapes.prefill import PrefillTapes
-from capstan.device.webgpu.tapes.rows import TapeKind
+from capstan.device.webgpu.tapes.prefill_tapes import PrefillTapes
+from capstan.device.webgpu.tapes.row_tapes import TapeKind
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder
+from capstan.device.webgpu.webgpu_device import WebGpuDevice
+from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
+from capstan.device.webgpu.webgpu_model import WebGpuModel
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
 from capstan.memory import Capabilities, DeviceBuffer, Pools
-from capstan.model_files.config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from capstan.stages.search import SearchOptions
-from capstan.stages.speculation import Speculation
+from capstan.stages.speculation_options import Speculation
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
 
@@ -519,7 +519,7 @@ def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_onl
 def test_a_prompt_of_many_runs_has_their_tape_at_once(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch, often: int, made: bool
 ) -> None:
-    monkeypatch.setattr(prefill, "OFTEN", often)
+    monkeypatch.setattr(prefill_tapes, "OFTEN", often)
 
     async def run() -> None:
         life = Life(graphs)

@@ -1,4 +1,4 @@
-"""device.webgpu.session trusts a tape only after its replay equals eager runs; over an engine made of bytearrays."""
+"""webgpu_session trusts a tape only after its replay equals eager runs; over an engine made of bytearrays."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import capstan
 from capstan import fallback
-from capstan.device.interface import BoundSpan
-from capstan.device.page_session import RunReply
-from capstan.device.webgpu.session import WebGpuSession
-from capstan.device.webgpu.tapes.sessions import difference
+from capstan.device.device_interface import BoundSpan
+from capstan.device.ort_session import RunReply
+from capstan.device.webgpu.tapes.session_tapes import difference
+from capstan.device.webgpu.webgpu_session import WebGpuSession
 from capstan.errors import BindingError, ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
 from capstan.memory import DeviceBuffer, MemoryInfo, MemoryType
 

@@ -17,7 +17,7 @@ import pytest
 from capstan.errors import ModelFileError, StorageError, WeightsChangedError
 from capstan.fallback import FallbackWarning, counted
 from capstan.host import retrying
-from capstan.host.storage import LoadPlan, Outcome
+from capstan.host.storage_interface import LoadPlan, Outcome
 from capstan.memory import BufferRequest
 from capstan.weights import manifest as manifests
 from capstan.weights import records, weight_file

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capstan.errors import ModelFileError
-from capstan.host.storage import SourceIdentity
+from capstan.host.storage_interface import SourceIdentity
 from capstan.weights.manifest import MAX_SHARD_BYTES, Manifest, parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from buildtools.wire import engine_calls, engine_types
-from capstan.device.webgpu.engine import GpuEngine
+from capstan.device.webgpu.gpu_engine import GpuEngine
 from tests.unit.paper_engine import PaperEngine
 
 TABLE = '''
@@ -81,7 +81,7 @@ def test_each_method_of_the_table_is_a_call() -> None:
     written = engine_calls(TABLE)
     assert written.endswith(PYTHON)
     assert "from ..graph import FedLengths\n" in written
-    assert "from ..device.webgpu.engine import Difference\n" in written
+    assert "from ..device.webgpu.gpu_engine import Difference\n" in written
     assert TYPESCRIPT in engine_types(TABLE)
 
 

@@ -56,7 +56,7 @@ const known = new Map<string, KnownModel>(knownModels().map((model) => [model.id
 /** The features that this machine lacks for some of them. */
 const lacks = new Map<string, string>();
 const HUB = "https://huggingface.co";
-/** Parameters in float32 for which onnxruntime-web's heap has room, like capstan.device.wasm.model.HEAP_BYTES. */
+/** Parameters in float32 for which onnxruntime-web's heap has room, like capstan.device.wasm.wasm_model.HEAP_BYTES. */
 const MOST_ON_CPU = 800e6;
 
 /** Fill the list with what the site offers; the page opens with the first. */

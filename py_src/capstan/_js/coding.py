@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from .errors import typed_errors
+from .js_errors import typed_errors
 from .own_host import capstan_host
 
 __all__ = ["arriving", "numbers", "to_json"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import AsyncRequiredError
 from ..model_files.file_names import address_of, is_gguf
-from . import host
+from . import host_calls
 
 __all__ = ["Input", "adopt_files", "model_folder", "mount"]
 
@@ -32,7 +32,7 @@ def mount(files: Mapping[str, str]) -> None:
             continue
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         Path(place).unlink(missing_ok=True)
-        host.mount_file(posixpath.dirname(place), posixpath.basename(place), url)
+        host_calls.mount_file(posixpath.dirname(place), posixpath.basename(place), url)
         mounted[place] = url
 
 
@@ -47,7 +47,7 @@ async def model_folder(path: str) -> str | None:
         if is_gguf(place) and posixpath.dirname(place) == folder:
             return url.removesuffix(address_of("", posixpath.basename(place)))
     stored = stored_files(Path(folder))
-    return await host.adopt_files([*stored], [*stored.values()]) if stored else None
+    return await host_calls.adopt_files([*stored], [*stored.values()]) if stored else None
 
 
 async def adopt_files(folder: str, names: Sequence[str]) -> str:
@@ -58,7 +58,7 @@ async def adopt_files(folder: str, names: Sequence[str]) -> str:
         if url is not None and url.endswith(ending):
             return url.removesuffix(ending)
     files = files_of(Path(place), names)
-    return await host.adopt_files([*files], [*files.values()])
+    return await host_calls.adopt_files([*files], [*files.values()])
 
 
 def files_of(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -82,9 +82,9 @@ class Input(io.TextIOBase):
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         """The next line, the whole one whatever `size` says; AsyncRequiredError where this call cannot wait."""
-        if not host.can_wait():
+        if not host_calls.can_wait():
             raise AsyncRequiredError("input() would have to wait here, and this browser cannot; give argv instead")
-        return host.wait(host.read_line())
+        return host_calls.wait(host_calls.read_line())
 
     def read(self, size: int | None = -1, /) -> str:
         """All lines."""

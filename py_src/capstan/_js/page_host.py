@@ -14,42 +14,52 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ..device.base import DeviceModel, TapeOptions
-from ..device.interface import DeviceInterface
+from ..device.device_interface import DeviceInterface
+from ..device.model_interface import DeviceModel, TapeOptions
 from ..device.noted_graphs import OpenWeights
 from ..device.run_inputs import HostTensor
-from ..device.wasm.device import WasmDevice
-from ..device.wasm.model import WasmModel, wasm_memory
-from ..device.wasm.model_graph import prepare, wasm_graph
-from ..device.webgpu.device import WebGpuDevice
-from ..device.webgpu.loading import webgpu_memory
+from ..device.wasm.cpu_graph import prepare, wasm_graph
+from ..device.wasm.wasm_device import WasmDevice
+from ..device.wasm.wasm_model import WasmModel, wasm_memory
+from ..device.webgpu.loaded_model import webgpu_memory
 from ..device.webgpu.lora_model import LoraModel
-from ..device.webgpu.model_graphs import Graphs, model_graphs, rewrite
+from ..device.webgpu.webgpu_device import WebGpuDevice
+from ..device.webgpu.webgpu_graphs import Graphs, model_graphs, rewrite
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
 from ..graph import parse, without_weights
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
-from ..host.ready_made import ReadyGraphs
+from ..host.ready_results import ReadyGraphs
 from ..host.retrying import pause, retried
-from ..host.storage import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
+from ..host.storage_interface import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
 from ..loading.repository import ON_CPU, ON_F16, ON_F32
 from ..memory import Fit
-from ..model_files.config import DECODER, GenaiConfig
+from ..model_files.bounded_json import MOST_BYTES
 from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.file_names import gguf_address as gguf_place
+from ..model_files.genai_config import DECODER, GenaiConfig
 from ..model_files.hub import HubRepository
-from ..model_files.json_text import MOST_BYTES
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
-from . import host, storage
-from .errors import typed_errors
+from . import host_calls, page_storage
 from .files import adopt_files, model_folder
-from .host import begin_trace, can_wait, configure, end_trace, now, ready_made, token_walks, tokenizer_backend, wait
-from .sessions import in_memory, wasm_opener
-from .storage import backing, forget, listing, stall_after
+from .host_calls import (
+    begin_trace,
+    can_wait,
+    configure,
+    end_trace,
+    now,
+    ready_made,
+    token_walks,
+    tokenizer_backend,
+    wait,
+)
+from .js_errors import typed_errors
+from .onnx_sessions import in_memory, wasm_opener
+from .page_storage import backing, forget, listing, stall_after
 
 __all__ = [
     "adopt",
@@ -95,11 +105,11 @@ ReadOnnx = Callable[[], Awaitable[bytes]]
 async def read(
     folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
 ) -> bytes:
-    return await host.fetch_bytes(address_of(folder, name), most, progress)
+    return await host_calls.fetch_bytes(address_of(folder, name), most, progress)
 
 
 async def read_optional(folder: str, name: str) -> bytes | None:
-    return await host.fetch_optional(address_of(folder, name), MOST_BYTES)
+    return await host_calls.fetch_optional(address_of(folder, name), MOST_BYTES)
 
 
 async def read_graph(folder: str, name: str, keep: bool, progress: Progress) -> bytes:
@@ -116,7 +126,7 @@ async def read_graph(folder: str, name: str, keep: bool, progress: Progress) -> 
     file = await weight_file(address_of(folder, place), location, store)
     if keep:
         # It is stored in one pass; the pieces then come from there.
-        await file.load(storage.memory(0), size, partial(progress, location))
+        await file.load(page_storage.memory(0), size, partial(progress, location))
         file = await weight_file(address_of(folder, place), location, store)
     notes = notes_of_files() if keep and file.content is not None else None
     key = json.dumps([build(), file.content])
@@ -147,28 +157,28 @@ async def open_weights(folder: str, location: str, keep: bool) -> WeightFile:
 
 
 async def exists(folder: str, name: str) -> bool:
-    return await host.file_exists(address_of(folder, name))
+    return await host_calls.file_exists(address_of(folder, name))
 
 
 async def dtypes(device: str) -> tuple[str, ...]:
     chosen, _ = await choose_device(device)
     if chosen == "wasm":
         return ON_CPU
-    adapter = await host.adapter()
+    adapter = await host_calls.adapter()
     return ON_F16 if adapter is not None and "shader-f16" in adapter["features"] else ON_F32
 
 
 async def adopt(path: Any, keep: bool) -> str:
     if isinstance(path, HubRepository):
-        return await storage.open_repository(path, keep)
+        return await page_storage.open_repository(path, keep)
     if not isinstance(path, str):
-        return await storage.adopt(path)
+        return await page_storage.adopt(path)
     stored = await model_folder(path)
     if stored is not None:
         return stored
     folder = folder_address(path)
     if keep:
-        storage.keep_folder(folder)
+        page_storage.keep_folder(folder)
     return folder
 
 
@@ -199,8 +209,8 @@ async def open_model(
         chosen, reason = await choose_device(device)
     opened = await on_device(device, chosen, reason, open_on)
     if keep_weights:
-        await storage.keep_repository(folder)
-        storage.tell_damaged()
+        await page_storage.keep_repository(folder)
+        page_storage.tell_damaged()
     return opened
 
 
@@ -232,7 +242,7 @@ async def open_on_gpu(
     reading = begin(graphs())
     try:
         with phase("device"):
-            engine = await host.open_gpu()
+            engine = await host_calls.open_gpu()
         try:
             interface, shared = WebGpuDevice(engine), engine.shared_weights()
             return await LoraModel.load(
@@ -259,23 +269,23 @@ async def open_on_cpu(
     url = address_of(folder, config.decoder.folder)
     exported = await read_onnx()
     with phase("graph"):
-        found = await wasm_graph(exported, config, host.wide_bytes(), open_weights, url, notes, ready)
+        found = await wasm_graph(exported, config, host_calls.wide_bytes(), open_weights, url, notes, ready)
     memory = wasm_memory(wasm_device(), found, config)
     memory.before_load(progress)
     with phase("weights"):
         external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
     with phase("session"):
-        session = await host.open_wasm(found.model, external, found.made)
-    return WasmModel(JsWasmSession(session), memory, host.now, reason, found.lora, found.tables)
+        session = await host_calls.open_wasm(found.model, external, found.made)
+    return WasmModel(JsWasmSession(session), memory, host_calls.now, reason, found.lora, found.tables)
 
 
 async def has_webgpu() -> bool:
-    return await host.adapter() is not None
+    return await host_calls.adapter() is not None
 
 
 async def open_device(device: str) -> DeviceInterface:
     chosen, _ = await choose_device(device)
-    return wasm_device() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
+    return wasm_device() if chosen == "wasm" else WebGpuDevice(await host_calls.open_gpu())
 
 
 async def fit(
@@ -293,9 +303,9 @@ async def fit(
     async def fit_on(chosen: str, reason: str | None) -> Fit:
         if chosen == "wasm":
             parsed = parse(model, config.decoder.filename)
-            memory = wasm_memory(wasm_device(), prepare(parsed, config, host.wide_bytes()), config)
+            memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
             return memory.fit(batch_size, max_length, budget)
-        engine = await host.open_gpu()
+        engine = await host_calls.open_gpu()
         try:
             buffers, largest = await binding_limits()
             made = await rewrite(
@@ -311,7 +321,7 @@ async def fit(
 async def size_of(url: str) -> int | None:
     """A file's bytes, None if that is not told."""
     try:
-        source = await storage.open_source(storage.absolute(url), keep=False)
+        source = await page_storage.open_source(page_storage.absolute(url), keep=False)
     except BrokenDownloadError:
         return None  # reading it says why
     source.close()
@@ -319,25 +329,25 @@ async def size_of(url: str) -> int | None:
 
 
 async def weight_file(folder: str, location: str, store: WeightStore | None) -> WeightFile:
-    name = storage.absolute(address_of(folder, location))
+    name = page_storage.absolute(address_of(folder, location))
     keep = store is not None
     try:
-        source = await storage.open_source(name, keep)
+        source = await page_storage.open_source(name, keep)
     except BrokenDownloadError as error:
         known = await store.last_known(name) if store else None
         if known is not None:
             fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
-            source = storage.assumed_source(known, keep)
+            source = page_storage.assumed_source(known, keep)
         else:
             await pause(1, error)
-            source = await retried(partial(storage.open_source, name, keep))
+            source = await retried(partial(page_storage.open_source, name, keep))
     manifest = location + MANIFEST_SUFFIX
     return await WeightFile.open(source, store, lambda: read_optional(folder, manifest))
 
 
 def wasm_device() -> WasmDevice:
     """The page's CPU."""
-    return WasmDevice(wasm_opener, **host.cpu())
+    return WasmDevice(wasm_opener, **host_calls.cpu())
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -349,7 +359,7 @@ def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 async def binding_limits() -> tuple[int, int]:
     """How many storage buffers a kernel may bind on the page's adapter, and the bytes of the largest."""
-    found = await host.adapter()
+    found = await host_calls.adapter()
     if found is None:
         return WorkgroupLimits.buffers, 0
     return found["max_storage_buffers"], min(found["max_buffer_size"], found["max_storage_buffer_binding_size"])
@@ -364,7 +374,7 @@ async def choose_device(device: str) -> tuple[str, str | None]:
         raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
     if device in ("wasm", "cpu"):
         return "wasm", None
-    adapter = await host.adapter(required=device == "webgpu")
+    adapter = await host_calls.adapter(required=device == "webgpu")
     if device == "auto" and adapter is None:
         return "wasm", "this browser offers no WebGPU adapter"
     if device == "auto" and adapter is not None and adapter["software"]:
@@ -381,7 +391,7 @@ async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[
         return await work(chosen, reason)
     except UncomputedError as error:
         other = "webgpu" if chosen == "wasm" else "wasm"
-        if asked != "auto" or (other == "webgpu" and await host.adapter() is None):
+        if asked != "auto" or (other == "webgpu" and await host_calls.adapter() is None):
             raise
         fall_back(f"device {chosen!r}", str(error), f"device {other!r} is used")
         return await work(other, str(error))

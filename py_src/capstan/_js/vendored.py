@@ -12,7 +12,7 @@ from sysconfig import get_path
 from types import ModuleType
 
 from ..errors import ModelFileError
-from . import host
+from . import host_calls
 
 __all__ = ["Vendored"]
 
@@ -32,7 +32,7 @@ class Vendored:
             return None
         folder = Path(get_path("purelib"))
         try:
-            content = host.read_now(self._wheels[name])
+            content = host_calls.read_now(self._wheels[name])
         except ModelFileError as error:
             raise ImportError(f"{name} comes with the page, but {error}", name=name) from error
         with zipfile.ZipFile(io.BytesIO(content)) as wheel:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ..host import Host, use_host
-from ..host.ready_made import ReadyGraphs
-from ..host.storage import Progress
+from ..host.ready_results import ReadyGraphs
+from ..host.storage_interface import Progress
 from ..memory import Fit
-from ..model_files.config import GenaiConfig
-from .base import DeviceModel, TapeOptions
-from .interface import DeviceInterface
+from ..model_files.genai_config import GenaiConfig
+from .device_interface import DeviceInterface
+from .model_interface import DeviceModel, TapeOptions
 
 __all__ = ["DeviceHost", "current_device_host", "use_device_host"]
 

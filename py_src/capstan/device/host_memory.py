@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import BufferMismatchError, OutOfMemoryError
 from ..memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryType
 from .casts import convert
-from .interface import DeviceInterface, Readback
+from .device_interface import DeviceInterface, Readback
 from .probe import capabilities_of
 from .span_checks import INDEX_BYTES, check_cast, check_copies, check_device, check_mask, check_positions
 

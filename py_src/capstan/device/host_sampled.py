@@ -13,16 +13,16 @@ from ..fallback import fall_back
 from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..stages.sampling import finite_logits, sample
 from ..stages.search import SearchOptions
-from ..stages.speculation import Speculation
+from ..stages.speculation_options import Speculation
 from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor
-from .rows import ONE, Burst, Counters, RowDecoder
+from .row_interface import ONE, Burst, Counters, RowDecoder
 from .separate_rows import SeparateRows, separate_rows
 from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from .lora import LoraWeights
+    from .lora_weights import LoraWeights
 
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BufferMismatchError, OptionError
 from ..fallback import fall_back
-from ..host.storage import Progress
+from ..host.storage_interface import Progress
 from ..memory import (
     AlignmentRequirements,
     DeviceBuffer,
@@ -28,7 +28,7 @@ from ..memory import (
     tape_scratch_items,
     weight_items,
 )
-from .interface import DeviceInterface
+from .device_interface import DeviceInterface
 from .run_inputs import require_fed, sequence_items
 
 if TYPE_CHECKING:

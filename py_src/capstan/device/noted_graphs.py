@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ..graph import WeightEntry
 from ..host.notes import Notes
-from ..model_files.config import GenaiConfig
+from ..model_files.genai_config import GenaiConfig
 from ..weights.weight_file import WeightFile
 
 __all__ = ["OpenWeights", "as_text", "made_from", "read_entries", "reader", "ready_or_noted"]

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from ..errors import CapstanError, OptionError, OutOfMemoryError
 from ..fallback import fall_back
 from .cache_rows import CacheRows
-from .rows import RowDecoder
+from .row_interface import RowDecoder
 
 __all__ = ["Content", "Prefix", "PrefixCache", "PrefixStats", "checked_limit", "common"]
 

@@ -11,8 +11,8 @@ from ..errors import CapstanError, DeviceLostError
 from ..graph.one_node import add_model, attention_model, cast_model
 from ..host.notes import Notes, build
 from ..memory import Capabilities, DeviceBuffer, MemoryType
+from .device_interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 from .element_types import byte_count
-from .interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 
 __all__ = ["Probe", "capabilities_of"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UnsupportedModelError
 from ..memory import SNAPSHOTS, DeviceSpan, Pool, PoolItem, pool_item, round_up
+from .device_interface import DeviceInterface
 from .element_types import byte_count
-from .interface import DeviceInterface
 from .span_checks import INDEX_BYTES
 
 if TYPE_CHECKING:

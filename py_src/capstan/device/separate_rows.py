@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ..errors import CapstanError, OutOfMemoryError
 from ..memory import Loan
 from ..stages.search import SearchOptions
-from .rows import ONE, Burst, Counters, DecoderRow, RowDecoder
+from .row_interface import ONE, Burst, Counters, DecoderRow, RowDecoder
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
-    from .lora import LoraWeights
+    from .lora_weights import LoraWeights
 
 __all__ = ["SeparateRows", "separate_rows"]
 

@@ -21,9 +21,7 @@ from __future__ import annotations
 import sys
 
 from ..signatures import check_arguments
-from .adapters import Adapters
-from .config import Config
-from .engine import Engine, EngineEventBuffer
+from .changed_config import Config
 from .events import (
     EngineCapabilities,
     EngineErrorCode,
@@ -31,9 +29,13 @@ from .events import (
     FinishReason,
     TurnUsage,
 )
-from .generator import Generator
+from .genai_adapters import Adapters
+from .genai_engine import Engine, EngineEventBuffer
+from .genai_generator import Generator
+from .genai_model import Model
+from .genai_tensors import NamedTensors, Tensor
+from .genai_tokenizer import Tokenizer, TokenizerStream
 from .log import set_log_callback, set_log_options
-from .model import Model
 from .params import GeneratorParams
 from .refused import Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
 from .request import EngineEvent, Request, RequestOptions, TurnOptions
@@ -50,8 +52,6 @@ from .runtime import (
     set_current_gpu_device_id,
     unregister_execution_provider_library,
 )
-from .tensors import NamedTensors, Tensor
-from .tokenizer import Tokenizer, TokenizerStream
 
 __version__ = "0.18.0"
 """The release of onnxruntime-genai whose names these are; `capstan` has its own."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import OptionError
-from ..model_files.json_text import NotJsonError, read_json
+from ..model_files.bounded_json import NotJsonError, read_json
 from ..text.messages import Message, read_messages, read_tools
 
 __all__ = ["double_quoted", "messages_with_tools", "tools_for"]

@@ -16,9 +16,9 @@ from ..generation.replay import Replay
 from ..graph import CachePair, GraphDescription, StateTensor
 from ..host import wait_here
 from ..model import Model
-from ..model_files.config import InputNames, OutputNames
+from ..model_files.genai_config import InputNames, OutputNames
+from .genai_tensors import as_array, flat_numbers, of_bytes
 from .log import log, log_logits, log_tensor, logs
-from .tensors import as_array, flat_numbers, of_bytes
 
 __all__ = ["LastRun"]
 

@@ -12,8 +12,8 @@ from ..fallback import fall_back
 from ..generation.generator_params import GeneratorParams as CapstanParams
 from ..stages import integer
 from ..stages.search import SearchOptions
-from ..stages.speculation import MAX_DRAFTS, Speculation
-from .model import Model
+from ..stages.speculation_options import MAX_DRAFTS, Speculation
+from .genai_model import Model
 
 __all__ = ["GeneratorParams"]
 

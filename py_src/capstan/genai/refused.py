@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ..errors import UnsupportedModelError
-from .model import Model
+from .genai_model import Model
 
 __all__ = ["Audios", "Images", "MtpGenerator", "MultiModalProcessor", "StreamingProcessor"]
 

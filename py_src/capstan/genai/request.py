@@ -14,8 +14,8 @@ from ..generation.generator_params import GeneratorParams as CapstanParams
 from ..generation.row_pool import PooledSequence
 from ..text.stream import TextStream
 from .events import EngineErrorCode, EngineEventFlags, FinishReason, TurnUsage
-from .model import Model
-from .tensors import token_rows
+from .genai_model import Model
+from .genai_tensors import token_rows
 
 __all__ = ["EngineEvent", "Generated", "Request", "RequestOptions", "TurnOptions", "count"]
 

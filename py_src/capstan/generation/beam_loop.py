@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from ..device.beams import BeamBurst, BeamOptions, BeamRows, Round
-from ..device.rows import Burst, RowDecoder
+from ..device.beam_interface import BeamBurst, BeamOptions, BeamRows, Round
+from ..device.row_interface import Burst, RowDecoder
 from ..device.shortlist import Shortlist
 from ..fallback import fall_back
 from ..memory import Pools

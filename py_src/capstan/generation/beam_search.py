@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
-from ..device.beams import Continuation, Round
+from ..device.beam_interface import Continuation, Round
 from ..device.shortlist import LARGEST, Shortlist
 from ..errors import LogitsError
 from ..stages.sampling import float32

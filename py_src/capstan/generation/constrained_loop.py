@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..device.rows import RowDecoder
+from ..device.row_interface import RowDecoder
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..guidance import Constraint, Masks, NoTableError

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..device.rows import Burst
+from ..device.row_interface import Burst
 from ..errors import CapstanError
 from .row import Row
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..adapters import Adapters
-from ..device.rows import Counters, RowDecoder
+from ..device.row_interface import Counters, RowDecoder
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..host import wait_here
@@ -21,10 +21,10 @@ from .generator_params import GeneratorParams
 from .processed_loop import ProcessedLoop
 from .prompt import checked_prompts
 from .row_loop import RowLoop
-from .scoring import Score, score_tokens
 from .speculated_loop import SpeculatedLoop
 from .speculation import SpeculationStats
-from .timing import Timing
+from .token_scores import Score, score_tokens
+from .token_times import Timing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

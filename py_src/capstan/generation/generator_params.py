@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import OptionError
 from ..guidance import Guidance
 from ..stages.search import MAX_ROWS, SearchOptions
-from ..stages.speculation import Speculation
+from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
 from .processors import SHORTLIST, LogitsProcessor, Processors, ShortlistProcessor
 from .run_ahead import RunAhead

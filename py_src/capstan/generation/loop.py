@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator,
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..device.rows import Burst, PackedRows, RowDecoder
+from ..device.row_interface import Burst, PackedRows, RowDecoder
 from ..errors import CapstanError, PromptError
 from ..host.spans import span
 from .flight import Flight

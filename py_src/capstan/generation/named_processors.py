@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, overload
 
 from ..errors import OptionError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 from .processors import LogitsProcessor, ShortlistProcessor
 
 __all__ = ["logits_processor", "named_processor", "shortlist_processor"]

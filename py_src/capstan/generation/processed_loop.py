@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..device.rows import RowDecoder
+from ..device.row_interface import RowDecoder
 from ..memory import Pools
 from .generator_params import GeneratorParams
 from .processors import checked_edits, checked_logits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PromptError
 
 if TYPE_CHECKING:
-    from ..model_files.config import GenaiConfig
+    from ..model_files.genai_config import GenaiConfig
 
 __all__ = ["Prompt", "checked_prompts", "checked_tokens", "require_fitting"]
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters import Adapters
-from ..device.rows import Burst, RowDecoder
+from ..device.row_interface import Burst, RowDecoder
 from ..device.shortlist import Shortlist
 from ..errors import ClosedError, DeviceLostError, OptionError
 from ..memory import Pools

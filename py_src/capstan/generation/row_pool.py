@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device.rows import RowDecoder
+from ..device.row_interface import RowDecoder
 from ..errors import ClosedError, OptionError, OutOfMemoryError, PromptError
 from ..fallback import fall_back
 from ..host import wait_here

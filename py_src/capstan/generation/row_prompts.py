@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..adapters import ActiveAdapters
-from ..device.rows import RowDecoder
+from ..device.row_interface import RowDecoder
 from ..device.shortlist import ScoredToken
 from ..errors import ClosedError, OptionError, PromptError
 from ..host.spans import span
@@ -19,7 +19,7 @@ from .loop import DecodeLoop
 from .row import Row
 from .run_ahead import BURST_MS, RunAhead
 from .step_counts import StepCounts
-from .timing import Timing
+from .token_times import Timing
 
 if TYPE_CHECKING:
     from ..model import Model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..device.rows import Burst
+from ..device.row_interface import Burst
 from ..errors import OptionError
 
 __all__ = ["BURST_MS", "RunAhead"]

@@ -11,7 +11,7 @@ from ..text.stream import alike
 from ..tokenizer import Tokenizer
 from .generator import Generator
 from .prompt import require_fitting
-from .scoring import begin_of
+from .token_scores import begin_of
 
 if TYPE_CHECKING:
     from ..model import Model

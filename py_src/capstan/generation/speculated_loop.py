@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..device.rows import ONE, Burst, DraftedRows, RowDecoder
+from ..device.row_interface import ONE, Burst, DraftedRows, RowDecoder
 from ..fallback import fall_back
 from ..memory import Pools
 from .generator_params import GeneratorParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..stages.speculation import MAX_DRAFTS, Speculation
+from ..stages.speculation_options import MAX_DRAFTS, Speculation
 
 __all__ = ["NgramIndex", "SpeculationStats", "Worth"]
 

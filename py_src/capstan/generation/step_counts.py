@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..device.rows import COUNTER_NAMES, Counters, RowDecoder
+from ..device.row_interface import COUNTER_NAMES, Counters, RowDecoder
 
 __all__ = ["StepCounts"]
 

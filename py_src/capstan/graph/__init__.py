@@ -52,6 +52,7 @@ has their order and the graphs that need each; `pipeline.rewritten` makes a grap
 
 from __future__ import annotations
 
+from .activation_memory import Activations, activations
 from .angle_tables import angle_tables
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
@@ -64,7 +65,7 @@ from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import LongRope, RopeTable, TableRows, long_rope, rope_of_length
-from .lora import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
+from .lora_inputs import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products, sums_by_products
 from .norms_apart import norms_apart
@@ -75,8 +76,7 @@ from .plain_recurrence import plain_recurrence
 from .pooling import hidden_output, pooled, sentence_output
 from .quantized_products import quantized_products
 from .rotary_nodes import ComputedRows
-from .scratch import Activations, activations
-from .session_weights import data_ends, kept_tensors, make_inline, prepared
+from .session_initializers import data_ends, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches
 from .soft_caps import soft_caps_apart
 from .split_caches import SplitCache, split_caches
@@ -86,7 +86,7 @@ from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
 from .unpacked_weights import UnpackedWeight, unpacked_weights
-from .weights import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
+from .weight_inputs import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
 from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
 from .wiring import changing

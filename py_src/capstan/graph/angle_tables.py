@@ -13,7 +13,7 @@ from .long_rope import ROTATED_BY
 from .onnx_pb2 import GraphProto, ModelProto, TensorProto
 from .parts import Angles, Part
 from .rotary_nodes import computed_rows
-from .weights import external_entries, made_of
+from .weight_inputs import external_entries, made_of
 from .wiring import Wiring, copy_of, prune
 
 __all__ = ["angle_tables"]

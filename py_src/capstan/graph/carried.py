@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto, ValueInfoProto
-from .weights import DTYPES
+from .weight_inputs import DTYPES
 from .wiring import Wiring
 
 if TYPE_CHECKING:
-    from ..model_files.config import DecoderConfig
+    from ..model_files.genai_config import DecoderConfig
 
 __all__ = [
     "FLOATS",

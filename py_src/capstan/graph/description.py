@@ -23,7 +23,7 @@ from .carried import (
     tensor_info,
 )
 from .long_rope import LongRope
-from .lora import LoraSlot
+from .lora_inputs import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .quantized_caches import with_bits
@@ -31,7 +31,7 @@ from .sliding_caches import SlidingCaches
 from .split_caches import whole_because
 
 if TYPE_CHECKING:
-    from ..model_files.config import DecoderConfig
+    from ..model_files.genai_config import DecoderConfig
 
 __all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
 

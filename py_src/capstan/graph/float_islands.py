@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .parts import Narrow, Part
-from .weights import entry_of, made_of
+from .weight_inputs import entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
 __all__ = ["float_islands_in_half"]

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from ..errors import ModelFileError
 from .model_file import refuse_pointer
 from .onnx_pb2 import TensorProto
-from .weights import CONSTANT_BYTES
+from .weight_inputs import CONSTANT_BYTES
 
 __all__ = ["without_weights"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Beside, Part
-from .weights import DTYPES, entry_of, made_of
+from .weight_inputs import DTYPES, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
 
 __all__ = ["joined_products", "packed_apart"]

@@ -20,7 +20,7 @@ from ..errors import UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .rotary_nodes import ComputedRows, computed_rows, write_rows
 from .total_length import ATTENTION, ancestry
-from .weights import DTYPES, entry_of
+from .weight_inputs import DTYPES, entry_of
 from .wiring import Wiring, copy_of, delete, fresh_name, int64_tensor, integers, prune
 
 __all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "rope_of_length"]

@@ -73,7 +73,7 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Unpack:
-    """A tensor of a GGUF file, of which the buffer has one thing; see graph/gguf/types.py."""
+    """A tensor of a GGUF file, of which the buffer has one thing; see graph/gguf/gguf_types.py."""
 
     kind: ClassVar[str] = "unpack"
     type: int

@@ -15,7 +15,7 @@ from .capture import attention_window
 from .carried import HEAD_SIZE, CachePair, caches_in_place
 from .onnx_pb2 import ModelProto
 from .soft_caps import has_soft_caps
-from .weights import DTYPES
+from .weight_inputs import DTYPES
 from .wiring import copy_of
 
 __all__ = ["fewer_bits", "quantized_caches", "stored_elements", "with_bits"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import ModelFileError
 from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
 from .parts import Part, Turn
-from .weights import DTYPES, WeightEntry, entry_of, made_of
+from .weight_inputs import DTYPES, WeightEntry, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
 __all__ = ["quantized_products"]

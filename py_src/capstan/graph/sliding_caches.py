@@ -18,7 +18,7 @@ from .fed_lengths import is_last, is_total
 from .long_rope import COS_CACHE, TableRows, rows_of
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .total_length import ATTENTION, SEQLENS_K, TOTAL_LENGTH
-from .weights import DTYPES
+from .weight_inputs import DTYPES
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune, value_info
 
 __all__ = ["SLACK", "SlidingCaches", "WindowTable", "sliding_caches"]

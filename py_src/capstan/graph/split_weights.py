@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from .nbits_products import minima_of
 from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
 from .parts import Part
+from .weight_inputs import WeightEntry, entry_of, known_external_entries, made_of
 from .weight_ranges import NotInRangesError, bound_bytes, columns_of, ranges_of, rows_of, step_of
-from .weights import WeightEntry, entry_of, known_external_entries, made_of
 from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor, integers
 
 __all__ = ["SplitWeight", "split_weights"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Part, Turn
-from .weights import DTYPES, entry_of, made_of
+from .weight_inputs import DTYPES, entry_of, made_of
 from .wiring import Wiring, copy_of, fresh_name, prune
 
 __all__ = ["turned_weights"]

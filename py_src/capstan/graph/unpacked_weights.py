@@ -19,7 +19,7 @@ from typing import Any
 from ..model_files.gguf.header import GgmlType
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Part, Unpack, fields_of
-from .weights import WeightEntry, entry_of, external_entries, made_of
+from .weight_inputs import WeightEntry, entry_of, external_entries, made_of
 from .wide_products import FloatProducts
 from .wiring import Wiring, copy_of, fresh_name
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 
 from .parts import Beside, Narrow, Part, Turn, Unpack
-from .weights import DTYPES, WeightEntry
+from .weight_inputs import DTYPES, WeightEntry
 
 __all__ = ["RANGE_STEP", "NotInRangesError", "bound_bytes", "columns_of", "ranges_of", "rows_of", "step_of"]
 

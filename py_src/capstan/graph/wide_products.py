@@ -19,7 +19,7 @@ from typing import Any
 
 from .attention_writer import tidy
 from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
-from .weights import WeightEntry, entry_of
+from .weight_inputs import WeightEntry, entry_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
 __all__ = ["FloatProducts", "WIDE_FILES", "WideWeight", "wide_products"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .automaton import Automaton, NoTableError, Position, automaton_of
 from .constraint import Constraint, Encoder
-from .guidance import KINDS, Guidance
+from .guidance_request import KINDS, Guidance
 from .masks import Masks, TokenWalk, TokenWalks
 from .vocabulary import SpecialTokens, TokenBytes, special_tokens, vocabulary
 

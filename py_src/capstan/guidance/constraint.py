@@ -13,7 +13,7 @@ from typing import Protocol
 from ..errors import GuidanceError
 from .automaton import Automaton, Position
 from .grammar import NodeError
-from .guidance import Guidance
+from .guidance_request import Guidance
 from .masks import Masks
 from .vocabulary import TokenBytes
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import GuidanceError
-from ..model_files.json_text import NotJsonError, clipped, read_json
+from ..model_files.bounded_json import NotJsonError, clipped, read_json
 from .dfa import Dfa, both
 from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Text
 from .json_members import key_groups, members, permuted

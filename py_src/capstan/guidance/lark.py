@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import GuidanceError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 from .grammar import Choice, Grammar, Node, NodeError, Repeat, Rule, Series, Special, Text, chars
 from .json_schema import json_schema_grammar
 from .regex import counted, parse_regex

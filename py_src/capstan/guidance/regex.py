@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..errors import GuidanceError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 from .character_classes import CATEGORIES, OWN, PORTABLE, Classes, properties
 from .grammar import (
     ANY_CHARACTER,

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, NoReturn
 
 from ..errors import GuidanceError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 
 __all__ = [
     "ANNOTATIONS",

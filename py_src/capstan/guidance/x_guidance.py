@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import GuidanceError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 from .grammar import Node, Repeat, Series, Text
 from .json_text import FREE, Layout
 from .regex import parse_regex

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import AsyncRequiredError
 from ..guidance import TokenBytes, TokenWalks
-from ..model_files.json_text import MOST_BYTES
-from .ready_made import ReadyMade
+from ..model_files.bounded_json import MOST_BYTES
+from .ready_results import ReadyMade
 from .spans import HostSpans
-from .storage import Backing, Progress, WeightData
+from .storage_interface import Backing, Progress, WeightData
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import StorageError
 from ..fallback import fall_back
 from . import current_host
-from .storage import Backing, short_hash
+from .storage_interface import Backing, short_hash
 
 __all__ = ["Notes", "build", "notes_of_files"]
 

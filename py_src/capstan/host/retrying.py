@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ..errors import ModelFileError, OptionError
-from .storage import BrokenDownloadError
+from .storage_interface import BrokenDownloadError
 
 __all__ = ["LONGEST_WAIT_SECONDS", "TRIES", "pause", "require_stall_timeout", "retried", "times"]
 

@@ -15,9 +15,11 @@ from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host
 from ..host.notes import build, notes_of_files
-from ..host.ready_made import ReadyGraphs
-from ..host.storage import Progress, WeightData
-from ..model_files.config import (
+from ..host.ready_results import ReadyGraphs
+from ..host.storage_interface import Progress, WeightData
+from ..model_files.bounded_json import clipped
+from ..model_files.file_names import is_gguf
+from ..model_files.genai_config import (
     DECODER,
     KV_CACHE_BITS,
     GenaiConfig,
@@ -25,14 +27,12 @@ from ..model_files.config import (
     parse_object,
     with_session_options,
 )
-from ..model_files.file_names import is_gguf
-from ..model_files.gguf.config import config_from_json, config_to_json, gguf_config
+from ..model_files.gguf.gguf_config import config_from_json, config_to_json, gguf_config
+from ..model_files.gguf.gguf_tokenizer import tokenizer_files
 from ..model_files.gguf.header import GgufFile, read_header
 from ..model_files.gguf.shards import first_shard, joined, require_shard, shard_names
-from ..model_files.gguf.tokenizer import tokenizer_files
 from ..model_files.hub import HubRepository
-from ..model_files.json_text import clipped
-from .options import CacheOptions
+from .load_options import CacheOptions
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
 
 __all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "with_caches", "written"]

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..device.base import DeviceModel, TapeOptions
 from ..device.device_host import DeviceHost
+from ..device.model_interface import DeviceModel, TapeOptions
 from ..errors import CapstanError, ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
 from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
-from ..host.storage import Progress
-from ..model_files.config import GenaiConfig, with_room
+from ..host.storage_interface import Progress
+from ..model_files.genai_config import GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .folder import FoundModel, Place, find_model, no_progress, place_of, with_caches
-from .options import LoadOptions, require_choices
+from .load_options import LoadOptions, require_choices
 
 __all__ = [
     *("Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from ..device.device_host import current_device_host
-from ..device.interface import DeviceInterface
+from ..device.device_interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
-from ..model_files.config import with_room
+from ..model_files.genai_config import with_room
 from .folder import find_model, place_of, with_caches
-from .options import FitOptions, require_choices
+from .load_options import FitOptions, require_choices
 
 __all__ = ["open_device", "plan"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ..device.base import DeviceModel
+from ..device.model_interface import DeviceModel
 from ..errors import DeviceLostError, DeviceUnavailableError
 
 __all__ = ["PAUSES", "opened_again"]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
-from ..model_files.config import (
+from ..model_files.genai_config import (
     LARGEST,
     MOST,
     DecoderConfig,

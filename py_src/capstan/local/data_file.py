@@ -1,7 +1,7 @@
 """Reads a model's files of weights from a disk, on CPython.
 
-Loading asks for them by byte ranges, through the interface `Source` of capstan.host.storage, as it asks a page for an
-address."""
+Loading asks for them by byte ranges, through the interface `Source` of capstan.host.storage_interface, as it asks a
+page for an address."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..host.disk_file import open_file
-from ..host.storage import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
+from ..host.storage_interface import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 
 __all__ = ["DiskSource"]
 
 
 class DiskMemory:
-    """Part of a file, as a capstan.host.storage.MemorySink."""
+    """Part of a file, as a capstan.host.storage_interface.MemorySink."""
 
     def __init__(self, start: int, length: int) -> None:
         self.start = start
@@ -39,7 +39,7 @@ class DiskMemory:
 
 
 class DiskSource:
-    """A capstan.host.storage.Source."""
+    """A capstan.host.storage_interface.Source."""
 
     def __init__(self, path: Path) -> None:
         """Raises ModelFileError."""
@@ -56,7 +56,7 @@ class DiskSource:
         told: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
-        """Nothing is stored on the way; see capstan.host.storage.Source."""
+        """Nothing is stored on the way; see capstan.host.storage_interface.Source."""
         assert isinstance(sink, DiskMemory)
         at = plan.start
         with open_file(self._path) as opened:

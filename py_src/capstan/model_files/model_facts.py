@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..stages.search import DRAWING
-from .config import GenaiConfig
+from .genai_config import GenaiConfig
 from .hub import HubRepository
 from .known_models import KnownModel, models
 

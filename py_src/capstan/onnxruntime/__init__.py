@@ -14,11 +14,11 @@ import sys
 from ..memory import MemoryInfo, MemoryType
 from ..signatures import check_arguments
 from .captured import CapturedRun
+from .inference_session import InferenceSession, NodeArg
 from .io_binding import IOBinding
 from .ort_value import OrtValue
 from .providers import get_available_providers
 from .requirements import SessionRequirements
-from .session import InferenceSession, NodeArg
 from .session_options import SessionOptions
 
 __all__ = [

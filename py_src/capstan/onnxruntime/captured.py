@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ..device.interface import BoundSpan, DeviceTape
+from ..device.device_interface import BoundSpan, DeviceTape
 from ..errors import BindingError, ClosedError, OutOfMemoryError, TapeError
 from ..fallback import fall_back
 from ..memory import check_use

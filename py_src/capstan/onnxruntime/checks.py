@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ..device.device_interface import BoundSpan, DeviceSession, Fetch, TensorSpec
 from ..device.element_types import ELEMENT_TYPES, byte_count
-from ..device.interface import BoundSpan, DeviceSession, Fetch, TensorSpec
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceSpan, MemoryInfo, check_use, why_incompatible
 

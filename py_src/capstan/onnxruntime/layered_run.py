@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from .. import graph
 from ..device.element_types import ELEMENT_TYPES, ONNX_NAMES
 from ..errors import UnsupportedModelError
+from ..graph.graph_passes import Made, Rewriting, rewritten
 from ..graph.logits_to_keep import LOGITS_TO_KEEP
 from ..graph.onnx_pb2 import ModelProto
-from ..graph.pipeline import Made, Rewriting, rewritten
 from ..graph.slices import GraphSlice, layer_slices, slice_model
-from ..graph.weights import require_whole
+from ..graph.weight_inputs import require_whole
 from ..host import Host
-from ..model_files.config import GenaiConfig
+from ..model_files.genai_config import GenaiConfig
 from .host_array import HostArray, empty
+from .inference_session import InferenceSession
 from .ort_value import OrtValue
 from .providers import CPU, WEBGPU
-from .session import InferenceSession
 
 __all__ = ["Layer", "computed_output", "layered_run"]
 

@@ -12,7 +12,7 @@ from ..errors import PromptError
 from ..graph.onnx_pb2 import NodeProto
 from ..graph.slices import layer_of
 from ..host import Host
-from ..model_files.config import GenaiConfig
+from ..model_files.genai_config import GenaiConfig
 from .host_array import HostArray
 from .layered_run import Layer, layered_run
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..device.interface import DeviceSession
+from ..device.device_interface import DeviceSession
 from ..errors import ClosedError
 from ..host import Host
 from ..memory import MemoryInfo
 from .host_array import HostArray
 from .ort_value import HOST_MEMORY, OrtValue
-from .placement import Placed
 from .providers import provider_of
+from .session_placement import Placed
 
 __all__ = ["OpenSession"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+from ..device.device_interface import DeviceInterface
 from ..device.element_types import ELEMENT_TYPES, byte_count, dtype_of
-from ..device.interface import DeviceInterface
 from ..errors import BindingError, BufferMismatchError, ClosedError, OptionError
 from ..host import current_host
 from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType

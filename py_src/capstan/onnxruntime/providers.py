@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..device.device_host import current_device_host
-from ..device.interface import DeviceInterface
+from ..device.device_interface import DeviceInterface
 from ..errors import AsyncRequiredError, OptionError
 from ..host import Host
 

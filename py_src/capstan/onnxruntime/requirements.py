@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..device.device_interface import TensorSpec
 from ..device.element_types import byte_count
-from ..device.interface import TensorSpec
 from ..errors import BindingError
 from ..memory import PoolItem, PoolSize, ledger, round_up
 from .checks import check_dims, known

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .._js import host
+from .._js import host_calls
 from ..errors import OptionError, PromptError
 from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
 from ..model import Model
-from ..stages.speculation import Speculation
+from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
-from .adapters import adapt
+from .adapter_requests import adapt
 from .inspection import burst_list, told_times
 from .requests import RunRequest
 from .text_events import Choice, watch
@@ -42,11 +42,11 @@ async def complete(
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens([*prompt, *begun])
-        host.emit({"kind": "status", "text": "preparing the decode step"})
+        host_calls.emit({"kind": "status", "text": "preparing the decode step"})
         # A first token is awaited.
         await generator.prepare_async(record=False)
         tell = told_steps(model, generator)
-        host.emit({"kind": "status", "text": "generating"})
+        host_calls.emit({"kind": "status", "text": "generating"})
         watch(generator, request)
         generator.timing.bursts = burst_list(request)
         while not generator.is_done():
@@ -136,7 +136,7 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
         "capture_note": generator.capture_note,
         "tape_passes": generator.tape_passes,
     }
-    host.emit({"kind": "ready", **about})
+    host_calls.emit({"kind": "ready", **about})
     return about
 
 
@@ -150,7 +150,7 @@ def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any
         if recording != generator.records_next:
             recording = generator.records_next
             text = "recording and checking the decode step" if recording else "answering"
-            host.emit({"kind": "status", "text": text})
+            host_calls.emit({"kind": "status", "text": text})
             about = about if recording else told_ready(model, generator)
         return about
 

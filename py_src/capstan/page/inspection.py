@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any, Unpack
 
 from .. import measure
-from .._js import host
+from .._js import host_calls
 from ..errors import DeviceUnavailableError, OptionError
 from ..generation.generator import Generator
-from ..generation.timing import BurstTimes, Timing
-from ..loading.options import FitOptions
+from ..generation.token_times import BurstTimes, Timing
+from ..loading.load_options import FitOptions
 from ..loading.planning import plan
 from ..model_files.hub import HubRepository
 from ..tokenizer import Tokenizer
@@ -52,7 +52,7 @@ async def tell_alternatives(
 
         found = await generator.log_probabilities_async(count, [token])
         best = [about(other, found[other]) for other in list(found)[:count]]
-        host.emit({"kind": "alternatives", "place": place, "token": about(token, found[token]), "best": best})
+        host_calls.emit({"kind": "alternatives", "place": place, "token": about(token, found[token]), "best": best})
         if place + 1 < len(answer):
             generator.append_tokens([token])
             before = [*before, token][-CONTEXT_TOKENS:]

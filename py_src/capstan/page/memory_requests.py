@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from .._js import host
+from .._js import host_calls
 from ..memory import ledger
 from ..weights.idle import IdleVerification
 from ..weights.store import Verification, WeightStore
@@ -20,7 +20,7 @@ def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerificati
 
     def told(found: Verification) -> None:
         told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
-        host.emit({"kind": "damaged", **told_of})
+        host_calls.emit({"kind": "damaged", **told_of})
 
     return IdleVerification(WeightStore(), told, others)
 

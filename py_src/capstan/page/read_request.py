@@ -8,8 +8,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import OptionError
-from ..loading.options import RequestOptions, rows
-from ..model_files.json_text import NotJsonError, clipped, read_json
+from ..loading.load_options import RequestOptions, rows
+from ..model_files.bounded_json import NotJsonError, clipped, read_json
 from .requests import AnsweredRequest
 
 __all__ = ["read_request"]

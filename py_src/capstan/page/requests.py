@@ -8,7 +8,7 @@ null. `Message`, `Tool` and picked folders have TypeScript types of their own in
 # Annotations are values here, not text: read_request looks at them.
 from typing import Any, Literal, NotRequired, TypedDict
 
-from ..loading.options import EmbedderOptions, FitOptions, RequestOptions
+from ..loading.load_options import EmbedderOptions, FitOptions, RequestOptions
 
 __all__ = [
     "AlternativesRequest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._js import host
+from .._js import host_calls
 from ..generation.answer import AnswerStream, told_parts
 from ..generation.generator import Generator
 from ..text.answer_reader import AnswerPart
@@ -60,7 +60,7 @@ class Choice:
     ) -> None:
         self.text += text
         row = {} if self._row is None else {"row": self._row}
-        host.emit(text_event(text, token, log_probability, parts) | row)
+        host_calls.emit(text_event(text, token, log_probability, parts) | row)
 
 
 def text_event(

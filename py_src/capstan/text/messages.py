@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import OptionError
-from ..model_files.json_text import NotJsonError, clipped, read_json
+from ..model_files.bounded_json import NotJsonError, clipped, read_json
 
 __all__ = ["Message", "read_messages", "read_tools"]
 

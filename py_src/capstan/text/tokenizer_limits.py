@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, OptionError
-from ..model_files.json_text import clipped
+from ..model_files.bounded_json import clipped
 from .expressions import UnreadError, danger, walks_of
 from .searches import LONGEST_RUN, longest_run, searched_again
 

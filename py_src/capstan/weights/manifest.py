@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelFileError
-from ..model_files.json_text import NotJsonError, clipped, read_json
+from ..model_files.bounded_json import NotJsonError, clipped, read_json
 
 __all__ = ["MANIFEST_SUFFIX", "MAX_SHARD_BYTES", "SHARD_BYTES", "Manifest", "parse_manifest"]
 

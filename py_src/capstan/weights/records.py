@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ModelFileError
-from ..host.storage import SourceIdentity
-from ..model_files.json_text import NotJsonError, read_json
+from ..host.storage_interface import SourceIdentity
+from ..model_files.bounded_json import NotJsonError, read_json
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
 
 __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRecord", "StoredRecord", "UploadNote"]

@@ -19,7 +19,7 @@ LEAST_BYTES = 16
 
 
 class BufferOwner(Protocol):
-    """Makes and frees buffers: capstan.device.webgpu.engine.GpuEngine."""
+    """Makes and frees buffers: capstan.device.webgpu.gpu_engine.GpuEngine."""
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]: ...
     def destroy_buffer(self, buffer: int) -> None: ...

@@ -16,7 +16,7 @@ from ..errors import OptionError, StorageError
 from ..fallback import fall_back
 from ..host import current_host
 from ..host.notes import notes_of_files
-from ..host.storage import Backing, DataFile, SourceIdentity
+from ..host.storage_interface import Backing, DataFile, SourceIdentity
 from ..model_files.file_names import is_gguf
 from ..model_files.gguf.shards import first_shard
 from .manifest import Manifest

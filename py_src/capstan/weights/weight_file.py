@@ -11,7 +11,7 @@ from contextlib import suppress
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
 from ..host.retrying import TRIES, pause, times
-from ..host.storage import BrokenDownloadError, DataFile, LoadPlan, Sink, Source
+from ..host.storage_interface import BrokenDownloadError, DataFile, LoadPlan, Sink, Source
 from ..memory import BufferRequest
 from . import manifest as manifests
 from .idle import taken_as_it_is

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import CommandError, raise_remote
-from ..models import add_device_argument, add_hub_arguments, check_script_model, model_url, mounts, repository
+from ..command_errors import CommandError, raise_remote
+from ..model_arguments import add_device_argument, add_hub_arguments, check_script_model, model_url, mounts, repository
 from ..terminal import Event, Progress
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -102,8 +102,8 @@ async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, forward its output."""
 
     from ..digests import Digests
-    from ..headless.page import HeadlessPage
-    from ..server import serving
+    from ..headless.headless_page import HeadlessPage
+    from ..site_server import serving
 
     progress = Progress()
 

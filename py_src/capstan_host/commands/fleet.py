@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..chat_model import SMOLLM2, default_model
-from ..errors import CommandError
-from ..models import (
+from ..command_errors import CommandError
+from ..model_arguments import (
     DTYPES,
     add_device_argument,
     add_hub_arguments,
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def fleet_options() -> type:
     """The options of the model that a fleet takes."""
-    from capstan.loading.options import FleetOptions
+    from capstan.loading.load_options import FleetOptions
 
     return FleetOptions
 
@@ -98,7 +98,7 @@ def check(args: argparse.Namespace) -> None:
 
 def lines(path: str) -> Iterator[Any]:
     """The values of the file's lines, a NoItem for a line without one."""
-    from capstan.model_files.json_text import NotJsonError, read_json
+    from capstan.model_files.bounded_json import NotJsonError, read_json
 
     from ..fleet.items import NoItem
 

@@ -13,10 +13,10 @@ from capstan.model_files.hub import HubRepository
 from capstan.model_files.known_models import models as known_models
 
 from ..chat_model import SMOLLM2
+from ..command_errors import CommandError
 from ..digests import SHARD_SIZE, data_files, write_digests
-from ..errors import CommandError
+from ..model_arguments import BUNDLED, DIGESTS_SUFFIX, add_hub_arguments, check_model, repository
 from ..model_folder import delete, download, stored
-from ..models import BUNDLED, DIGESTS_SUFFIX, add_hub_arguments, check_model, repository
 from ..places import MODELS
 from ..terminal import say
 

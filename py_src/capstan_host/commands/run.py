@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ..chat_model import SMOLLM2, default_model
-from ..errors import CommandError, raise_remote
-from ..models import (
+from ..command_errors import CommandError, raise_remote
+from ..model_arguments import (
     DTYPES,
     add_device_argument,
     add_hub_arguments,
@@ -46,14 +46,14 @@ def search_options() -> tuple[Any, ...]:
 
 def speculation_options() -> tuple[Any, ...]:
     """The options of speculation that the command line has (capstan.stages.Option)."""
-    from capstan.stages.speculation import SPECULATION_OPTIONS
+    from capstan.stages.speculation_options import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
 
 
 def page_options() -> type:
     """The options of the model that a page's request takes."""
-    from capstan.loading.options import PageOptions
+    from capstan.loading.load_options import PageOptions
 
     return PageOptions
 
@@ -285,7 +285,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         args.request["model"] = mounted(default_model(), args)
     if args.chat:
-        from ..conversation import converse
+        from ..terminal_conversation import converse
 
         return converse(args.request, mounts(args.served), args.machine, args.system, args.debug, args.trace)
     if args.request["prompt_ids"] is None and is_piped():
@@ -297,8 +297,8 @@ async def generate(args: argparse.Namespace) -> int:
     """Open the page, send the request, print what comes."""
 
     from ..digests import Digests
-    from ..headless.page import HeadlessPage
-    from ..server import serving
+    from ..headless.headless_page import HeadlessPage
+    from ..site_server import serving
 
     output = Output()
     try:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..chat_model import SMOLLM2, default_model
-from ..errors import CommandError
-from ..models import BUNDLED, check_place, mounts
-from ..server import SiteServer, transformers_js_files
+from ..command_errors import CommandError
+from ..model_arguments import BUNDLED, check_place, mounts
+from ..site_server import SiteServer, transformers_js_files
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]

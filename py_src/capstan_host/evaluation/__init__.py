@@ -8,7 +8,7 @@ from pathlib import Path
 
 from capstan.signatures import check_arguments
 
-from .model import CapstanLM
+from .lm_eval_model import CapstanLM
 from .runners import RequestError
 
 __all__ = ["TASKS", "CapstanLM", "RequestError"]

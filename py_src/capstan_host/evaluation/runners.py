@@ -16,7 +16,7 @@ from capstan.model_files.hub import HUGGING_FACE, HubRepository
 
 from ..fleet.browsers import Browsers, HeadlessSlot, Serving, item_of, request_form
 from ..fleet.items import Entry, Item, ItemError
-from ..headless.site import find_site
+from ..headless.site_folder import find_site
 
 __all__ = ["Cluster", "OneMachine", "Pages", "RequestError", "Runner", "model_place"]
 
@@ -114,7 +114,7 @@ class Cluster:
         try:
             from distributed import Client
 
-            from ..fleet.fleet import Fleet
+            from ..fleet.fleet_client import Fleet
         except ImportError as error:
             raise OptionError(
                 f'scheduler is {scheduler}: that needs Dask ({error}); run `pip install "capstan-webgpu[fleet]"`'

@@ -14,14 +14,14 @@ from .items import FleetError, Item, ItemError, UnfitError
 from .results import ResultFile, ResultFileError
 
 if TYPE_CHECKING:
-    from .fleet import Fleet as Fleet
+    from .fleet_client import Fleet as Fleet
 
 __all__ = ["Fleet", "FleetError", "Item", "ItemError", "ResultFile", "ResultFileError", "UnfitError"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Fleet":
-        from .fleet import Fleet
+        from .fleet_client import Fleet
 
         return Fleet
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

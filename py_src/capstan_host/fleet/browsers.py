@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from capstan.model_files.bounded_json import MOST_DEPTH, is_deeper
 from capstan.model_files.hub import HubRepository
-from capstan.model_files.json_text import MOST_DEPTH, is_deeper
 
-from ..headless.browser import BrowserError, find_browser
-from ..headless.page import HeadlessPage
-from ..headless.server import StaticServer, model_path, running
-from ..headless.site import find_site
+from ..headless.chromium import BrowserError, find_browser
+from ..headless.headless_page import HeadlessPage
+from ..headless.site_folder import find_site
+from ..headless.static_server import StaticServer, model_path, running
 from .items import Entry, Item, ItemError, UnfitError
 
 __all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]

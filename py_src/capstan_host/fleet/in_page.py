@@ -24,8 +24,8 @@ from capstan.generation.generator_params import GeneratorParams
 from capstan.generation.prompt import require_fitting
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
 from capstan.generation.scored_pairs import Pair, pair_of, score_pair
-from capstan.generation.scoring import begin_of
-from capstan.loading.options import EmbedderOptions, taken
+from capstan.generation.token_scores import begin_of
+from capstan.loading.load_options import EmbedderOptions, taken
 from capstan.model import Model
 from capstan.text.chat_prompts import template_options
 from capstan.text.stream import StoppingStream

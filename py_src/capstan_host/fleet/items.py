@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from capstan.errors import CapstanError, OptionError, PromptError
-from capstan.model_files.json_text import MOST_DEPTH, clipped, is_deeper
+from capstan.model_files.bounded_json import MOST_DEPTH, clipped, is_deeper
 from capstan.text.messages import read_messages
 
 __all__ = [

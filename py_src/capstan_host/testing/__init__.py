@@ -12,8 +12,8 @@ import sys
 from capstan.signatures import check_arguments
 
 from .answers import TIE, Agreement, Answer, Counters, MismatchError, NearTie, NearTieWarning
-from .model import TestedModel
 from .oracles import Golden, LlamaCpp, NativeGenai, OracleError
+from .tested_model import TestedModel
 from .timing import Ratio, compare
 
 __all__ = [

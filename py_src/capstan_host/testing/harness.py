@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import BrowserContext, Page, Route
 
-from ..headless.browser import BrowserError
-from ..headless.page import HeadlessPage, at_once
+from ..headless.chromium import BrowserError
+from ..headless.headless_page import HeadlessPage, at_once
 
 __all__ = ["ExecResult", "Harness", "RemoteError", "before_worker", "exec_request", "generate_request", "watch"]
 

@@ -236,6 +236,6 @@ def _genai() -> Any:
             f"oracle='genai' needs {' and '.join(missing)}: run `pip install onnxruntime-genai`, which is no part of "
             "capstan-webgpu[testing], or compare with a Golden"
         )
-    from . import genai
+    from . import genai_oracle
 
-    return genai
+    return genai_oracle

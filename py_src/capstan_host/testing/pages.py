@@ -13,15 +13,15 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from capstan.errors import OptionError
-from capstan.loading.options import FleetOptions, rows
+from capstan.loading.load_options import FleetOptions, rows
 from capstan.signatures import check_methods
 
-from ..headless.browser import BrowserError, Launches
-from ..headless.page import at_once, end, launch
-from ..headless.server import StaticServer, model_path, running
+from ..headless.chromium import BrowserError, Launches
+from ..headless.headless_page import at_once, end, launch
+from ..headless.static_server import StaticServer, model_path, running
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
-from .model import TestedModel
+from .tested_model import TestedModel
 
 __all__ = ["AppModel", "PageModel", "Pages", "TestedPage", "launched"]
 

@@ -18,8 +18,8 @@ import pytest
 
 from capstan.signatures import checked
 
-from ..headless.browser import BrowserError, find_browser
-from ..headless.site import find_site
+from ..headless.chromium import BrowserError, find_browser
+from ..headless.site_folder import find_site
 from .oracles import Golden, Oracle
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from capstan.memory import MemoryType
 from .prefilling import TAPED
 from .running import load, parameters, picked, take
 
-host: Any = import_module("capstan._js.host")
+host: Any = import_module("capstan._js.host_calls")
 page_host: Any = import_module("capstan._js.page_host")
 step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
 
@@ -112,7 +112,7 @@ async def answered(
 ) -> list[str]:
     """The refusals of a page's requests to generate, on a device of a GPU adapter with these limits; empty texts for
     those that are answered."""
-    page: Any = import_module("capstan.page.page")
+    page: Any = import_module("capstan.page.page_session")
     found = []
     with adapter(limits):
         for request in requests:

@@ -9,7 +9,7 @@ from typing import Any
 
 import capstan.onnxruntime as ort
 from capstan import CapstanError, open_device
-from capstan.device.interface import BoundSpan, DeviceInterface
+from capstan.device.device_interface import BoundSpan, DeviceInterface
 
 __all__ = ["outputs", "placed"]
 

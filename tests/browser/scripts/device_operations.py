@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capstan import BufferMismatchError, CapstanError, ClosedError
-from capstan.device.interface import DeviceInterface
+from capstan.device.device_interface import DeviceInterface
 from capstan.memory import DeviceBuffer, MemoryType
 
 __all__ = ["capabilities", "conversions", "copies", "infos", "masks", "readbacks", "refusals"]

@@ -16,8 +16,8 @@ from .running import parameters, take
 
 FILE = "a%20model.gguf"
 INT8_ACTIVATIONS = 4
-prefill: Any = import_module("capstan.device.webgpu.tapes.prefill")
-tensors: Any = import_module("capstan.graph.gguf.tensors")
+prefill: Any = import_module("capstan.device.webgpu.tapes.prefill_tapes")
+tensors: Any = import_module("capstan.graph.gguf.gguf_tensors")
 
 
 async def picked(
@@ -91,7 +91,7 @@ async def prompted(
 async def too_large(models: Mapping[str, str], *, model: str, most: int) -> dict[str, Any]:
     """The error of a load on the CPU, whose heap has `most` bytes, and the progress of the weights until then."""
     told: list[str] = []
-    cpu: Any = import_module("capstan.device.wasm.model")
+    cpu: Any = import_module("capstan.device.wasm.wasm_model")
     heap, cpu.HEAP_BYTES = cpu.HEAP_BYTES, most
     try:
         await Model.load(models[model] + FILE, device="wasm", progress=lambda what, done, total: told.append(what))

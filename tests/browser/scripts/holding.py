@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan._js.page_host import JsWasmSequence
-from capstan.page import page
+from capstan.page import page_session
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "load": (page, "load"),
+    "load": (page_session, "load"),
     "record": (JsGpuEngine, "record"),
     "webgpu": (JsGpuEngine, "burst"),
     "wasm": (JsWasmSequence, "step"),
@@ -31,7 +31,7 @@ async def hold(models: Mapping[str, str], *, at: str, number: int) -> None:
         nonlocal left
         left -= 1
         begun: Coroutine[Any, Any, Any] = original(*given)
-        return begun if left else when_cancelled(cast("asyncio.Task[Any]", page.running), begun)
+        return begun if left else when_cancelled(cast("asyncio.Task[Any]", page_session.running), begun)
 
     setattr(owner, name, called)
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, OptionError, measure
-from capstan._js import host
-from capstan.device.rows import Burst
+from capstan._js import host_calls
+from capstan.device.row_interface import Burst
 from capstan.device.webgpu.rehearsal import KEPT
 
 from . import probe
@@ -137,16 +137,16 @@ async def shares(
         ended: list[float] = []
 
         async def waited(burst: Awaitable[Burst]) -> Burst:
-            start = host.now()
+            start = host_calls.now()
             found = await burst
             ended.append(found.entered)
             seen["waiting"] += ended[-1] - start
             return found
 
         def watched(*asked: Any) -> Awaitable[Burst]:
-            begun.append(host.now())
+            begun.append(host_calls.now())
             burst = submit(*asked)
-            seen["submitting"] += host.now() - begun[-1]
+            seen["submitting"] += host_calls.now() - begun[-1]
             return waited(burst)
 
         decoder.submit = watched

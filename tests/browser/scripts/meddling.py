@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from capstan._js.gpu import JsGpuEngine
-from capstan.device.webgpu.tapes.stored import StoredTapes
+from capstan._js.page_gpu_engine import JsGpuEngine
+from capstan.device.webgpu.tapes.stored_tapes import StoredTapes
 
 __all__ = ["NO_ROOM", "ROOM", "on_call", "recorded_anew"]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import capstan
 from capstan import Generator, Model
-from capstan.device.interface import DeviceInterface
+from capstan.device.device_interface import DeviceInterface
 from capstan.errors import CapstanError
 from capstan.memory import DeviceBuffer, DeviceSpan, MemoryType, Pools, StridedCopy
 
@@ -104,10 +104,10 @@ async def outcome(device: DeviceInterface, cell: Cell, memory_type: MemoryType) 
 def unchecked() -> Iterator[None]:
     """Let devices do what the table refuses."""
     from capstan.device import span_checks
-    from capstan.device.webgpu import device
+    from capstan.device.webgpu import webgpu_device
     from capstan.memory import copies
 
-    modules: list[Any] = [span_checks, device, copies]
+    modules: list[Any] = [span_checks, webgpu_device, copies]
     checks = [module.check_use for module in modules]
     for module in modules:
         module.check_use = lambda *_, **__: None

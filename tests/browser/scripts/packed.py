@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, Model
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.device.webgpu.row_buffers import RowBuffers
-from capstan.device.webgpu.tapes.packs import PackBuffers, Placed
+from capstan.device.webgpu.tapes.pack_tapes import PackBuffers, Placed
 from capstan.fallback import fallbacks
 from capstan.generation.row_pool import RowPool
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import capstan
 from capstan import CapstanError, Generator, Model
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.fallback import fallbacks
 from capstan.memory import DeviceBuffer, MemoryType, Pools, ledger
 from capstan.tape import PASSES

@@ -22,7 +22,7 @@ from capstan.tape import PASSES
 from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
 from .running import close_all, gpu, load, parameters, picked, take
 
-prefill: Any = import_module("capstan.device.webgpu.tapes.prefill")
+prefill: Any = import_module("capstan.device.webgpu.tapes.prefill_tapes")
 
 EAGER = tuple(name for name in PASSES if name not in ("prefill", "direct"))
 TAPED = (*EAGER, "prefill")

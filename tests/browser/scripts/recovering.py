@@ -8,7 +8,7 @@ from typing import Any
 from pyodide.code import run_js
 
 from capstan import CapstanError, Generator, Model
-from capstan._js import host
+from capstan._js import host_calls
 from capstan.fallback import fallbacks
 from capstan.memory import CATEGORIES, ledger
 
@@ -20,7 +20,7 @@ DRAWN: dict[str, Any] = {"do_sample": True, "temperature": 1.3, "top_k": 40, "ra
 
 def destroy() -> None:
     """Lose the page's device, if there is one."""
-    engine = host.gpu()
+    engine = host_calls.gpu()
     if engine is not None:
         engine.destroy_device()
 
@@ -30,7 +30,7 @@ async def run(
 ) -> dict[str, Any]:
     """Load, generate and close, and lose the device after as many milliseconds; the ids, or the error."""
     await close_all()
-    begun, before = host.now(), dict(fallbacks())
+    begun, before = host_calls.now(), dict(fallbacks())
     timer = asyncio.get_running_loop().call_later((lost_after or 0) / 1000, destroy if lost_after else lambda: None)
     found: dict[str, Any] = {"ids": [], "error": None, "events": []}
     try:
@@ -43,7 +43,7 @@ async def run(
                 while len(found["ids"]) < tokens:
                     found["ids"].append(await generator.generate_next_token_async())
                     # Somebody outside watches.
-                    host.emit({"kind": "status", "text": f"token {len(found['ids'])}"})
+                    host_calls.emit({"kind": "status", "text": f"token {len(found['ids'])}"})
                 generator.append_tokens(PROMPT)
                 while len(found["ids"]) < 2 * tokens:
                     found["ids"].append(await generator.generate_next_token_async())
@@ -51,7 +51,7 @@ async def run(
         found["error"] = [type(error).__name__, str(error)]
     timer.cancel()
     found["fallbacks"] = [name for name, count in fallbacks().items() if count != before.get(name)]
-    found["took"] = host.now() - begun
+    found["took"] = host_calls.now() - begun
     for _ in range(100):
         if not any(ledger().bytes(category=name) for name in CATEGORIES):
             break

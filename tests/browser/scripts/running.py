@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from capstan import Generator, GeneratorParams, Model
-from capstan._js import host
-from capstan._js.gpu import JsGpuEngine
+from capstan._js import host_calls
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.fallback import fallbacks
 
 __all__ = ["alike", "close_all", "counted", "gpu", "take", "load", "parameters", "picked"]
@@ -43,7 +43,7 @@ async def load(
 
 def gpu() -> JsGpuEngine:
     """The engine of the page's device, which a model has open."""
-    engine = host.gpu()
+    engine = host_calls.gpu()
     assert engine is not None
     return engine
 

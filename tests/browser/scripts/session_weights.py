@@ -11,7 +11,7 @@ from typing import Any
 
 import capstan.onnxruntime as ort
 from capstan import CapstanError, Model, WeightStore
-from capstan._js import host
+from capstan._js import host_calls
 from capstan.errors import ValidationError
 from capstan.fallback import FallbackWarning, counted
 from capstan.memory import ledger
@@ -114,7 +114,7 @@ async def on_disk(models: Models, *, provider: str, x: Given) -> dict[str, Any]:
     """A model in Python's own file system, opened twice: y and the bytes of weights on the GPU."""
     folder = Path(mkdtemp(suffix=" with a space"))
     for name in ("model.onnx", "model.data"):
-        (folder / name).write_bytes(await host.fetch_bytes(models["here"] + name, 1 << 30))
+        (folder / name).write_bytes(await host_calls.fetch_bytes(models["here"] + name, 1 << 30))
     first = await ort.InferenceSession.create(folder / "model.onnx", providers=[provider])
     second = await ort.InferenceSession.create(str(folder / "model.onnx"), providers=[provider])
     (y,) = await second.run_async(None, {"x": tensor(x)})

@@ -11,7 +11,7 @@ from typing import Any
 import js
 
 from capstan import ClosedError, DeviceLostError, Generator, Model
-from capstan._js import host
+from capstan._js import host_calls
 from capstan.memory import CATEGORIES, ledger
 
 from . import probe
@@ -27,13 +27,13 @@ LEAVING_SECONDS = 10.0
 async def script(models: dict[str, str], *, plan: dict[str, Any], faults: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Load a model, run its generators, close it, with the faults of `Faults`. If the device is lost while no generator
     can recover, the model is loaded again, as the error says."""
-    begun = host.now()
+    begun = host_calls.now()
     coming = Faults(faults)
     found: dict[str, Any] = {"reloads": 0, "recoveries": 0}
     while True:
         try:
             model = await Model.load(models[plan["model"]], device="webgpu", prefix_cache=plan["prefix_cache"])
-            found["loaded"] = host.now() - begun
+            found["loaded"] = host_calls.now() - begun
             async with model:
                 found["generators"] = [one for group in plan["groups"] for one in await together(model, group)]
                 found["recoveries"] += model.recoveries
@@ -44,7 +44,7 @@ async def script(models: dict[str, str], *, plan: dict[str, Any], faults: Sequen
             found["reloads"] += 1
             if found["reloads"] > RELOADS:
                 raise
-    found["took"] = host.now() - begun
+    found["took"] = host_calls.now() - begun
     coming.end()
     return found
 
@@ -114,7 +114,7 @@ async def picked(generator: Generator, count: int) -> int:
     while taken < count and not generator.is_done():
         token = await generator.generate_next_token_async()
         taken += 1
-        host.emit({"kind": "text", "text": "", "token_id": token})
+        host_calls.emit({"kind": "text", "text": "", "token_id": token})
     return taken
 
 
@@ -123,12 +123,12 @@ class Faults:
     milliseconds: (what, "tokens" or "ms", count)."""
 
     def __init__(self, faults: Sequence[Sequence[Any]]) -> None:
-        self._emit, self._told = host.emit, 0
+        self._emit, self._told = host_calls.emit, 0
         self._points = [(what, count) for what, unit, count in faults if unit == "tokens"]
         call_later = asyncio.get_running_loop().call_later
         self._timers = [call_later(count / 1000, fail, what) for what, unit, count in faults if unit == "ms"]
         if self._points:
-            setattr(host, "emit", self.emit)  # noqa: B010
+            setattr(host_calls, "emit", self.emit)  # noqa: B010
 
     def emit(self, event: dict[str, Any]) -> None:
         """In place of the page's."""
@@ -142,7 +142,7 @@ class Faults:
         """None of them comes any more."""
         for timer in self._timers:
             timer.cancel()
-        setattr(host, "emit", self._emit)  # noqa: B010
+        setattr(host_calls, "emit", self._emit)  # noqa: B010
 
 
 def fail(what: str) -> None:

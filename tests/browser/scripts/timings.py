@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator
-from capstan._js import host
-from capstan.device.rows import Burst
+from capstan._js import host_calls
+from capstan.device.row_interface import Burst
 
 from . import probe
 from .running import load, parameters
@@ -89,7 +89,7 @@ async def watched(generator: Generator, count: int) -> tuple[list[Burst], list[t
     probe.forget()
     tokens = []
     for _ in range(count):
-        asked = host.now()
+        asked = host_calls.now()
         await generator.generate_next_token_async()
-        tokens.append((asked, host.now()))
+        tokens.append((asked, host_calls.now()))
     return bursts, tokens

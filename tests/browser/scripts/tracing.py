@@ -14,7 +14,7 @@ from capstan import Generator, Model
 
 from .running import gpu, load, parameters, take
 
-host: Any = import_module("capstan._js.host")
+host: Any = import_module("capstan._js.host_calls")
 
 WITHOUT_TIMESTAMPS = """() => {
   const { prototype } = GPU;

@@ -10,7 +10,7 @@ from typing import Any
 from pyodide.code import run_js
 
 from capstan import Generator, Model
-from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.fallback import fallbacks
 
 from .adapters import adapter

@@ -15,8 +15,8 @@ import js
 from pyodide.code import run_js
 
 from capstan import Model, WeightStore, plan
-from capstan._js import storage
-from capstan.device.webgpu.engine import WeightPiece
+from capstan._js import page_storage
+from capstan.device.webgpu.gpu_engine import WeightPiece
 from capstan.device.webgpu.weight_lease import pieces
 from capstan.fallback import counted
 from capstan.graph import Part, change_of
@@ -178,7 +178,7 @@ async def crossings(models: Mapping[str, str], *, model: str, shard_bytes: int) 
         return call
 
     found, plain = [], []
-    for kind in [value for name, value in vars(storage).items() if name.startswith("Js")]:
+    for kind in [value for name, value in vars(page_storage).items() if name.startswith("Js")]:
         for name, method in list(vars(kind).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
                 plain.append((kind, name, method))

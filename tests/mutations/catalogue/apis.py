@@ -80,7 +80,7 @@ APIS = (
     ),
     Mutation(
         "engine.served_first",
-        "py_src/capstan/genai/engine.py",
+        "py_src/capstan/genai/genai_engine.py",
         "self._turn = first + buffer._capacity",
         "self._turn = first",
         "a small event buffer serves the first requests for ever",

@@ -9,7 +9,7 @@ __all__ = ["EVALUATION"]
 EVALUATION = (
     Mutation(
         "evaluation.cut",
-        "py_src/capstan_host/evaluation/model.py",
+        "py_src/capstan_host/evaluation/lm_eval_model.py",
         "scored = min(len(tokens), len(whole) - 1)",
         "scored = min(len(tokens), len(whole) - 2)",
         "the first token that is scored of a text longer than max_length is left out",

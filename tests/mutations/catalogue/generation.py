@@ -34,7 +34,7 @@ GENERATION = (
     ),
     Mutation(
         "scoring.kept_on_failure",
-        "py_src/capstan/generation/scoring.py",
+        "py_src/capstan/generation/token_scores.py",
         "            loop.rewind(start)\n",
         "            pass\n",
         "tokens that could not be scored stay in the sequence",

@@ -57,7 +57,7 @@ GRAPHS = (
     ),
     Mutation(
         "model_graphs.largest",
-        "py_src/capstan/device/webgpu/model_graphs.py",
+        "py_src/capstan/device/webgpu/webgpu_graphs.py",
         "made_from(data, config), storage_buffers, largest]",
         "made_from(data, config), storage_buffers]",
         "an adapter that binds less is given the graphs of another",
@@ -65,7 +65,7 @@ GRAPHS = (
     ),
     Mutation(
         "model_graphs.ready",
-        "py_src/capstan/device/webgpu/model_graphs.py",
+        "py_src/capstan/device/webgpu/webgpu_graphs.py",
         "rank is None and enough and ready.about",
         "rank is None and ready.about",
         "an adapter that binds less is given the graphs that a site has ready-made for others",
@@ -105,7 +105,7 @@ GRAPHS = (
     ),
     Mutation(
         "scratch.freed_early",
-        "py_src/capstan/graph/scratch.py",
+        "py_src/capstan/graph/activation_memory.py",
         "changes[tensor.read + 1] = changes.get(tensor.read + 1, 0) - size",
         "changes[tensor.read] = changes.get(tensor.read, 0) - size",
         "a tensor counts as freed before its last reader ran",
@@ -129,7 +129,7 @@ GRAPHS = (
     ),
     Mutation(
         "session_weights.small",
-        "py_src/capstan/graph/session_weights.py",
+        "py_src/capstan/graph/session_initializers.py",
         "if entry.length <= CONSTANT_BYTES:",
         "if entry.length < CONSTANT_BYTES:",
         "a constant of exactly the limit becomes an input",
@@ -137,7 +137,7 @@ GRAPHS = (
     ),
     Mutation(
         "session_weights.folded",
-        "py_src/capstan/graph/session_weights.py",
+        "py_src/capstan/graph/session_initializers.py",
         "and all(name in constants for name in node.input if name)",
         "and any(name in constants for name in node.input if name)",
         "a node with one constant input counts as folded",
@@ -193,7 +193,7 @@ GRAPHS = (
     ),
     Mutation(
         "gguf.sums",
-        "py_src/capstan/graph/gguf/tensors.py",
+        "py_src/capstan/graph/gguf/gguf_tensors.py",
         "self.integers(0, 0, columns // block, block)",
         "self.integers(0, 0, block, columns // block)",
         "the sums of x are over other elements than a block's",
@@ -220,7 +220,7 @@ GRAPHS = (
     ),
     Mutation(
         "graphs.cpu_note",
-        "py_src/capstan/device/wasm/model_graph.py",
+        "py_src/capstan/device/wasm/cpu_graph.py",
         "json.dumps([build(), about, wide_bytes])",
         "json.dumps([build(), about])",
         "a noted graph for the CPU serves another amount of float32 weights",

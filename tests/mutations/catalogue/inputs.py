@@ -9,7 +9,7 @@ __all__ = ["INPUTS"]
 INPUTS = (
     Mutation(
         "config.percent_d",
-        "py_src/capstan/model_files/config.py",
+        "py_src/capstan/model_files/genai_config.py",
         'if value.count("%d") != 1:',
         'if "%d" not in value:',
         "a name pattern with two places for the layer is taken",
@@ -17,7 +17,7 @@ INPUTS = (
     ),
     Mutation(
         "config.data_folder",
-        "py_src/capstan/model_files/config.py",
+        "py_src/capstan/model_files/genai_config.py",
         'return self.filename[: self.filename.rfind("/") + 1]',
         'return self.filename[: self.filename.rfind("/")]',
         "the folder of data files lacks its slash",
@@ -25,7 +25,7 @@ INPUTS = (
     ),
     Mutation(
         "config.capture_first",
-        "py_src/capstan/model_files/config.py",
+        "py_src/capstan/model_files/genai_config.py",
         "            found = GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "            found = found or GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "the first enableGraphCapture counts, not the last",
@@ -116,7 +116,7 @@ INPUTS = (
     ),
     Mutation(
         "gguf.parts_of_outputs",
-        "py_src/capstan/model_files/gguf/config.py",
+        "py_src/capstan/model_files/gguf/gguf_config.py",
         "if with_these <= known.keys() and text in known:",
         "if not with_these:",
         "an output ends with its first part",

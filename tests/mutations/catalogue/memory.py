@@ -9,7 +9,7 @@ __all__ = ["MEMORY"]
 MEMORY = (
     Mutation(
         "loading.probe",
-        "py_src/capstan/device/webgpu/loading.py",
+        "py_src/capstan/device/webgpu/loaded_model.py",
         "    coming = asyncio.ensure_future(weights_of(",
         "    await probing\n    coming = asyncio.ensure_future(weights_of(",
         "weights wait for the first probe of an adapter",
@@ -17,7 +17,7 @@ MEMORY = (
     ),
     Mutation(
         "loading.leases_kept",
-        "py_src/capstan/device/webgpu/loading.py",
+        "py_src/capstan/device/webgpu/loaded_model.py",
         "            undo.callback(leases[-1].release)\n            contents",
         "            contents",
         "a load that fails leaves the weights of the data files before",

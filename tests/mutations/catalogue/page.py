@@ -152,7 +152,7 @@ PAGE = (
     ),
     Mutation(
         "errors.failed_copy",
-        "py_src/capstan/_js/errors.py",
+        "py_src/capstan/_js/js_errors.py",
         r'FULL = re.compile(r"offset is out of bounds|WebAssembly\.Memory")',
         r'FULL = re.compile(r"WebAssembly\.Memory")',
         "a worker goes on after a copy into a full heap",
@@ -342,7 +342,7 @@ PAGE = (
     ),
     Mutation(
         "page.open_left",
-        "py_src/capstan/_js/errors.py",
+        "py_src/capstan/_js/js_errors.py",
         "task.add_done_callback(undone)",
         "task.add_done_callback(lambda made: None)",
         "a file stays open if whoever opens it is cancelled meanwhile",

@@ -33,7 +33,7 @@ PLACES = (
     ),
     Mutation(
         "shards.vectors",
-        "py_src/capstan/graph/gguf/tensors.py",
+        "py_src/capstan/graph/gguf/gguf_tensors.py",
         "groupby(tensors, key=lambda each: each.tensor.shard)]",
         "groupby(tensors, key=lambda each: 0)]",
         "the biases of q, k and v are read from one shard",
@@ -201,7 +201,7 @@ PLACES = (
     ),
     Mutation(
         "places.served_beside",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         "for file in self.models.values() if file.is_file() and name in shard_names(file.name)]",
         "for file in self.models.values()]",
         "the local server serves every GGUF file beside the one that was named",

@@ -9,7 +9,7 @@ __all__ = ["TOOLS"]
 TOOLS = (
     Mutation(
         "server.rebinding",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         """        except ValueError:
             return False
         return True
@@ -25,7 +25,7 @@ TOOLS = (
     ),
     Mutation(
         "server.linked_out",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         'return file.open("rb") if file.is_file() and file.is_relative_to(base.resolve()) else None',
         'return file.open("rb") if file.is_file() else None',
         "a link leads out of the served folder",
@@ -33,7 +33,7 @@ TOOLS = (
     ),
     Mutation(
         "server.dribbled",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         """        left = self.until - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -45,7 +45,7 @@ TOOLS = (
     ),
     Mutation(
         "server.unread",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         "self.connection.settimeout(STALL_SECONDS)",
         "self.connection.settimeout(None)",
         "a client that does not read keeps its connection",
@@ -53,7 +53,7 @@ TOOLS = (
     ),
     Mutation(
         "server.range_end",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         "return (start, end - start + 1) if start < size else (0, 0)",
         "return (start, end - start) if start < size else (0, 0)",
         "a range lacks its last byte",
@@ -61,7 +61,7 @@ TOOLS = (
     ),
     Mutation(
         "server.if_range",
-        "py_src/capstan_host/headless/server.py",
+        "py_src/capstan_host/headless/static_server.py",
         'wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None',
         'wanted = self.headers.get("Range")',
         "a part of a changed file is sent",

@@ -71,7 +71,7 @@ WEBGPU = (
     ),
     Mutation(
         "stored_tapes.adapter",
-        "py_src/capstan/device/webgpu/tapes/stored.py",
+        "py_src/capstan/device/webgpu/tapes/stored_tapes.py",
         "self._facts = json.dumps([facts, engine.adapter()], sort_keys=True)",
         "self._facts = json.dumps([facts], sort_keys=True)",
         "a tape that was stored on another adapter is used",
@@ -79,7 +79,7 @@ WEBGPU = (
     ),
     Mutation(
         "stored_tapes.part_of_buffer",
-        "py_src/capstan/device/webgpu/tapes/stored.py",
+        "py_src/capstan/device/webgpu/tapes/stored_tapes.py",
         """                if name is None:
                     raise TapeError("a kernel of the tape binds part of a buffer that has no name")
 """,
@@ -89,7 +89,7 @@ WEBGPU = (
     ),
     Mutation(
         "tape_scratch.order",
-        "py_src/capstan/device/webgpu/tapes/scratch.py",
+        "py_src/capstan/device/webgpu/tapes/tape_scratch.py",
         "order = sorted(range(len(sizes)), key=lambda number: -sizes[number])",
         "order = sorted(range(len(sizes)), key=lambda number: sizes[number])",
         "the largest part of a tape's scratch gets the smallest given buffer",
@@ -116,7 +116,7 @@ WEBGPU = (
     ),
     Mutation(
         "session.captured",
-        "py_src/capstan/device/webgpu/session.py",
+        "py_src/capstan/device/webgpu/webgpu_session.py",
         "            undo.push_async_callback(captured.release)\n",
         "",
         "the session of a capture that fails is never released",
@@ -124,7 +124,7 @@ WEBGPU = (
     ),
     Mutation(
         "session.other_inputs",
-        "py_src/capstan/device/webgpu/tapes/sessions.py",
+        "py_src/capstan/device/webgpu/tapes/session_tapes.py",
         "self._write(feed, data[-size:] + data[:-size])",
         "self._write(feed, data)",
         "a capture is checked twice on the same inputs",
@@ -140,7 +140,7 @@ WEBGPU = (
     ),
     Mutation(
         "long_rope.of_pool",
-        "py_src/capstan/device/webgpu/model.py",
+        "py_src/capstan/device/webgpu/webgpu_model.py",
         "                found.rotate(False)\n",
         "",
         "a decoder that was given back has the factors of the sequence before",
@@ -164,7 +164,7 @@ WEBGPU = (
     ),
     Mutation(
         "packed_prompts.checked_over",
-        "py_src/capstan/device/webgpu/tapes/packs.py",
+        "py_src/capstan/device/webgpu/tapes/pack_tapes.py",
         "_pieces(buffers, most, 0, [copy.span() for copy in copies], _caches(rows, row))",
         "[]",
         "the check of a tape leaves its tokens in the caches of rows that are under way",
@@ -180,7 +180,7 @@ WEBGPU = (
     ),
     Mutation(
         "long_rope.on_the_cpu",
-        "py_src/capstan/device/wasm/model.py",
+        "py_src/capstan/device/wasm/wasm_model.py",
         """            self._long = long
             self._feed(self._fixed())""",
         "            self._long = long",
@@ -223,7 +223,7 @@ WEBGPU = (
     ),
     Mutation(
         "sliding.shared",
-        "py_src/capstan/device/webgpu/cache_rows.py",
+        "py_src/capstan/device/webgpu/cache_spans.py",
         "return self.holds(length) and (",
         "return True or (",
         "the prefix cache gives rows whose window is gone",

@@ -31,7 +31,7 @@ export type EngineErrorCode =
   | "WeightsChangedError"
   /** Raised by the page, not by Python: the worker died, and is being replaced. */
   | "WorkerLostError"
-  /** An error of capstan.host.storage: a download that may be tried again. */
+  /** An error of capstan.host.storage_interface: a download that may be tried again. */
   | "BrokenDownloadError";
 
 /** The classes of capstan.errors by their names, and any other exception's name. */

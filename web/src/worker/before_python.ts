@@ -116,7 +116,7 @@ async function expectWeights(url: string): Promise<ExpectedWeights> {
   return { plan: null, size };
 }
 
-/** As capstan.host.storage.short_hash. */
+/** As capstan.host.storage_interface.short_hash. */
 async function key(text: string): Promise<string> {
   return hex(await sha256(new TextEncoder().encode(text))).slice(0, 32);
 }

@@ -302,7 +302,7 @@ export class GpuEngine implements EngineCalls {
 
   /**
    * Makes an upload that fills weight buffers from the chunks of a data file; see
-   * capstan.device.webgpu.engine.WeightPiece.
+   * capstan.device.webgpu.gpu_engine.WeightPiece.
    */
   uploadWeights(pieces: string): WeightUpload {
     const fields = JSON.parse(pieces) as PieceFields[];

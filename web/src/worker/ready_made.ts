@@ -14,7 +14,7 @@ export interface KnownFile {
   results: Record<string, string>;
 }
 
-/** See capstan.host.ready_made.ReadyMade; the text is null if it did not come whole. */
+/** See capstan.host.ready_results.ReadyMade; the text is null if it did not come whole. */
 interface ReadyMade {
   header: number;
   sha256: string;

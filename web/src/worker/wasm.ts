@@ -45,7 +45,7 @@ const ROOM = 256;
 /** Messages wait no longer than this and a step. */
 const BREATH_MS = 25;
 
-/** The input that says from which position on logits are computed; capstan.device.wasm.model adds it to graphs. */
+/** The input that says from which position on logits are computed; capstan.device.wasm.wasm_model adds it to graphs. */
 const FIRST_LOGITS = "capstan_first_logits";
 
 /** One session; each sequence is a WasmDecoder on it. */

@@ -1,8 +1,8 @@
 """The definition of how tensors of a GGUF file are rearranged: web/src/worker/shaders/memory/unpack.wgsl does the same.
 
 Each type's function takes blocks of bytes, [blocks, bytes], and gives for each block its q, [blocks, elements], and its
-d and m, [blocks, elements / block]; see graph/gguf/types.py. m is None for types without minima. d is exact in float32,
-since it is a float16 times an integer of at most 8 bits; so is m.
+d and m, [blocks, elements / block]; see graph/gguf/gguf_types.py. m is None for types without minima. d is exact in
+float32, since it is a float16 times an integer of at most 8 bits; so is m.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ...graph import Unpack, WeightEntry
-from ...graph.gguf.types import PACKED
+from ...graph.gguf.gguf_types import PACKED
 from ...graph.model_file import PARTS
 from ...graph.onnx_pb2 import ModelProto
-from ...graph.weights import entry_of
+from ...graph.weight_inputs import entry_of
 from ...host.disk_file import open_file
 from ...model_files.gguf.header import GgmlType
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..beams import BeamBurst, BeamOptions, Continuation, Round
-from .engine import BeamSpec, GpuEngine
+from ..beam_interface import BeamBurst, BeamOptions, Continuation, Round
+from .gpu_engine import BeamSpec, GpuEngine
 from .row_buffers import RowBuffers
-from .tapes.beams import BeamBuffers
-from .tapes.rows import RowTape
+from .tapes.beam_tapes import BeamBuffers
+from .tapes.row_tapes import RowTape
 
 __all__ = ["BeamSteps"]
 

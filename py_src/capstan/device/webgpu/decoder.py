@@ -17,18 +17,18 @@ from ...errors import ClosedError, OptionError
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, Loan
 from ...stages.search import SearchOptions
-from ...stages.speculation import Speculation
+from ...stages.speculation_options import Speculation
 from ...tape import TapeKey
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
-from ..lora import LoraWeights
-from ..rows import ONE, Burst, Counters
+from ..lora_weights import LoraWeights
+from ..row_interface import ONE, Burst, Counters
 from ..shortlist import ScoredToken, Shortlist
 from ..snapshots import Snapshots
-from .cache_rows import CacheSpans
+from .cache_spans import CacheSpans
 from .drafted_steps import DraftedSteps
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .prefill_pace import PrefillPace
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
@@ -36,10 +36,10 @@ from .row_sampler import RowSampler, read_burst
 from .scored_runs import ScoredRuns
 from .sequence_buffers import SequenceBuffers
 from .sliding import reached
-from .tapes.drafts import DraftBuffers
-from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
-from .tapes.rows import RowTape
-from .tapes.scratch import TapeScratch
+from .tapes.draft_tapes import DraftBuffers
+from .tapes.prefill_tapes import SHORT, PrefillTapes, Run, cut_prompt
+from .tapes.row_tapes import RowTape
+from .tapes.tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...stages import Drafting
-from ...stages.speculation import Speculation
-from ..rows import Burst
-from .engine import GpuEngine
+from ...stages.speculation_options import Speculation
+from ..row_interface import Burst
+from .gpu_engine import GpuEngine
 from .row_sampler import RowSampler
-from .tapes.drafts import DraftBuffers
-from .tapes.rows import RowTape
+from .tapes.draft_tapes import DraftBuffers
+from .tapes.row_tapes import RowTape
 
 __all__ = ["DraftedSteps"]
 

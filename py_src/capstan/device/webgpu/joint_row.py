@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor
 from ..shortlist import ScoredToken
-from .cache_rows import CacheSpans
+from .cache_spans import CacheSpans
 from .decoder import WebGpuDecoder
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits

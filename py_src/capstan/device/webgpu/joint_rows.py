@@ -11,21 +11,21 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from ...fallback import fall_back
 from ...memory import Loan
 from ...stages.search import SearchOptions
-from ..beams import BeamBurst, BeamOptions
+from ..beam_interface import BeamBurst, BeamOptions
 from ..casts import ELEMENT_BYTES
-from ..lora import LoraWeights
-from ..rows import ONE, Burst, Counters, RowPrompts
+from ..lora_weights import LoraWeights
+from ..row_interface import ONE, Burst, Counters, RowPrompts
 from ..shortlist import Shortlist
 from .beam_steps import BeamSteps
 from .decoder import WebGpuDecoder
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .joint_row import JointRow
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_sampler import RowSampler, read_burst
-from .tapes.beams import BeamBuffers
-from .tapes.packs import PackBuffers, placed
-from .tapes.rows import RowTape
+from .tapes.beam_tapes import BeamBuffers
+from .tapes.pack_tapes import PackBuffers, placed
+from .tapes.row_tapes import RowTape
 
 __all__ = ["JointRows"]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import cast
 
 from ...memory import DeviceBuffer, DeviceSpan, Pools
-from ..base import TapeOptions
-from ..lora import LoraWeights
-from ..rows import RowDecoder
-from .loading import Loaded, load_adapted
-from .model import WebGpuModel
+from ..lora_weights import LoraWeights
+from ..model_interface import TapeOptions
+from ..row_interface import RowDecoder
+from .loaded_model import Loaded, load_adapted
 from .rows import WebGpuRows, require_movable, take_over
+from .webgpu_model import WebGpuModel
 
 __all__ = ["LoraModel"]
 

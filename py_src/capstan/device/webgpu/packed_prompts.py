@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...fallback import fall_back
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .row_buffers import RowBuffers
-from .tapes.packs import PackBuffers, Placed
-from .tapes.rows import RowTape
-from .tapes.scratch import TapeScratch
+from .tapes.pack_tapes import PackBuffers, Placed
+from .tapes.row_tapes import RowTape
+from .tapes.tape_scratch import TapeScratch
 
 __all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ...errors import CapstanError
 from ...host import current_host
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .prefill_chunk import SHORTEST
 
 __all__ = ["BOUND_MS", "FIRST", "PrefillPace", "RunSize"]

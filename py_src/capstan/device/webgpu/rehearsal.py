@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ...errors import DeviceUnavailableError, OptionError
 from ...memory import DeviceBuffer
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
 
 __all__ = ["Rehearsal", "Timed", "traffic"]

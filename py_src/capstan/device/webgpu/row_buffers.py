@@ -19,8 +19,8 @@ from ...memory import (
     row_items,
     window_table_sizes,
 )
+from ..device_interface import DeviceInterface
 from ..element_types import byte_count
-from ..interface import DeviceInterface
 from .sequence_buffers import STATE_WORDS, SequenceBuffers
 from .sliding import BASE, SlidingWindow
 

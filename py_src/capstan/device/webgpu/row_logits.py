@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...memory import DeviceBuffer, DeviceSpan
-from ..interface import DeviceInterface
+from ..device_interface import DeviceInterface
 
 __all__ = ["RowLogits"]
 

@@ -8,8 +8,8 @@ from ...graph import GraphDescription
 from ...memory import DeviceBuffer
 from ...stages import Drafting, SamplerProgram, position_words
 from ...stages.search import SearchOptions
-from ..rows import ONE, Burst
-from .engine import GpuEngine, SamplerSpec
+from ..row_interface import ONE, Burst
+from .gpu_engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers
 

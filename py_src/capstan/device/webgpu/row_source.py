@@ -16,15 +16,15 @@ from ...tape import fuse_step
 from ..model_memory import Lent
 from .decoder import WebGpuDecoder
 from .joint_rows import JointRows
-from .loading import Loaded
+from .loaded_model import Loaded
 from .packed_prompts import run_length
 from .row_buffers import RowBuffers
 from .sequence_buffers import left_out_by_cache
 from .step_source import StepSource
-from .tapes.beams import BeamBuffers, beam_kind
-from .tapes.drafts import DraftBuffers, draft_kind
-from .tapes.packs import PackBuffers, pack_kind
-from .tapes.rows import Closable, RowTape, TapeKind, row_kind, widened_tape
+from .tapes.beam_tapes import BeamBuffers, beam_kind
+from .tapes.draft_tapes import DraftBuffers, draft_kind
+from .tapes.pack_tapes import PackBuffers, pack_kind
+from .tapes.row_tapes import Closable, RowTape, TapeKind, row_kind, widened_tape
 
 __all__ = ["RowSource"]
 

@@ -10,9 +10,9 @@ from ...graph import GraphDescription
 from ...memory import DeviceBuffer
 from ..element_types import byte_count
 from ..shortlist import ScoredToken, Shortlist
-from .engine import GpuEngine
+from .gpu_engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
-from .tapes.prefill import PrefillTapes, Run
+from .tapes.prefill_tapes import PrefillTapes, Run
 
 __all__ = ["LOGITS_BYTES", "SLOT", "ScoredRuns", "cut_scored", "scored_positions"]
 

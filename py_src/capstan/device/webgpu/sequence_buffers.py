@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
+from ..device_interface import DeviceInterface
 from ..element_types import byte_count
-from ..interface import DeviceInterface
-from ..lora import LoraWeights
+from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
 from ..run_inputs import Room, Run, RunInput, run_inputs, sequence_items
 from ..snapshots import EMPTY
-from .engine import BoundTensor
+from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow
 
 __all__ = ["SequenceBuffers", "left_out_by_cache"]

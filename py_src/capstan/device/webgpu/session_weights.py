@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from ... import graph
 from ...fallback import fall_back
-from ...graph.pipeline import Rewriting, rewritten
-from ...host.storage import ExternalData
+from ...graph.graph_passes import Rewriting, rewritten
+from ...host.storage_interface import ExternalData
 from ...weights.shared import Lease
-from .engine import BoundTensor, GpuBuffers
+from .gpu_engine import BoundTensor, GpuBuffers
 from .weight_lease import lease
 
 __all__ = ["SessionWeights", "load_weights"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ...fallback import fall_back
 from ...graph import GraphDescription, SlidingCaches
 from ...memory import DeviceSpan, round_up
+from ..device_interface import DeviceInterface
 from ..element_types import byte_count
-from ..interface import DeviceInterface
 from ..run_inputs import WRITTEN
 
 __all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]

@@ -12,19 +12,19 @@ from ...fallback import fall_back
 from ...graph import every_position, parse, serialize
 from ...memory import BufferRequest, round_up
 from ...tape import NBitsWeights, TableParts, TapeKey, WorkgroupLimits, attends_prompts
-from ..base import TapeOptions
 from ..element_types import byte_count
+from ..model_interface import TapeOptions
 from ..run_inputs import FREE, WRITTEN
-from .engine import BoundTensor
-from .loading import Loaded, eager_picks, release_made
+from .gpu_engine import BoundTensor
+from .loaded_model import Loaded, eager_picks, release_made
 from .prefill_pace import PrefillPace
 from .scored_runs import SLOT, ScoredRuns, scored_positions
 from .sequence_buffers import SequenceBuffers
 from .tapes.decode_step import DecodeStep, put_off
-from .tapes.prefill import PrefillTapes, weights_on_device
-from .tapes.scratch import TapeScratch
+from .tapes.prefill_tapes import PrefillTapes, weights_on_device
 from .tapes.step_check import StepCheck
 from .tapes.step_recorder import StepRecorder
+from .tapes.tape_scratch import TapeScratch
 
 __all__ = ["StepSource"]
 

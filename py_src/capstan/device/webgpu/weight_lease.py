@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ...graph import Part, WeightEntry, fields_of
-from ...host.storage import WeightData
+from ...host.storage_interface import WeightData
 from ...weights.shared import Lease, SharedWeights, Span
-from .engine import GpuBuffers, WeightPiece
+from .gpu_engine import GpuBuffers, WeightPiece
 
 __all__ = ["lease", "pieces"]
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from ...errors import UnsupportedModelError
-from ...model_files.config import DecoderConfig
 from ...model_files.file_names import split_name
+from ...model_files.genai_config import DecoderConfig
 from ...model_files.gguf.families import family_of, require_computed
-from ...model_files.gguf.file import GgufFile
+from ...model_files.gguf.gguf_file import GgufFile
 from ..attention_writer import Rotary
 from ..onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from ..rotary_nodes import ComputedRows, write_rows
 from ..wiring import value_info
+from .gguf_tensors import Rows, TensorWriter, node_name
 from .rotary import Rotations
 from .states import Convolutions, DeltaNets
-from .tensors import Rows, TensorWriter, node_name
 
 __all__ = ["write_graph"]
 

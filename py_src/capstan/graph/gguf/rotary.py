@@ -15,7 +15,7 @@ from math import ceil, floor, isfinite, log, pi
 
 from ...errors import ConfigError, ModelFileError, UnsupportedModelError
 from ...model_files.gguf.families import Family
-from ...model_files.gguf.file import GgufFile
+from ...model_files.gguf.gguf_file import GgufFile
 from ..attention_writer import Rotary
 
 __all__ = ["SMALL_TENSORS", "Rotations"]

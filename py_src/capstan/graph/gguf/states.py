@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...model_files.gguf.file import GgufFile
+from ...model_files.gguf.gguf_file import GgufFile
 from ..onnx_pb2 import TensorProto
-from .tensors import Rows, TensorWriter
+from .gguf_tensors import Rows, TensorWriter
 
 __all__ = ["Convolutions", "DeltaNets"]
 

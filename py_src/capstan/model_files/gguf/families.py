@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from ...errors import UnsupportedModelError
-from .file import GgufFile
+from .gguf_file import GgufFile
 
 __all__ = ["FAMILIES", "Family", "family_of", "require_computed", "require_states"]
 

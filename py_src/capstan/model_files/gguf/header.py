@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import ModelFileError, UnsupportedModelError
-from .file import BLOCKS, CONVERT, MOST_ELEMENTS, OTHER_TYPES, GgmlType, GgufFile, GgufTensor, Value
+from .gguf_file import BLOCKS, CONVERT, MOST_ELEMENTS, OTHER_TYPES, GgmlType, GgufFile, GgufTensor, Value
 
 __all__ = ["GgmlType", "GgufFile", "GgufTensor", "read_header"]
 

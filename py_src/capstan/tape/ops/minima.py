@@ -1,8 +1,8 @@
 """Products by affine weights: one by their integers and one by their minima, in a recorded run, as one of ours.
 
-A GGUF file's graph (graph/gguf/tensors.py) adds the product of the blocks' sums of x with the minima to that of x with
-the integers. `products` tells which minima belong to which integers, since the graph has that form; which dispatch is
-which is told by the buffers that it binds.
+A GGUF file's graph (graph/gguf/gguf_tensors.py) adds the product of the blocks' sums of x with the minima to that of x
+with the integers. `products` tells which minima belong to which integers, since the graph has that form; which dispatch
+is which is told by the buffers that it binds.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import type { Category } from "./device";
 import type { Change } from "./rearranger";
 import type { WeightUpload } from "./weights";
 
-/** See capstan.device.webgpu.engine.WeightPiece. */
+/** See capstan.device.webgpu.gpu_engine.WeightPiece. */
 export type PieceFields = [buffer: number, offset: number, length: number, at: number, change: Change | null];
 
 /** An upload as capstan.weights.store notes it; pieces name their buffers by their places in `requests`. */

@@ -1,4 +1,4 @@
-// The interface of a place for stored weights; see capstan.host.storage.Backing. open_backing.ts finds this browser's.
+// The interface of a place for stored weights; see capstan.host.storage_interface.Backing. open_backing.ts finds this browser's.
 
 import { EngineError } from "../../wire/errors";
 import { Chunk, type ReadAt } from "./chunk";

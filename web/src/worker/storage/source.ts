@@ -10,7 +10,7 @@ import { Body, checkFolder, discardBody, isPage, pageError, request, shown, tran
 import { pickedFile } from "./picked";
 import { toldSize } from "./whole";
 
-/** A source's description; see capstan.host.storage.SourceIdentity. */
+/** A source's description; see capstan.host.storage_interface.SourceIdentity. */
 export interface SourceIdentity {
   name: string;
   size: number | null;

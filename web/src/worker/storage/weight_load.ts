@@ -9,7 +9,7 @@ import { Chunk, type ReadAt } from "./chunk";
 import { Hashing } from "./hashing";
 import type { BlobSource, HttpSource } from "./source";
 
-/** See capstan.host.storage.LoadPlan. */
+/** See capstan.host.storage_interface.LoadPlan. */
 export interface LoadPlan {
   start: number;
   end: number;
@@ -25,7 +25,7 @@ export interface LoadPlan {
   alone: boolean;
 }
 
-/** See capstan.host.storage.Outcome. */
+/** See capstan.host.storage_interface.Outcome. */
 interface Outcome {
   at: number;
   kept: [shard: number, digest: string][];

@@ -10,7 +10,7 @@ from ....errors import TapeCheckError
 from ....graph import GraphDescription
 from ....memory import BufferRequest
 from ...element_types import byte_count
-from ..engine import GpuBuffers
+from ..gpu_engine import GpuBuffers
 from ..sequence_buffers import SequenceBuffers
 
 __all__ = [

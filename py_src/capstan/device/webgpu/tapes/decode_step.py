@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....tape import TapeKey
-from ..engine import GpuEngine
+from ..gpu_engine import GpuEngine
 
 __all__ = ["DecodeStep", "put_off"]
 

@@ -22,10 +22,10 @@ from ....tape import (
     cache_rows,
     plan_witness,
 )
-from ..engine import GpuEngine
+from ..gpu_engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
 from .comparison import BESIDE_INT8, FUSED_STEP, RECORDED_STEP, Tolerance, check_replay
-from .pipeline import make_tape
+from .tape_making import make_tape
 from .verdicts import OURS, RECORDED, judge
 
 __all__ = ["Fused", "StepCheck", "gross"]

@@ -31,12 +31,12 @@ from ....tape import (
     why_as_recorded,
     without_clears,
 )
-from ..engine import NOT_FUSED
+from ..gpu_engine import NOT_FUSED
 from ..sequence_buffers import SequenceBuffers, left_out_by_cache
 from .comparison import RECORDED_STEP
 from .decode_step import DecodeStep
-from .pipeline import Check, make_tape, recorded
 from .step_check import Fused, StepCheck, gross
+from .tape_making import Check, make_tape, recorded
 from .verdicts import Verdict, Verdicts, recording_digest
 
 __all__ = ["StepRecorder"]

@@ -1,0 +1,139 @@
+"""JavaScript errors as the exceptions of capstan.errors, and calls that nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pyodide.ffi import JsException
+
+from .. import errors
+from ..host.storage_interface import BrokenDownloadError
+from .own_host import capstan_host
+
+__all__ = ["or_undone", "require_memory", "spent", "storage_errors", "typed_errors"]
+
+T = TypeVar("T")
+
+ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
+"""In what Chromium says of each call whose GPU process is gone."""
+
+
+FULL = re.compile(r"offset is out of bounds|WebAssembly\.Memory")
+"""In the RangeErrors of a copy into a heap that is full."""
+NO_ARRAY = re.compile(r"allocation failed|out of memory", re.IGNORECASE)
+"""In the RangeErrors of JavaScript's own memory, which do no harm to Python's."""
+LEFT_BYTES = 16 << 20
+"""A heap that is not full can allocate so many."""
+
+full: str | None = None
+"""Why this interpreter is not used any more."""
+
+
+class TypedErrors:
+    """Raises an EngineError of web/src/wire/errors.ts as the exception its code names; others as DeviceError. Whatever
+    fails since the GPU process ended is a DeviceLostError.
+
+    A failed copy into Python is an OutOfMemoryError, and ends the use of this interpreter (`spent`): every later call
+    raises the same error, since JavaScript may have written beside what Python could not allocate.
+
+    A generator with `contextmanager` would tie exception and frames into a cycle: the tensors of a failed call would
+    stay until the next collection.
+    """
+
+    def __enter__(self) -> None:
+        if full is not None:
+            raise errors.OutOfMemoryError(full)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, MemoryError) or (isinstance(error, JsException) and is_full(error)):
+            raise spent(error) from error
+        if isinstance(error, JsException):
+            raise typed(error) from error
+
+
+TYPED = TypedErrors()
+
+
+def typed_errors() -> TypedErrors:
+    """Turns errors of the JavaScript that is called inside into typed ones."""
+    return TYPED
+
+
+def is_full(error: JsException) -> bool:
+    """Whether a JavaScript error is that of a full heap, or Python's own MemoryError that crossed JavaScript."""
+    message = str(error.message)
+    return (error.name == "RangeError" and FULL.search(message) is not None) or message.endswith("MemoryError\n")
+
+
+def spent(error: BaseException) -> errors.OutOfMemoryError:
+    """The error of an interpreter whose memory is full; its worker is replaced once the request is answered."""
+    global full
+    if full is None:
+        full = (
+            f"Python has no memory left ({type(error).__name__}), and is not used any more; ask again, of a smaller "
+            "model or after closing others: the page starts another worker, and other pages have to be loaded anew"
+        )
+        capstan_host.spent(full)
+    return errors.OutOfMemoryError(full)
+
+
+def require_memory() -> None:
+    """Raise OutOfMemoryError if Python has no memory left, after which errors say anything. Only an allocation tells,
+    since a browser may refuse to let a heap grow long before its limit; the heap grows by it once at most."""
+    with typed_errors():
+        bytearray(LEFT_BYTES)
+
+
+def typed(error: JsException) -> Exception:
+    code = getattr(error, "code", None)
+    if code != "DeviceLostError" and ENDED_PROCESS.search(str(error)):
+        return errors.DeviceLostError(f"the browser's GPU process ended ({error.message}); load the model again")
+    if error.name == "RangeError" and NO_ARRAY.search(str(error.message)):
+        return errors.OutOfMemoryError(
+            f"the browser has no memory left for JavaScript ({error.message}); close other models or pages, or take a "
+            "smaller model"
+        )
+    kind = getattr(errors, code, None) if isinstance(code, str) else None
+    if kind is None:
+        return errors.DeviceError(" ".join(f"{error.name}: {error.message}".split()))
+    found: Exception = kind(error.message)
+    return found
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """`typed_errors`, and the error of a download that may be tried again."""
+    try:
+        with typed_errors():
+            yield
+    except Exception as error:
+        cause = error.__cause__
+        if isinstance(cause, JsException) and getattr(cause, "code", None) == "BrokenDownloadError":
+            raise BrokenDownloadError(cause.message, _seconds(cause)) from cause
+        raise
+
+
+def _seconds(error: Any) -> float | None:
+    """The server's requested wait (Retry-After) in an EngineError of web/src/wire/errors.ts."""
+    asked = getattr(error, "retryAfter", None)
+    return float(asked) if isinstance(asked, (int, float)) else None
+
+
+async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
+    """Await something that JavaScript makes, which cannot be cancelled there. Whoever is cancelled meanwhile leaves
+    nothing behind: it is undone once it is made."""
+
+    def undone(made: asyncio.Future[T]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            undo(made.result())
+
+    task = asyncio.ensure_future(making)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(undone)
+        raise

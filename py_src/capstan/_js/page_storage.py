@@ -1,0 +1,239 @@
+"""Weights' sources, their loading and storage (web/src/worker/storage), by capstan.host.storage_interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..fallback import fall_back
+from ..host.retrying import retried
+from ..host.storage_interface import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
+from ..model_files.hub import HubRepository
+from .js_errors import or_undone, storage_errors, typed_errors
+from .own_host import capstan_host
+
+__all__ = [
+    "JsBacking",
+    "JsMemory",
+    "JsSink",
+    "JsSource",
+    "absolute",
+    "adopt",
+    "assumed_source",
+    "backing",
+    "forget",
+    "keep_folder",
+    "keep_repository",
+    "listing",
+    "memory",
+    "open_repository",
+    "open_source",
+    "stall_after",
+    "tell_damaged",
+]
+
+
+async def adopt(folder: Any) -> str:
+    """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle, a File or an array of them."""
+    with storage_errors():
+        return str(await capstan_host.storage.adopt(folder))
+
+
+async def open_repository(repository: HubRepository, keep: bool) -> str:
+    """The address of a repository's files at one commit: with `keep` that of the last load, if there was one, else
+    the one that its revision is now."""
+    asked = (repository.name, repository.hub, repository.revision, keep, repository.token or None)
+
+    async def opened() -> str:
+        with storage_errors():
+            return str(await capstan_host.storage.openRepository(*asked))
+
+    return await retried(opened)
+
+
+async def keep_repository(folder: str) -> None:
+    """Let the next load of a repository take this commit, without asking the hub; nothing for any other folder."""
+    await capstan_host.storage.keepRepository(folder)
+
+
+def tell_damaged() -> None:
+    """Count a step down for each small file that was found damaged where it was kept since the last call."""
+    for address in json.loads(capstan_host.storage.takeDamaged()):
+        fall_back(f"what was kept of {address}", "it is damaged", "it was requested again")
+
+
+def keep_folder(folder: str) -> None:
+    """Keep the small files of a server's folder from now on, for when it cannot be reached."""
+    capstan_host.storage.keepFolder(folder)
+
+
+async def forget(addresses: Sequence[str] | None) -> int:
+    """Forget what is kept of repositories and folders; see capstan.host.Host.forget."""
+    which = None if addresses is None else json.dumps(addresses)
+    await capstan_host.storage.forgetFolders(which)
+    return int(await capstan_host.storage.forgetRepositories(which))
+
+
+async def listing(folder: str) -> dict[str, int | None] | None:
+    """The sizes of the files of a picked folder or a hub's repository by their names, None where a size is not known;
+    None where there is no list of them."""
+    with storage_errors():
+        text = await capstan_host.storage.listing(folder)
+    if not isinstance(text, str):
+        return None
+    sizes: dict[str, int | None] = json.loads(text)
+    return sizes
+
+
+def absolute(url: str) -> str:
+    """The address as every page of the origin would name it."""
+    return str(capstan_host.storage.absolute(url))
+
+
+async def backing(folder: str) -> JsBacking | None:
+    """This browser's file storage, None if it has none; files of one folder do not see those of another. A private file
+    system that the browser has and refuses is a step down."""
+    refusals: list[str] = []
+    with storage_errors():
+        found = await capstan_host.storage.openBacking(folder, refusals.append)
+    for reason in refusals:
+        instead = "the Cache API is used in its place" if found else "nothing is kept for the next page load"
+        fall_back("the browser's private file system", reason, instead)
+    return JsBacking(found) if found else None
+
+
+async def open_source(url: str, keep: bool) -> JsSource:
+    """A URL or a file of a picked folder; the server is asked for its identity."""
+
+    async def opened() -> JsSource:
+        with storage_errors():
+            return JsSource(await capstan_host.storage.openSource(url, keep))
+
+    return await or_undone(opened(), JsSource.close)
+
+
+def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
+    """A source that cannot be asked now; it is assumed to be unchanged."""
+    return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
+
+
+def memory(size: int, start: int = 0) -> JsMemory:
+    """Bytes of a file in memory, outside of Python's heap."""
+    return JsMemory(capstan_host.storage.memory(size, start))
+
+
+class JsSink:
+    """capstan.host.storage_interface.Sink over a WeightUpload (web/src/worker/gpu/weights.ts) or a Memory."""
+
+    def __init__(self, sink: Any) -> None:
+        self.js = sink
+
+    async def finish(self) -> None:
+        with typed_errors():
+            await self.js.finish()
+
+    def close(self) -> None:
+        self.js.close()
+
+
+class JsMemory(JsSink):
+    """capstan.host.storage_interface.MemorySink over web/src/worker/storage/memory.ts."""
+
+    def to_bytes(self) -> bytes:
+        with typed_errors():
+            return bytes(self.js.bytes.to_bytes())
+
+
+class JsSource:
+    """capstan.host.storage_interface.Source over web/src/worker/storage/source.ts."""
+
+    def __init__(self, source: Any) -> None:
+        self._js = source
+        self.identity = SourceIdentity(**json.loads(source.identity()))
+
+    async def load(
+        self,
+        plan: LoadPlan,
+        file: DataFile | None,
+        sink: Sink,
+        told: Callable[[int], None],
+        hashed: Callable[[int, bytes], None] | None,
+    ) -> Outcome:
+        assert isinstance(sink, JsSink)
+        assert file is None or isinstance(file, JsDataFile)
+        opened, backing = (file.js, file.backing) if file else (None, None)
+        taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
+        load = capstan_host.storage.load
+        with typed_errors():
+            found = await load(json.dumps(plan.as_json()), sink.js, opened, told, self._js, backing, taken)
+        return Outcome(**json.loads(found))
+
+    def memory(self, start: int, length: int) -> JsMemory:
+        return memory(length, start)
+
+    def close(self) -> None:
+        self._js.close()
+
+
+class JsDataFile:
+    """capstan.host.storage_interface.DataFile over web/src/worker/storage/backing.ts."""
+
+    def __init__(self, file: Any, backing: Any) -> None:
+        self.js = file
+        self.backing = backing
+        self.exclusive = bool(file.exclusive)
+
+    async def sha256(self, start: int, length: int) -> str | None:
+        with storage_errors():
+            found = await capstan_host.storage.digest(self.js, start, length)
+        return found if isinstance(found, str) else None
+
+    def close(self) -> None:
+        self.js.close()
+
+
+class JsBacking:
+    """capstan.host.storage_interface.Backing over web/src/worker/storage/backing.ts."""
+
+    def __init__(self, backing: Any) -> None:
+        self._js = backing
+        self.kind = str(backing.kind)
+
+    async def names(self) -> list[str]:
+        with storage_errors():
+            names: list[str] = json.loads(await self._js.names())
+        return names
+
+    async def read_text(self, name: str) -> str | None:
+        with storage_errors():
+            found = await capstan_host.storage.readText(self._js, name)
+        return str(found.to_bytes(), "utf-8") if hasattr(found, "to_bytes") else None
+
+    async def write_text(self, name: str, text: str) -> None:
+        with storage_errors():
+            await self._js.writeText(name, text)
+
+    async def remove(self, name: str) -> None:
+        with storage_errors():
+            await self._js.remove(name)
+
+    async def open(self, name: str, size: int, shard_size: int, write: bool) -> JsDataFile:
+        async def opened() -> JsDataFile:
+            with storage_errors():
+                return JsDataFile(await self._js.open(name, size, shard_size, write), self._js)
+
+        return await or_undone(opened(), JsDataFile.close)
+
+    async def free_bytes(self) -> int | None:
+        return _number(await capstan_host.storage.freeBytes())
+
+
+def stall_after(seconds: float) -> None:
+    """See capstan.host.Host.stall_after."""
+    capstan_host.storage.setStallTimeout(seconds)
+
+
+def _number(value: Any) -> int | None:
+    """JavaScript's null as None."""
+    return int(value) if isinstance(value, (int, float)) else None

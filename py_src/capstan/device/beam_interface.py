@@ -1,0 +1,71 @@
+"""Beam searches on a device: what it is told, and what its steps found."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from .row_interface import Burst
+
+__all__ = ["BeamBurst", "BeamOptions", "BeamRows", "Continuation", "Round"]
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """The part of a beam search that a device has to know."""
+
+    beams: int
+    """Beams of a prompt; the rows of a decoder are those of the first prompt, then those of the second, ..."""
+    looked: int
+    """The number of continuations of each beam that compete."""
+    ends: frozenset[int]
+    """End-of-sequence ids."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A beam of the next step, with its score: a float32."""
+
+    parent: int
+    """The beam that it continues, from 0."""
+    token: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """The result of one step for one prompt."""
+
+    chosen: tuple[Continuation, ...]
+    """As many as there are beams, best first."""
+    ends: tuple[tuple[int, float], ...]
+    """Beam and score of each end of sequence among the first continuations, as many as there are beams; best first."""
+    best: float
+    """The score of the best continuation."""
+
+
+@dataclass(frozen=True)
+class BeamBurst(Burst):
+    """A burst of a beam search; its ids are the chosen tokens."""
+
+    rounds: tuple[tuple[Round | None, ...], ...] = ()
+    """By step, then by prompt; None if a beam had no number among its logits."""
+
+
+@runtime_checkable
+class BeamRows(Protocol):
+    """A RowDecoder that searches beams by itself."""
+
+    async def prepare_beams(self, options: BeamOptions) -> str | None:
+        """Be ready for searches with these options; why they are impossible, else None. The contents of the caches are
+        dead afterwards. Called while no burst is under way."""
+
+    def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
+        """Begin a search with a score for each row, behind the logits that are there. The positions of row r so far are
+        those of row `sources[r]`. Called while no burst is under way."""
+
+    def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
+        """Queue `picks` steps of all rows, each followed by a choice of the next tokens; with `choose_first` the first
+        choice is from the logits that are there. Afterwards a row's caches hold its own sequence only up to where the
+        search began, and the rest is void for everything but this search."""

@@ -1,0 +1,86 @@
+"""The device's interface for a loaded model, which makes the decoders of row_interface.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..memory import DeviceBuffer, DeviceSpan, Loan, Pools
+from .row_interface import RowDecoder
+
+if TYPE_CHECKING:
+    from .lora_weights import LoraGraph, LoraWeights
+    from .model_memory import ModelMemory
+
+__all__ = ["DeviceModel", "TapeOptions"]
+
+
+@dataclass(frozen=True)
+class TapeOptions:
+    """How a model is to run on WebGPU."""
+
+    capture: str = "tape"
+    """'tape', 'ort' or 'off'."""
+    passes: tuple[str, ...] | None = None
+    """Names out of capstan.tape.PASSES: the passes over the recorded step. None chooses for the GPU adapter."""
+    prefill_ms: float | None = None
+    """Most milliseconds of a prefill run; None is the default."""
+    configured: str | None = None
+    """The option of the model's configuration that `capture` comes from, with its path; None if it comes from the
+    caller or is the default."""
+
+
+class DeviceModel(Protocol):
+    """A model's weights and sessions on a device."""
+
+    device: str
+    """'webgpu', 'wasm' or 'reference'."""
+    adapter: str
+    """The GPU adapter's name, as the device reports it."""
+
+    memory: ModelMemory
+    """The memory that it needs."""
+    lora: LoraGraph
+    """The model's inputs for LoRA adapters."""
+
+    async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
+        """A decoder of one row, whose KV cache holds `capacity` positions; one given back before is reused, unless it
+        is to be over buffers that are given, by the names of its tensors.
+
+        Raises OutOfMemoryError over the device's limits.
+        """
+
+    async def row_decoder(
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
+    ) -> RowDecoder:
+        """A decoder of so many rows, each with a KV cache of `capacity` positions, that runs the model with these
+        adapters, over the user's buffers in `pools`. With `unrecorded` the decode step may be recorded later
+        (`RowDecoder.records_after`), so that a first token comes sooner. Raises what `decoder` raises, and
+        BufferMismatchError for buffers that cannot be used."""
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        """Have the tapes of a decoder of this model work in other scratch; None is their own. Raises
+        BufferMismatchError, OutOfMemoryError; they work where they did then."""
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        """The decoder that continues from a decoder's state (caches, states, lengths, logits) with other LoRA adapters:
+        the same decoder, or another of the same rows and capacity; then the given one is closed. Called while no burst
+        is under way. Raises what `row_decoder` raises; the decoder is as it was then.
+        """
+
+    async def trim(self) -> None:
+        """Free what decoders that were given back hold for the next one."""
+
+    def healthy(self) -> bool:
+        """Whether the device still works."""
+
+    async def close(self) -> None:
+        """Free the weights and sessions; decoders that are still open fail from now on."""

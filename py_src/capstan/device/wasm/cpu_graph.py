@@ -1,0 +1,106 @@
+"""Rewrites model.onnx into the graph for the CPU provider, and notes it for later page loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ... import graph
+from ...graph import Activations, GraphDescription, UnpackedWeight, WeightEntry, WideWeight
+from ...graph.description import tell_growing
+from ...graph.graph_passes import Rewriting, rewritten
+from ...graph.onnx_pb2 import ModelProto
+from ...host.notes import Notes, build
+from ...host.ready_results import ReadyGraphs
+from ...model_files.genai_config import GenaiConfig
+from ..lora_weights import LoraGraph
+from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader, ready_or_noted
+from ..rope_tables import RopeTables, read_tables
+
+__all__ = ["WasmGraph", "prepare", "ready_graph", "wasm_graph"]
+
+FIRST_LOGITS = "capstan_first_logits"
+"""The input that says from which position on logits are computed; web/src/worker/wasm.ts feeds it."""
+
+
+@dataclass(frozen=True)
+class WasmGraph:
+    """A model's graph for this device."""
+
+    model: bytes
+    about: GraphDescription
+    lora: LoraGraph
+    """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
+    weights: tuple[WeightEntry, ...]
+    made: tuple[WideWeight | UnpackedWeight, ...]
+    """The weights among them that are made while the model loads."""
+    activations: Activations
+    data: tuple[tuple[str, int], ...]
+    """The data files by location, and how many bytes of each are needed."""
+    tables: RopeTables | None = None
+    """The rotary tables of a model with long rope, which are read at each load; no note has them."""
+
+
+READ = reader(WasmGraph)
+
+
+def prepare(
+    parsed: ModelProto,
+    config: GenaiConfig,
+    wide_bytes: int,
+    defaults: Mapping[str, bytes] | None = None,
+    file: bytes = b"",
+) -> WasmGraph:
+    """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
+    float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
+    without an adapter need.
+
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    """
+    facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {}, file=file)
+    with graph.contradictions():
+        ends, activations = tuple(graph.data_ends(parsed).items()), graph.activations(parsed)
+        made = rewritten(parsed, "wasm", facts)
+        weights, lora = tuple(graph.external_entries(made)), LoraGraph(facts.lora, facts.others)
+        return WasmGraph(
+            graph.serialize(made), facts.about, lora, weights, (*facts.from_gguf, *facts.wide), activations, ends
+        )
+
+
+def ready_graph(data: bytes, config: GenaiConfig) -> str:
+    """The text of a GGUF file's graph, for a site to have ready-made."""
+    return as_text(prepare(graph.parse(data, config.decoder.filename), config, 0))
+
+
+async def wasm_graph(
+    data: bytes,
+    config: GenaiConfig,
+    wide_bytes: int,
+    open_weights: OpenWeights,
+    folder: str,
+    notes: Notes | None,
+    ready: ReadyGraphs | None = None,
+) -> WasmGraph:
+    """The graph of a model folder: the one that is `ready`, if it was made from the same; from the notes if model.onnx,
+    the configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new one is noted
+    unless it holds constants from the data files.
+
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
+    """
+    about = made_from(data, config)
+    key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
+    # A site has none for activations in float16.
+    right = ready.wasm or None if ready is not None and ready.about == about else None
+    text = await ready_or_noted(notes, name, key, right)
+    if text is not None:
+        found: WasmGraph = READ(json.loads(text))
+    else:
+        parsed = graph.parse(data, config.decoder.filename)
+        defaults = await read_entries(graph.lora_defaults(parsed, config.decoder), open_weights)
+        with graph.changing(parsed):
+            found = prepare(parsed, config, wide_bytes, defaults, data)
+        if notes and not defaults:
+            await notes.write(name, key, as_text(found))
+    tell_growing(found.about)
+    return replace(found, tables=await read_tables(found.about.rope, data, open_weights))

@@ -1,0 +1,45 @@
+"""onnxruntime-web's CPU execution provider as a DeviceInterface; its buffers are Python's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar
+
+from ...host.storage_interface import ExternalData
+from ..device_interface import DeviceFacts, DeviceSession
+from ..host_memory import HostMemory
+from ..ort_session import ModelSession, OrtSession
+
+__all__ = ["WasmDevice"]
+
+
+Opener = Callable[[bytes, ExternalData | None, str], Awaitable[Callable[[], Awaitable[ModelSession]]]]
+"""Gives what makes sessions of a model and its data files, for an owner."""
+
+
+class WasmDevice(HostMemory):
+    """onnxruntime-web copies every tensor of a run into its own heap, another WebAssembly memory, and results back."""
+
+    type: ClassVar[str] = "wasm"
+
+    def __init__(
+        self, opener: Opener, provider: Mapping[str, Any], threads: int = 1, shared: bool = True, memory: int = 0
+    ) -> None:
+        """`provider` has the options that sessions get. `threads` compute; without `shared` memory there can be one
+        only. `memory` are the bytes that the browser tells of the machine, 0 if it does not."""
+        self._opener = opener
+        self._provider = provider
+        reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
+        self._memory = memory
+        self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
+
+    def about(self) -> DeviceFacts:
+        return DeviceFacts(adapter=self._name, machine_memory=self._memory)
+
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        return dict(self._provider)
+
+    async def create_session(
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
+    ) -> DeviceSession:
+        return await OrtSession.open(await self._opener(model, external, owner), self.get_memory_info())

@@ -1,0 +1,200 @@
+"""onnxruntime-web's CPU execution provider: where there is no WebGPU, or only a software adapter."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from ...graph import GraphDescription
+from ...model_files.genai_config import GenaiConfig
+from ..carried_tensor import CarriedTensor, carried
+from ..element_types import byte_count
+from ..host_memory import view_of
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
+from ..lora_weights import LoraGraph, LoraWeights, silent
+from ..model_memory import ModelMemory
+from ..rope_tables import RopeTables
+from ..run_inputs import HostTensor, Ids, Mask, Positions, Room, RunInput, run_inputs
+from .cpu_graph import WasmGraph
+from .wasm_device import WasmDevice
+
+__all__ = ["WasmModel", "WasmSession", "wasm_memory"]
+
+MADE_IN_JAVASCRIPT = (Ids, Mask, Positions)
+"""The kinds of inputs of each run that web/src/worker/wasm.ts makes itself; caches and states stay there, too."""
+
+HEAP_BYTES = 3 << 30
+"""onnxruntime-web's heap has 4 GiB. While a session is made it holds one weight twice, and a table that is a product's
+weight, too, to the end."""
+
+
+class WasmSequence(Protocol):
+    """One sequence of the session, with its KV cache."""
+
+    def step(self, ids: bytes, past: int, kept: int) -> Awaitable[array[float]]:
+        """float32 [kept, vocab]: the logits of the last `kept` positions of int64 ids [n] after `past` positions."""
+
+    def carried(self, name: str) -> bytes:
+        """The whole cache or state that the input of that name reads."""
+
+    def keep_states(self, slot: int) -> None: ...
+
+    def bring_states(self, slot: int) -> None: ...
+
+    def copy_from(self, other: Any) -> None: ...
+
+    def adopt(self, other: Any, length: int) -> None: ...
+
+    def feed(self, tensors: Sequence[HostTensor]) -> None:
+        """Feed these from now on, in place of those of the same names."""
+
+
+class WasmSession(Protocol):
+    """The engine's one session (web/src/worker/wasm.ts)."""
+
+    def sequence(self, spec: dict[str, Any]) -> WasmSequence:
+        """`spec` as web/src/worker/wasm.ts has it."""
+
+    async def close(self) -> None: ...
+
+
+def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> ModelMemory:
+    """The WebAssembly memory that a model needs."""
+    context = found.about.context_within(config.context_length)
+    sizes = (found.weights, PREFILL_CHUNK, context, found.activations)
+    return ModelMemory(device, found.about, *sizes, room=config.room, most=HEAP_BYTES)
+
+
+class WasmModel(HostSampledModel):
+    """One CPU session; the KV cache of each decoder is kept in JavaScript."""
+
+    device = "wasm"
+
+    def __init__(
+        self,
+        session: WasmSession,
+        memory: ModelMemory,
+        now: Callable[[], float],
+        reason: str | None = None,
+        lora: LoraGraph | None = None,
+        tables: RopeTables | None = None,
+    ):
+        """`reason` is why it is this device, if it was not asked for; `lora` what adapters fill of the graph, `tables`
+        its rotary tables where they depend on the sequence's length."""
+        self.lora = lora or LoraGraph()
+        self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
+        self._session = session
+        self.memory = memory
+        self.adapter = memory.interface.about().adapter
+        self._about = memory.description
+        self._tables = tables
+        self._now = now
+
+    async def trim(self) -> None:
+        """Decoders are not kept here."""
+
+    def _decoder(self, capacity: int) -> HostSampledDecoder:
+        runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables)
+        return HostSampledDecoder(runner, capacity, self._note, self._now)
+
+    def healthy(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class WasmRunner:
+    """One sequence over a cache of `capacity` positions."""
+
+    def __init__(
+        self,
+        session: WasmSession,
+        about: GraphDescription,
+        capacity: int,
+        lora: LoraGraph,
+        tables: RopeTables | None = None,
+    ):
+        self._session, self._about = session, about
+        self.stateful = bool(about.states)
+        length = 0 if about.growing else capacity
+        caches = [(pair.past, pair.present, about.cache_dtype, pair.dims(1, length)) for pair in about.cache]
+        states = [(state.past, state.present, state.dtype, state.dims(1)) for state in about.states]
+        spec = {
+            "ids": about.input_ids,
+            "mask": about.mask,
+            "positions": about.position_ids,
+            "logits": about.logits,
+            "caches": caches,
+            "states": states,
+        }
+        self._sequence = session.sequence(spec)
+        self._vocab = about.vocab_size
+        self.undraftable = undraftable(self.stateful, not about.last_token_only)
+        self._lora = lora
+        self._long = False
+        inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables))
+        self._inputs = [each for each in inputs if not isinstance(each, MADE_IN_JAVASCRIPT)]
+        self._each_run = [each for each in self._inputs if type(each).on_host is not RunInput.on_host]
+        """The providers whose tensors change with each run."""
+        self._feed([*silent(lora), *self._fixed()])
+
+    async def run(self, ids: Sequence[int], past: int) -> array[float]:
+        return await self._run(ids, past, 1)
+
+    async def run_each(self, ids: Sequence[int], past: int) -> list[array[float]]:
+        found, vocab = await self._run(ids, past, len(ids)), self._vocab
+        return [found[start : start + vocab] for start in range(0, len(found), vocab)]
+
+    async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
+        if self._each_run:
+            self._feed([tensor for each in self._each_run for tensor in each.on_host(ids, past)])
+        return await self._sequence.step(array("q", ids).tobytes(), past, kept)
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        if lora is None:
+            self._feed(silent(self._lora))
+        else:
+            slots, spans = lora.graph.slots(lora.rank), lora.spans
+            self._feed([HostTensor(each.name, each.dtype, each.dims, view_of(spans[each.name])) for each in slots])
+
+    def rotate(self, long: bool) -> None:
+        if long != self._long:
+            self._long = long
+            self._feed(self._fixed())
+
+    def _fixed(self) -> list[HostTensor]:
+        """The inputs that stay as they are until the sequence is rotated."""
+        return [tensor for each in self._inputs for tensor in each.fixed_on_host(self._long)]
+
+    def _feed(self, tensors: Sequence[HostTensor]) -> None:
+        if tensors:
+            self._sequence.feed(tensors)
+
+    async def carried(self, name: str, valid: int) -> CarriedTensor:
+        found = carried(self._about, name)
+        return CarriedTensor.read(self._about, found, self._sequence.carried(found.past), valid)
+
+    def keep_states(self, slot: int) -> None:
+        self._sequence.keep_states(slot)
+
+    def bring_states(self, slot: int) -> None:
+        self._sequence.bring_states(slot)
+
+    def copy_from(self, other: WasmRunner) -> None:
+        self._sequence.copy_from(other._sequence)
+
+    def cache_bytes(self, length: int) -> int:
+        return sum(byte_count(self._about.cache_dtype, pair.dims(1, length)) for pair in self._about.cache)
+
+    def kept(self, length: int) -> WasmRunner:
+        made = WasmRunner(self._session, self._about, length, LoraGraph())
+        made.adopt(self, length)
+        return made
+
+    def adopt(self, other: WasmRunner, length: int) -> None:
+        self._sequence.adopt(other._sequence, length)
+
+    def close(self) -> None:
+        """The cache is garbage once nobody holds the sequence."""

@@ -1,0 +1,352 @@
+"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/worker/engine.ts).
+
+The protocols here are the table of the calls. From each method `build.py` writes the call in `_js/engine_calls.py` and
+its type in web/src/worker/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the
+object that has the method; JsGpuEngine has those that are `by_hand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from ...graph import FedLengths
+from ...host.storage_interface import Sink
+from ...memory import BufferRequest
+from ...stages import SamplerProgram
+from ...weights.shared import SharedWeights
+from ..ort_session import ModelSession
+
+__all__ = [
+    "NOT_FUSED",
+    "BeamSpec",
+    "BoundTensor",
+    "Difference",
+    "GpuAdapter",
+    "GpuBuffers",
+    "GpuEngine",
+    "GpuSampling",
+    "GpuSessions",
+    "GpuTapes",
+    "GpuTiming",
+    "SamplerSpec",
+    "WeightPiece",
+]
+
+T = TypeVar("T")
+
+
+def js(place: Literal["engine", "sessions", "tapes"], span: str = "") -> Callable[[T], T]:
+    """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions` or its
+    `tapes`. While a trace is taken, each call is a span of the given name."""
+    return lambda declared: declared
+
+
+def by_hand(declared: T) -> T:
+    """Declares that JsGpuEngine has this method, which is more than one call."""
+    return declared
+
+
+@dataclass(frozen=True)
+class BoundTensor:
+    """A session input or output bound to a buffer; dtype by ONNX Runtime's name, as in 'float16'. Sizes are
+    those of a run_inputs.RunTensor."""
+
+    name: str
+    buffer: int
+    dtype: str
+    dims: tuple[int, ...]
+
+
+class WeightPiece(NamedTuple):
+    """A range of a data file, and the buffer that it goes to; offsets and lengths in bytes."""
+
+    buffer: int
+    offset: int
+    """In the file."""
+    length: int
+    at: int = 0
+    """In the buffer; a multiple of 4."""
+    change: tuple[Any, ...] | None = None
+    """The kind and the fields of a capstan.graph.Change."""
+
+
+@dataclass(frozen=True)
+class SamplerSpec:
+    """Buffers that the sampler reads and advances; sizes in elements."""
+
+    logits: int
+    logits_type: str
+    vocab: int
+    state: tuple[int, int, int]
+    ring: tuple[int, int, int]
+    """Handle, offset and bytes."""
+    ring_capacity: int
+    input_ids: int
+    mask: int
+    max_length: int
+    position_ids: int | None
+    owner: str
+    rows: int = 1
+    """The number of sequences; each buffer has a part for every one."""
+
+
+@dataclass(frozen=True)
+class BeamSpec:
+    """Buffers that a beam search reads and advances, and its options; sizes in elements."""
+
+    logits: int
+    logits_type: str
+    vocab: int
+    rows: int
+    """The beams of all prompts."""
+    beams: int
+    """Those of one prompt."""
+    looked: int
+    """The number of continuations of each beam that compete."""
+    ends: tuple[int, ...]
+    """End-of-sequence ids."""
+    state: tuple[int, int, int]
+    """Handle, offset and bytes."""
+    input_ids: int
+    table: int
+    """u32 [rows, capacity]: the row whose caches hold a position of a row."""
+    scores: int
+    """float32 [rows]."""
+    capacity: int
+    """Positions of a row."""
+    owner: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two float buffers are apart."""
+
+    max_difference: float
+    max_magnitude: float
+    unlike: int
+    """Elements that are finite in just one of the two."""
+    relative: float
+    """Square root of the sum of the squares of the differences, over that of the second buffer's values."""
+
+
+NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
+"""A tape without kernels of its own."""
+
+
+@js("engine")
+class GpuAdapter(Protocol):
+    """The device itself. Errors are those of capstan.errors; sizes and offsets are bytes."""
+
+    number: int
+    """Which device of the page: buffers do not cross from one to another."""
+
+    @by_hand
+    def retain(self) -> Self: ...
+    @by_hand
+    def close(self) -> None: ...
+    def adapter(self) -> dict[str, Any]: ...
+    def healthy(self) -> bool: ...
+    def counters(self) -> dict[str, int]: ...
+    def ledger(self) -> list[dict[str, Any]]: ...
+
+
+@js("engine")
+class GpuBuffers(GpuAdapter, Protocol):
+    """Buffers: made, written, read, compared, and filled from data files."""
+
+    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
+        """Make all buffers or none. Raises OutOfMemoryError if memory is short, which does not lose the device. A
+        cancelled wait frees all of them."""
+
+    def destroy_buffer(self, buffer: int) -> None: ...
+    def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None: ...
+    def fill(self, buffer: int, byte: int) -> None: ...
+    def create_staging(self, label: str, size: int, owner: str) -> int: ...
+    @by_hand
+    async def read_all(self, parts: Sequence[tuple[int, int, bytearray | memoryview]]) -> tuple[float, float]: ...
+    @by_hand
+    async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
+    def execute(self, steps: Sequence[Sequence[Any]]) -> None: ...
+    async def shortlist(
+        self, buffer: int, dtype: str, vocab: int, count: int, start: int = 0, rows: int = 1
+    ) -> Sequence[float]:
+        """The best tokens of `rows` rows of logits that begin at element `start` of a buffer. For each row: the sum of
+        exp(logit - largest), then `count` pairs of logit and token, largest first."""
+
+    def score(self, buffer: int, dtype: str, vocab: int, skipped: int, rows: int, slots: int, first: int) -> None:
+        """Queue the scores of tokens by `rows` rows of logits behind `skipped` others. Slots of four u32, the `first`
+        of which is that of the first row, have a token each; then its logit, the best token, its logit and the sum of
+        exp(logit - best)."""
+
+    @js("engine", span="compare with an eager run")
+    async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
+    @by_hand
+    def shared_weights(self) -> SharedWeights:
+        """The weights that everything on this device shares."""
+
+    @by_hand
+    def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
+        """A sink that fills buffers from a data file."""
+
+
+@js("sessions")
+class GpuSessions(GpuAdapter, Protocol):
+    """Sessions of onnxruntime-web, bound to buffers and run."""
+
+    @by_hand
+    async def open_session(
+        self, model: bytes, weights: Sequence[BoundTensor], owner: str, capture: bool
+    ) -> ModelSession:
+        """A session of any model; `weights` are bound to inputs that the session hides."""
+
+    @by_hand
+    def session_handle(self, session: ModelSession, owner: str) -> int: ...
+    @js("sessions", span="create a session")
+    async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
+        """`cache_bits` are those of an element of the key/value caches, 4 or 8; 0 for the graph's own."""
+
+    async def release_session(self, session: int) -> None: ...
+    def bind(
+        self,
+        session: int,
+        feeds: Sequence[BoundTensor],
+        fetches: Sequence[BoundTensor],
+        lengths: FedLengths | None = None,
+    ) -> int:
+        """A session with its inputs and outputs; those named by `lengths` are filled in at each run."""
+
+    def unbind(self, binding: int) -> None: ...
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
+        """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` those that it
+        adds; `base` is the first position that sliding caches hold."""
+
+    async def idle(self) -> None:
+        """Wait for the end of every run and recording, those of cancelled callers too."""
+
+
+@js("tapes")
+class GpuTapes(GpuAdapter, Protocol):
+    """Runs that are recorded, and tapes that play them."""
+
+    @js("sessions", span="record a run")
+    async def record(self, binding: int) -> dict[str, Any]:
+        """Without memory for what the run allocates, OutOfMemoryError, which is no fault of the device."""
+
+    @js("sessions")
+    def retire(self, binding: int) -> None: ...
+    @js("engine")
+    def recorded_id(self, buffer: int) -> int: ...
+    @js("tapes", span="make a tape")
+    async def make_tape(
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
+    ) -> int:
+        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts: the kernels of its own.
+        Without memory for their scratch, OutOfMemoryError, which is no fault of the device."""
+
+    async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
+        """A tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the buffers
+        that it is to be given again. TapeError if it cannot be stored."""
+
+    @js("tapes", span="restore a stored tape")
+    async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
+        """Make a stored tape again over buffers by recorded id. Raises TapeError; OutOfMemoryError, which is no fault
+        of the device."""
+
+    def tape_scratch(self, tape: int) -> list[int]:
+        """Bytes of each scratch buffer of a tape's kernels."""
+
+    async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
+        """Have a tape's kernels work in (handle, offset, bytes), one for each scratch buffer; for None in buffers that
+        it allocates. On failure they work where they did: OutOfMemoryError."""
+
+    def add_table(self, tape: int, counts: bytes) -> None: ...
+    def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
+    @js("tapes", span="compare with the truth")
+    async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
+        """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
+        web/src/worker/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
+        OutOfMemoryError, which is no fault of the device."""
+
+    async def counts_by_length(
+        self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
+    ) -> bytes: ...
+    async def counts_of_step(self, tape: int, length: int) -> bytes: ...
+    def close_tape(self, tape: int) -> None: ...
+    @js("sessions")
+    def drop_recording(self, recording: int) -> None: ...
+    def play_once(self, tape: int, length: int) -> None: ...
+
+
+@js("tapes")
+class GpuSampling(GpuAdapter, Protocol):
+    """Picks on the device, and bursts of steps with them."""
+
+    def make_sampler(self, spec: SamplerSpec) -> int: ...
+    @by_hand
+    def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
+    def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
+        """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
+
+    def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
+        """Write a stage's own words in a row's memory, or the first of them. Only after a program with `own_at`."""
+
+    def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
+        """Write the memory of the rows from `row` on: `SamplerProgram.row` of each sequence. Only after a program with
+        `row_words`."""
+
+    def destroy_sampler(self, sampler: int) -> None: ...
+    def burst(
+        self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        """The fields of a Burst but its ids, then the ids, row by row."""
+
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
+        """Let steps find drafts, for a tape over `positions` positions: its ids and logits. After each program."""
+
+    def drafted_burst(
+        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        """As `burst`, of drafted steps over a tape of `positions` positions, with as many ids each; 0xFFFFFFFE for what
+        was not picked. `length` is the sequence's at most."""
+
+    def make_beam_search(self, spec: BeamSpec) -> int: ...
+    def destroy_beam_search(self, search: int) -> None: ...
+    def beam_burst(
+        self, tape: int, search: int, picks: int, choose_first: bool, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        """As `burst`, with choices of a beam search for picks, and for ids the records of each step: u32 words, as
+        web/src/worker/shaders/sampler/beams.wgsl has them."""
+
+    def eager_burst(
+        self, binding: int, valid: int, sampler: int, cursor: int, base: int = 0
+    ) -> Awaitable[Sequence[float]]: ...
+
+
+@js("tapes")
+class GpuTiming(GpuAdapter, Protocol):
+    """How long work takes on the device."""
+
+    @js("engine")
+    async def work_done(self) -> float:
+        """Wait until the device has done what was submitted by now; when that was, on the worker's clock."""
+
+    async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
+        """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
+
+    async def operation_times(
+        self, tape: int, sampler: int, length: int
+    ) -> list[tuple[int, str, float, list[tuple[str, str, int]]]]:
+        """(place, label, milliseconds, bindings) of each dispatch of a step, each in a pass of its own; a binding is
+        the buffer's label, its category and the bytes that are bound. The sampler's are not told."""
+
+    async def replay(
+        self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int
+    ) -> float:
+        """Milliseconds a pick in bursts that JavaScript alone submits and reads."""
+
+
+class GpuEngine(GpuBuffers, GpuSessions, GpuTapes, GpuSampling, GpuTiming, Protocol):
+    """One WebGPU device with onnxruntime-web on it: all of the above."""

@@ -1,0 +1,354 @@
+"""Loading a model onto WebGPU: its weights, its sessions, and what earlier loads found out about it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+
+from ...errors import CapstanError, DeviceUnavailableError
+from ...fallback import fall_back
+from ...graph import GraphDescription, WeightEntry
+from ...host.load_times import phase
+from ...host.notes import Notes, build
+from ...host.storage_interface import Progress
+from ...memory import Capabilities
+from ...model_files.genai_config import GenaiConfig
+from ...tape import PASSES
+from ...weights.shared import Lease, SharedWeights
+from ..model_interface import TapeOptions
+from ..model_memory import ModelMemory
+from .gpu_engine import GpuEngine, GpuSessions
+from .prefill_chunk import prefill_chunk
+from .tapes.stored_tapes import StoredTapes, expects_stored
+from .tapes.verdicts import Verdicts
+from .webgpu_device import WebGpuDevice
+from .webgpu_graphs import Graphs, OpenWeights
+from .weight_lease import lease
+
+__all__ = ["Loaded", "eager_picks", "load", "load_adapted", "release_made", "webgpu_memory"]
+
+LARGE, LATE = 64 << 20, 24
+"""On software adapters steps over more bytes of weights are recorded after so many eager ones; see eager_picks."""
+
+
+numbers = count(1)
+"""Numbers the models of this page, so that each is an owner of its own in the ledger."""
+
+
+@dataclass(frozen=True)
+class LoraSource:
+    """The source of models for LoRA adapters: their graphs by rank, and the weights."""
+
+    graphs: Callable[[int], Awaitable[Graphs]]
+    """For a rank."""
+    shared: SharedWeights
+    open_weights: OpenWeights
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything that a WebGpuModel is made of, and that it frees when it closes."""
+
+    interface: WebGpuDevice
+    memory: ModelMemory
+    graphs: Graphs
+    leases: Sequence[Lease]
+    weights: dict[str, int]
+    """Buffers by name."""
+    sessions: Mapping[str, int]
+    """The sessions that all sequences share, by name: 'prefill'. Decoders have one each."""
+    ahead: asyncio.Future[int] | None
+    """The first sequence's captured session, made beside the load of the weights."""
+    stored: StoredTapes
+    verdicts: Verdicts
+    name: str
+    owner: str
+    config: GenaiConfig
+    contents: Sequence[str | None]
+    """The name under which each data file's bytes are shared; None if its source has no identity."""
+    notes: Notes | None
+    """Storage for findings about decode steps; None unless a later load can identify the same weights."""
+    lora: LoraSource | None
+    """The source of graphs for LoRA adapters; None for a model without inputs for them."""
+    in_place: bool
+    """Whether attention may write into the caches that it reads."""
+
+    @property
+    def engine(self) -> GpuEngine:
+        return self.interface.engine
+
+    @property
+    def about(self) -> GraphDescription:
+        """The graph of decode steps."""
+        return self.graphs.description
+
+    @property
+    def cache_bits(self) -> int:
+        """Bits of an element of quantized caches; 0 if they are not."""
+        return self.config.decoder.kv_cache_bits
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens of a prefill run."""
+        return self.memory.chunk
+
+
+def passes_for(software: bool) -> tuple[str, ...]:
+    """The passes over a recorded step unless the user chooses.
+
+    Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
+    software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
+    runs and steps of several rows takes longer than they save.
+    """
+    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
+
+
+def eager_picks(software: bool, graphs: Graphs) -> int:
+    """The picks after which recording and checking a decode step begins to pay: one, since the first token needs no
+    step. On a software adapter both take as long as LATE eager steps, so that they are worth it where an answer is
+    longer than that.
+
+    Measured with SmolLM2-135M on SwiftShader (two cores, 2026-11-25): 57 s, eager steps of 2.4 s, replayed ones of 0.7.
+    """
+    size = sum(entry.length for entry in graphs.weights)
+    return LATE if software and size > LARGE else 1
+
+
+def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
+    """The GPU memory that the rewritten graphs need."""
+    software, context = interface.about().software, graphs.description.context_within(config.context_length)
+    chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
+    about = graphs.description
+    possible = "rows" in passes_for(software) and about.capturable and not about.states
+    return ModelMemory(
+        interface,
+        about,
+        graphs.weights,
+        chunk,
+        context,
+        graphs.activations,
+        joint=lambda rows, capacity: possible,
+        split=graphs.split,
+        room=config.room,
+    )
+
+
+async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: str, cache_bits: int) -> int:
+    model, capture = graphs.sessions[name].model, name == "decoder"
+    with phase("decode session" if capture else "session"):
+        return await engine.create_session(model, capture=capture, owner=owner, cache_bits=cache_bits)
+
+
+async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
+    """Release a session without a user, once it is made."""
+    with suppress(CapstanError):
+        await engine.release_session(await made)
+
+
+def require_capable(found: Capabilities, about: GraphDescription) -> bool:
+    """Whether past and present may be one buffer. Raises DeviceUnavailableError for a missing capability without a step
+    down."""
+    reasons = dict(found.missing)
+    if not found.staging:
+        raise DeviceUnavailableError(
+            f"nothing can be read back from this adapter: {reasons['staging']}; use device='wasm'"
+        )
+    if about.needs_f16 and not found.f16:
+        raise DeviceUnavailableError(
+            f"the model computes in float16 and {reasons['f16']}; "
+            "export it with use_webgpu_fp32=true, or use device='wasm'"
+        )
+    if not found.in_place_cache:
+        instead = "caches are written apart and copied after each step, which is neither captured nor taped"
+        fall_back("one buffer for past and present", reasons["in_place_cache"], instead)
+    return found.in_place_cache
+
+
+def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
+    """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
+    device = asdict(interface.about())
+    told = [
+        build(),
+        device | {"features": sorted(device["features"])},
+        hashlib.sha256(graphs.sessions["decoder"].model).hexdigest(),
+        contents,
+    ]
+    return json.dumps(told, sort_keys=True)
+
+
+async def load(
+    interface: WebGpuDevice,
+    shared: SharedWeights,
+    url: str,
+    reading: Awaitable[Graphs],
+    config: GenaiConfig,
+    options: TapeOptions,
+    open_weights: OpenWeights,
+    progress: Progress,
+    notes: Notes | None = None,
+    lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
+) -> Loaded:
+    """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
+    failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later
+    loads. `lora_graphs` are those for adapters of a rank."""
+    engine = interface.engine
+    probing = asyncio.ensure_future(probed(interface, notes, url))
+    try:
+        graphs = await reading
+        memory = webgpu_memory(interface, graphs, config)
+        memory.before_load(progress)
+    except BaseException:
+        probing.cancel()
+        await asyncio.wait([probing])
+        raise
+    owner = f"{url} model {next(numbers)}"
+    bits = config.decoder.kv_cache_bits
+    # Weights do not wait for the first probe of an adapter, for which onnxruntime-web has to be compiled. The sessions
+    # are made after it, so that no buffer of its runs counts as theirs.
+    coming = asyncio.ensure_future(weights_of(engine, shared, graphs, open_weights, url, progress))
+    making = ahead = None
+    try:
+        found, stores = await probing
+        making = asyncio.ensure_future(make_session(engine, graphs, "prefill", owner, bits))
+        in_place = require_capable(found, graphs.description) and not graphs.description.growing
+        taped = options.capture == "tape" and stores
+        soon = eager_picks(interface.about().software, graphs) == 1
+        if options.capture != "off" and in_place and not graphs.description.uncapturable and not taped and soon:
+            ahead = asyncio.ensure_future(make_session(engine, graphs, "decoder", f"{owner} sequence 1", bits))
+        leases, contents = await coming
+        session = await asyncio.shield(making)
+    except BaseException:
+        # They go on if this wait is cancelled too.
+        await asyncio.shield(given_up(engine, coming, [made for made in (making, ahead) if made]))
+        raise
+    weights = {
+        entry.name: buffer
+        for (_, entries), lease in zip(by_location(graphs.weights), leases, strict=True)
+        for entry, buffer in zip(entries, lease.buffers, strict=True)
+    }
+    # A later load cannot identify weights whose source has no identity.
+    kept = notes if None not in contents else None
+    stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
+    lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
+    return Loaded(
+        interface=interface,
+        memory=memory,
+        graphs=graphs,
+        leases=leases,
+        weights=weights,
+        sessions={"prefill": session},
+        ahead=ahead,
+        stored=stored,
+        verdicts=verdicts,
+        name=url,
+        owner=owner,
+        config=config,
+        contents=contents,
+        notes=kept,
+        lora=lora,
+        in_place=in_place,
+    )
+
+
+async def probed(interface: WebGpuDevice, notes: Notes | None, url: str) -> tuple[Capabilities, bool]:
+    """The device's capabilities, and whether a note tells of stored tapes of the model."""
+    with phase("probe"):
+        return await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
+
+
+async def weights_of(
+    engine: GpuEngine,
+    shared: SharedWeights,
+    graphs: Graphs,
+    open_weights: OpenWeights,
+    url: str,
+    progress: Progress,
+) -> tuple[list[Lease], list[str | None]]:
+    """The weights of each data file, and the names of these files' contents; nothing stays allocated on failure."""
+    leases: list[Lease] = []
+    contents: list[str | None] = []
+    with ExitStack() as undo:
+        for location, entries in by_location(graphs.weights):
+            with phase("weights"):
+                file = await open_weights(location)
+                told = partial(progress, location)
+                leases.append(await lease(engine, shared, file, entries, url + location, told))
+            undo.callback(leases[-1].release)
+            contents.append(file.content)
+        undo.pop_all()
+    return leases, contents
+
+
+async def given_up(
+    engine: GpuSessions, coming: asyncio.Future[tuple[list[Lease], list[str | None]]], made: Sequence[Awaitable[int]]
+) -> None:
+    """Free what a load that failed has made, once it is there."""
+    coming.cancel()
+    await asyncio.wait([coming])
+    if not coming.cancelled() and coming.exception() is None:
+        for held in coming.result()[0]:
+            held.release()
+    await asyncio.gather(*(release_made(engine, each) for each in made))
+
+
+def by_location(weights: Sequence[WeightEntry]) -> list[tuple[str, list[WeightEntry]]]:
+    """Weights by their data file."""
+    locations = sorted({entry.location for entry in weights})
+    return [(location, [entry for entry in weights if entry.location == location]) for location in locations]
+
+
+def remembered(
+    interface: WebGpuDevice,
+    graphs: Graphs,
+    contents: Sequence[str | None],
+    notes: Notes | None,
+    name: str,
+    weights: dict[str, int],
+    told: bool = True,
+) -> tuple[StoredTapes, Verdicts]:
+    """The tapes and verdicts that earlier loads stored for these graphs; `told` is whether a note tells of tapes."""
+    facts = facts_of(interface, graphs, contents)
+    return StoredTapes(interface.engine, notes, name, facts, weights, told), Verdicts(notes, name, facts)
+
+
+async def load_adapted(base: Loaded, rank: int) -> Loaded:
+    """The same model for adapters of a rank, over the same weights: a prefill session of its own, and nothing read but
+    weights that the other graphs have put together in another way. Nothing stays allocated on failure."""
+    source, interface = base.lora, base.interface
+    assert source is not None, "asked of models with inputs for adapters"
+    graphs = await source.graphs(rank)
+    engine, owner, name = interface.engine, f"{base.owner} LoRA {rank}", f"{base.name} with LoRA of rank {rank}"
+    memory = webgpu_memory(interface, graphs, base.config)
+    known = set(base.graphs.weights)
+    weights = {entry.name: base.weights[entry.name] for entry in graphs.weights if entry in known}
+    leases: list[Lease] = []
+    with ExitStack() as undo:
+        for location, entries in by_location([entry for entry in graphs.weights if entry not in known]):
+            file, place = await source.open_weights(location), f"{base.name}{location}"
+            leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
+            undo.callback(leases[-1].release)
+            weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+        session = await make_session(engine, graphs, "prefill", owner, base.cache_bits)
+        undo.pop_all()
+    stored, verdicts = remembered(interface, graphs, base.contents, base.notes, name, weights)
+    interface.retain()
+    return replace(
+        base,
+        memory=memory,
+        graphs=graphs,
+        leases=leases,
+        weights=weights,
+        sessions={"prefill": session},
+        ahead=None,
+        stored=stored,
+        verdicts=verdicts,
+        name=name,
+        owner=owner,
+        lora=None,
+    )

@@ -1,0 +1,93 @@
+"""The taped step of one sequence over several positions: recorded as a step over one position, widened, and compared
+with steps over one."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from ....memory import BufferRequest, DeviceBuffer
+from ...element_types import byte_count
+from ..gpu_engine import GpuEngine
+from ..sequence_buffers import SequenceBuffers
+from .row_tapes import LONG, PROBED, OneRow, TapeKind, require_steps_of_one
+from .stored_tapes import Span
+
+__all__ = ["DraftBuffers", "draft_kind"]
+
+
+@dataclass
+class DraftBuffers:
+    """The buffers of a step over several positions besides the sequence's."""
+
+    positions: int
+    input_ids: DeviceBuffer
+    """int64 [positions]."""
+    logits: DeviceBuffer
+    """[positions, vocab] in the model's type."""
+
+    @classmethod
+    async def allocate(cls, buffers: SequenceBuffers, positions: int) -> DraftBuffers:
+        """Raises OutOfMemoryError, and nothing stays allocated."""
+        row = byte_count(buffers.about.logits_dtype, (buffers.about.vocab_size,))
+        requests = [
+            BufferRequest("draft ids", 8 * positions, "io"),
+            BufferRequest("draft logits", -(-positions * row // 4) * 4, "io"),
+        ]
+        return cls(positions, *await buffers.device.allocate_all(requests, buffers.owner))
+
+    def bound(self, buffers: SequenceBuffers) -> dict[str, Span]:
+        """The parts of buffers that the step's kernels bind, by the names of the sequence's buffers."""
+        state = buffers.spans["state"]
+        whole = {"input ids": self.input_ids, "logits": self.logits}
+        for pair, span in zip(buffers.about.cache, buffers.cache_spans, strict=True):
+            whole[f"kv {pair.past}"] = span.buffer
+        spans = {name: (buffer.handle, 0, buffer.size) for name, buffer in whole.items()}
+        return {"state": (state.buffer.handle, state.offset, state.length), **spans}
+
+    def close(self) -> None:
+        self.input_ids.close()
+        self.logits.close()
+
+
+async def draft_kind(engine: GpuEngine, one: OneRow, positions: int) -> TapeKind[DraftBuffers]:
+    """The step over the last token and the drafts behind it. Raises OutOfMemoryError."""
+    buffers = one.buffers
+    drafts = await DraftBuffers.allocate(buffers, positions)
+
+    async def check(tape: int) -> None:
+        for length in dict.fromkeys((PROBED[0], LONG[buffers.device.about().software])):
+            await _check(engine, one, tape, drafts, min(length, buffers.capacity - positions - 1))
+
+    name, bound = f"step over {positions} positions", drafts.bound(buffers)
+    return TapeKind(name, positions, 1, drafts, bound, buffers.owner, check, along=True)
+
+
+async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers, length: int) -> None:
+    """Compare a step behind `length` positions with steps of one: the logits of each position, and the caches."""
+    buffers, device = one.buffers, one.buffers.device
+    about, positions, ids, logits = buffers.about, drafts.positions, drafts.input_ids, drafts.logits
+    row = byte_count(about.logits_dtype, (about.vocab_size,))
+    requests = [BufferRequest("copy", logits.size, "kernels")]
+    requests += [BufferRequest("copy", span.length, "kernels") for span in buffers.cache_spans]
+    expected, *copies = await device.allocate_all(requests, "tape check")
+    try:
+        await one.prefill([(7 * i + 3) % about.vocab_size for i in range(length)], 0)
+        buffers.slide_for_check(length)
+        tokens = [(11 * i + 5) % about.vocab_size for i in range(positions)]
+        for place, token in enumerate(tokens):
+            one.step_through([token], length + place)
+            device.copy_tensors([(buffers.spans["logits"].sub(0, row), expected.span(place * row, row))])
+        kept = [copy.span(0, span.length) for copy, span in zip(copies, buffers.cache_spans, strict=True)]
+        device.copy_tensors(list(zip(buffers.cache_spans, kept, strict=True)))
+        # Other tokens, so that what the step does not write shows.
+        one.step_through([(token + 1) % about.vocab_size for token in reversed(tokens)], length)
+        engine.fill(logits.handle, 0xFF)
+        device.copy_cpu_to_device(ids.span(0, 8 * positions), array("q", tokens))
+        buffers.set_length(length + 1)
+        engine.play_once(tape, length + positions)
+        told = f"a step over {positions} positions behind {length} differs from steps of one"
+        await require_steps_of_one(engine, told, buffers, (logits.handle, expected.handle, positions * row), copies)
+    finally:
+        for copy in (expected, *copies):
+            copy.close()

@@ -1,0 +1,52 @@
+"""The steps from a captured session's first run to a tape: record, make, check."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ....tape import Recording
+from ..gpu_engine import NOT_FUSED, GpuTapes
+
+__all__ = ["Check", "make_tape", "recorded"]
+
+Check = Callable[[int], Awaitable[None]]
+"""Raises TapeCheckError for a tape that does something else than the eager run."""
+
+
+@asynccontextmanager
+async def recorded(engine: GpuTapes, binding: int) -> AsyncIterator[Recording]:
+    """The recording of a bound captured session's first run; dropped at the end. Raises TapeError."""
+    recording = Recording.from_json(await engine.record(binding))
+    try:
+        yield recording
+    finally:
+        engine.drop_recording(recording.handle)
+
+
+async def make_tape(
+    engine: GpuTapes,
+    recording: Recording,
+    played: Sequence[Any],
+    written: Sequence[int],
+    *,
+    fused: Mapping[str, Any] = NOT_FUSED,
+    tables: Sequence[bytes] = (),
+    check: Check | None = None,
+) -> int:
+    """A tape that `check` let pass; it is closed on failure.
+
+    `played` are its commands, `written` the recorded buffers that others may write, `fused` the kernels of ours that
+    `played` names, `tables` the workgroup counts by length. Raises TapeError, OutOfMemoryError.
+    """
+    tape = await engine.make_tape(recording.handle, played, written, fused)
+    try:
+        for table in tables:
+            engine.add_table(tape, table)
+        if check:
+            await check(tape)
+    except BaseException:
+        engine.close_tape(tape)
+        raise
+    return tape

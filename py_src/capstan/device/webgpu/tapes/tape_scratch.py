@@ -1,0 +1,85 @@
+"""Scratch of the kernels of tapes: buffers that each tape allocates, or the user's, in which tapes take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+from ....fallback import fall_back
+from ....memory import DeviceSpan
+from ..gpu_engine import GpuTapes
+
+__all__ = ["TapeScratch", "largest"]
+
+
+def largest(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Bytes of buffers, largest first, that are enough for these and for those."""
+    return [max(pair) for pair in zip_longest(first, second, fillvalue=0)]
+
+
+class TapeScratch:
+    """The scratch of the tapes of one sequence, or of joint rows. Steps reach the device in order, and none reads what
+    another one left, so that all may have the same buffers."""
+
+    def __init__(self, engine: GpuTapes, note: Callable[[int, Sequence[int]], None]) -> None:
+        """`note` is told how many rows each tape is for, and the bytes of the buffers that it needs, largest first."""
+        self._engine = engine
+        self._note = note
+        self._tapes: dict[int, list[int]] = {}
+        """Bytes of each scratch buffer, by tape."""
+        self.given: Sequence[DeviceSpan] | None = None
+        """From offset 0 of their buffers, largest first."""
+
+    async def add(self, tape: int, what: str, rows: int = 1) -> None:
+        """Take care of a tape that was made. One that needs more than was given keeps scratch of its own."""
+        sizes = self._engine.tape_scratch(tape)
+        self._tapes[tape] = sizes
+        self._note(rows, sorted(sizes, reverse=True))
+        if self.given is None or not sizes:
+            return
+        if self._fits(tape, self.given):
+            await self._move(tape, self.given)
+        else:
+            needed, there = (sum(given) for given in (sizes, [span.length for span in self.given]))
+            needs = f"{what} needs {len(sizes)} buffers of {needed} bytes in all"
+            fall_back(
+                "given scratch",
+                f"{needs}, and {len(self.given)} of {there} bytes were given",
+                "that tape has scratch of its own; query_memory_requirements tells what all need",
+            )
+
+    def drop(self, tape: int) -> None:
+        """Forget a tape that is closed."""
+        self._tapes.pop(tape, None)
+
+    async def give(self, spans: Sequence[DeviceSpan] | None) -> None:
+        """Have all tapes work in these buffers, or each in scratch of its own again. On failure all work where they
+        did; raises OutOfMemoryError."""
+        old, moved = self.given, list[int]()
+        try:
+            for tape in self._tapes:
+                if self._fits(tape, spans) or self._fits(tape, old):
+                    await self._move(tape, spans)
+                    moved.append(tape)
+        except BaseException:
+            for tape in moved:
+                await self._move(tape, old)
+            raise
+        self.given = spans
+
+    def _fits(self, tape: int, spans: Sequence[DeviceSpan] | None) -> bool:
+        sizes = sorted(self._tapes[tape], reverse=True)
+        there = [span.length for span in spans or ()]
+        return bool(sizes) and len(sizes) <= len(there) and all(map(int.__le__, sizes, there))
+
+    async def _move(self, tape: int, spans: Sequence[DeviceSpan] | None) -> None:
+        """Have a tape use these buffers, its largest part the first one; its own if they are too few or too small."""
+        if spans is None or not self._fits(tape, spans):
+            await self._engine.give_scratch(tape, None)
+            return
+        sizes = self._tapes[tape]
+        parts = [(0, 0, 0)] * len(sizes)
+        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        for number, span in zip(order, spans, strict=False):
+            parts[number] = span.buffer.handle, span.offset, sizes[number]
+        await self._engine.give_scratch(tape, parts)

@@ -1,0 +1,399 @@
+"""The product's device: onnxruntime-web's WebGPU EP, weights shared by all sessions, decode steps from a tape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError
+from ...fallback import fall_back
+from ...host.notes import Notes
+from ...host.storage_interface import Progress
+from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
+from ...model_files.genai_config import GenaiConfig
+from ...weights.shared import SharedWeights
+from ..lora_weights import LoraGraph, LoraWeights
+from ..model_interface import TapeOptions
+from ..model_memory import Lent
+from ..row_interface import RowDecoder
+from ..run_inputs import FREE
+from ..separate_rows import separate_rows
+from .decoder import WebGpuDecoder
+from .loaded_model import Loaded, load, passes_for
+from .prefill_pace import BOUND_MS, PrefillPace, RunSize
+from .row_source import RowSource
+from .rows import WebGpuRows, give_scratch, sequences_of
+from .scored_runs import ScoredRuns
+from .sequence_buffers import SequenceBuffers
+from .step_source import StepSource
+from .tapes.decode_step import DecodeStep
+from .tapes.draft_tapes import DraftBuffers
+from .tapes.prefill_tapes import PrefillTapes
+from .tapes.row_tapes import RowTape
+from .tapes.tape_scratch import TapeScratch, largest
+from .webgpu_device import WebGpuDevice
+from .webgpu_graphs import Graphs, OpenWeights
+
+__all__ = ["WebGpuModel"]
+
+
+class WebGpuModel:
+    """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
+
+    device = "webgpu"
+
+    def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
+        """`run_tokens` is the size of prefill runs that an earlier load settled."""
+        self.interface = loaded.interface
+        self._engine = loaded.engine
+        self._loaded = loaded
+        self.lora = LoraGraph(loaded.graphs.lora, loaded.graphs.others)
+        self._sample: LoraWeights | None = None
+        """The adapters that were asked for last: a step is recorded and compared with them."""
+        self._capture = options.capture
+        self._made = 0
+        self._allocating = asyncio.Lock()
+        self._scratch: dict[tuple[int, int], int] = {}
+        """Scratch bytes by rows and capacity: of a sequence, and of what joint rows have besides."""
+        self._between: dict[tuple[int, int], Sequence[int]] = {}
+        """Bytes of the buffers between the kernels of tapes, in the same way."""
+        self._untaped: dict[int, str] = {}
+        """Why steps of a capacity have no tape."""
+        self._longest = 0
+        """Tokens of the longest prefill run."""
+        self._usual_burst: int | None = None
+        """The adapted picks a burst of the sequence that was given back last."""
+        self._free: list[WebGpuDecoder] = []
+        self._decoders: list[WebGpuDecoder] = []
+        self._making: set[asyncio.Future[WebGpuDecoder]] = set()
+        self._dropping: set[asyncio.Future[None]] = set()
+        self._closed = False
+        about = loaded.interface.about()
+        self.adapter = about.adapter
+        self._passes = passes_for(about.software) if options.passes is None else options.passes
+        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
+        keep = partial(loaded.verdicts.write_run, loaded.chunk, bound)
+        self._pace = PrefillPace(self._engine, RunSize(loaded.chunk, bound, run_tokens), keep)
+        self._steps = StepSource(loaded, options, self._passes, self._pace)
+        self._warm_up = not about.software
+        """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
+        self.memory = replace(
+            loaded.memory,
+            measured=self._measured,
+            joint=self._joint,
+            apart=not loaded.in_place and not loaded.about.growing,
+            tape_scratch=self._tape_scratch,
+        )
+        self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
+
+    @classmethod
+    async def load(
+        cls,
+        interface: WebGpuDevice,
+        shared: SharedWeights,
+        url: str,
+        reading: Awaitable[Graphs],
+        config: GenaiConfig,
+        options: TapeOptions,
+        open_weights: OpenWeights,
+        progress: Progress,
+        notes: Notes | None = None,
+        lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
+    ) -> WebGpuModel:
+        """See `loading.load`."""
+        loaded = await load(
+            interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
+        )
+        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
+        return cls(loaded, options, await loaded.verdicts.read_run(loaded.chunk, bound))
+
+    async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
+        """A decoder of that capacity: a free one, else a new one, over buffers that are given; they are let go on
+        failure. It is recorded and checked, unless it may be `unrecorded`."""
+        self._require_open()
+        for i, free in enumerate(self._free):
+            if given is None and free.capacity == capacity:
+                free.require(self._steps.key(capacity))
+                found = self._free.pop(i)
+                found.rotate(False)
+                if not unrecorded:
+                    await self._completed(found)
+                return found
+        making = asyncio.ensure_future(self._make_decoder(capacity, given, unrecorded))
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
+        try:
+            decoder = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # GPU work cannot be cancelled and needs its buffers: the decoder is finished and serves the next sequence.
+            making.add_done_callback(self._keep)
+            raise
+        self._require_open()
+        return decoder
+
+    async def _completed(self, decoder: WebGpuDecoder) -> None:
+        """Record the step of a decoder that was free, and is again on failure."""
+        with ExitStack() as undo:
+            undo.callback(self._freed, decoder)
+            await decoder.record()
+            undo.pop_all()
+
+    def _freed(self, decoder: WebGpuDecoder) -> None:
+        """Keep a decoder for the next sequence."""
+        if not self._closed:
+            self._free.append(decoder)
+
+    async def row_decoder(
+        self,
+        rows: int,
+        capacity: int,
+        pools: Pools | None = None,
+        lora: LoraWeights | None = None,
+        unrecorded: bool = False,
+    ) -> RowDecoder:
+        """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another.
+        The only row of a caller who gave neither buffers nor adapters may be `unrecorded`."""
+        self._require_open()
+        self._sample = lora
+        if unrecorded and rows == 1 and pools is None and lora is None:
+            return await self.decoder(capacity, unrecorded=True)
+        lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
+        scratch = lent.scratch if lent is not None else None
+        async with AsyncExitStack() as undo:
+            if scratch is not None:
+                undo.callback(scratch.end)
+            made = await self._row_decoder(rows, capacity, lora, lent)
+            if scratch is not None:
+                undo.push_async_callback(made.close)
+                await give_scratch(made, scratch)
+            undo.pop_all()
+        return made
+
+    async def _row_decoder(self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None) -> WebGpuRows:
+        """Rows over the lent buffers; a failure releases these, but not the scratch."""
+        if self.memory.requirements(rows, capacity).rows == "joint":
+            joint = await self._rows.take(rows, capacity, lent)
+            self._require_open()
+            if joint is not None:
+                joint.set_lora(lora)
+                return joint
+            if lent is not None and (lent.rows is not None or any(lent.sequences)):
+                raise BufferMismatchError(
+                    f"pools were given for {rows} rows in one step, which there cannot be: "
+                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now tells those of separate rows"
+                )
+        return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        self._require_open()
+        rows = cast(WebGpuRows, decoder)
+        loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
+        try:
+            await give_scratch(rows, loan)
+        except BaseException:
+            if loan is not None and rows.lent is not loan:
+                loan.end()
+            raise
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        rows = cast(WebGpuRows, decoder)
+        rows.set_lora(lora)
+        return rows
+
+    def made(self, decoder: WebGpuRows) -> bool:
+        """Whether rows are of this model, not of one for adapters of another rank or none."""
+        return all(one in self._decoders for one in sequences_of(decoder))
+
+    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
+        """A tape of a decoder's steps over that many positions, or the reason for none."""
+        if "rows" not in self._passes:
+            return "the pass 'rows', which makes steps over several positions, is off on this adapter"
+        return await self._rows.drafts(one, positions)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the model {self._loaded.name} was closed; load it again")
+
+    def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
+        """Keep a finished decoder whose caller was cancelled, unless its buffers are the user's."""
+        if making.cancelled() or making.exception() is not None or self._closed:
+            return
+        decoder = making.result()
+        if decoder.reusable:
+            self._free.append(decoder)
+        else:
+            dropping = asyncio.ensure_future(self._drop(decoder))
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
+
+    async def trim(self) -> None:
+        await self._rows.trim()
+        free, self._free = self._free, []
+        for decoder in free:
+            await self._drop(decoder)
+
+    async def _drop(self, decoder: WebGpuDecoder) -> None:
+        self._decoders.remove(decoder)
+        await decoder.destroy()
+
+    async def give_back(self, decoder: WebGpuDecoder) -> None:
+        """Take back an unused decoder, for the next sequence of its capacity; destroy it if its buffers are the
+        user's."""
+        self._note_scratch(decoder)
+        self._usual_burst = decoder.usual_burst
+        if decoder.reusable:
+            self._free.append(decoder)
+        else:
+            await self._drop(decoder)
+
+    async def _make_decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
+        async with AsyncExitStack() as undo:
+            if given is not None:
+                undo.callback(given.end)
+            decoder = await self._made_decoder(capacity, given, unrecorded, undo)
+            undo.pop_all()
+        if self._usual_burst is not None:
+            decoder.usual_burst = self._usual_burst
+        self._decoders.append(decoder)
+        self._note_scratch(decoder)
+        return decoder
+
+    async def _made_decoder(
+        self, capacity: int, given: Loan | None, unrecorded: bool, undo: AsyncExitStack
+    ) -> WebGpuDecoder:
+        """A new decoder; `undo` frees what it owns."""
+        self.memory.fit(1, capacity).require()
+        loaded, about = self._loaded, self._loaded.about
+        async with self._allocating:
+            buffers = await SequenceBuffers.allocate(
+                self.interface,
+                about,
+                capacity,
+                loaded.chunk,
+                f"{loaded.owner} sequence {self._made + 1}",
+                offset_alignment=self.memory.alignment().span_offset,
+                given=given,
+                in_place=loaded.in_place,
+                tables=loaded.graphs.rope_tables,
+                window_tables=loaded.graphs.window_tables,
+            )
+            # The first that has buffers is the first that takes a session.
+            self._made += 1
+        undo.callback(buffers.destroy)
+        if self._sample is not None and not self._sample.buffer.closed:
+            buffers.set_lora(self._sample)
+        scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
+        step = await self._steps.decode_step(buffers, unrecorded)
+        undo.push_async_callback(step.release)
+        await self._note_step(step, capacity, scratch)
+        prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
+        undo.callback(self._engine.unbind, prompt)
+        tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
+        return WebGpuDecoder(self._engine, about, buffers, scratch, step, prompt, self._pace, tapes, self)
+
+    async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
+        """Take care of the scratch of a step's tape; remember the reason where there is none."""
+        if step.tape:
+            await scratch.add(step.tape, "the decode step")
+        elif not step.unrecorded:
+            self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
+
+    def _note_scratch(self, decoder: WebGpuDecoder) -> None:
+        """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
+        if decoder.scratch.given is not None:
+            return
+        of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
+        self._longest = max(self._longest, decoder.longest_run)
+        self._scratch[0, 0] = of.get(self._loaded.owner, 0)
+        self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
+
+    def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
+        """The allocated scratch; at least the estimate for a chunk, while no run was as long as one."""
+        each, chunk = self._scratch.get((1, capacity)), min(self._loaded.chunk, capacity)
+        if each is None:
+            return None
+        # The joint rows' step allocates scratch for its kernels only, so their sizes are its scratch.
+        together = sum(self._between.get((rows, capacity), ())) if kind == "joint" else 0
+        found = self._scratch[0, 0] + (together + each if kind == "joint" else rows * each)
+        known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
+        if self._longest >= chunk:
+            return PoolSize(found, exact=known)
+        return PoolSize(max(found, self._loaded.graphs.activations.peak(1, chunk, capacity)), exact=False)
+
+    def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
+        """Remember what a tape needs between its kernels."""
+        self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
+
+    def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
+        """Bytes of each scratch buffer of the tapes made so far, or the reason why these are unknown."""
+        if self._capture != "tape" or capacity in self._untaped:
+            reason = self._untaped.get(capacity, f"capture is {self._capture!r}")
+            return f"only the kernels of a tape take it, onnxruntime-web allocates the rest itself, and {reason}"
+        wanted = [(1, capacity), (rows, capacity)] if kind == "joint" else [(1, capacity)]
+        if any(key not in self._between for key in wanted):
+            return f"not yet known: no step of {capacity} positions was taped; prepare a generator, and ask again"
+        found: Sequence[int] = ()
+        for key in wanted:
+            found = largest(found, self._between[key])
+        return found
+
+    def _joint(self, rows: int, capacity: int) -> bool:
+        """Whether one step is to advance so many rows."""
+        loaded = self._loaded
+        able = self._capture == "tape" and loaded.in_place and not loaded.about.states
+        possible = able and capacity not in self._untaped
+        return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no decoders, not even kept ones."""
+        return not (self._decoders or self._making or self._rows.making)
+
+    def healthy(self) -> bool:
+        return self._engine.healthy()
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*self._making, return_exceptions=True)
+        await asyncio.gather(*self._dropping, return_exceptions=True)
+        await self._rows.close()
+        self._free.clear()
+        while self._decoders:
+            await self._decoders.pop().destroy()
+        await self._steps.close()
+        for held in self._loaded.leases:
+            held.release()
+        self._engine.close()
+
+    @property
+    def eager_picks(self) -> int:
+        """Picks of a sequence before its step is recorded, if that was put off."""
+        return self._steps.eager_picks
+
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
+        """The runs that score a sequence's tokens; see StepSource."""
+        return await self._steps.scored_runs(buffers, prompt, tapes)
+
+    async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
+        """The step of a decoder that ran eagerly for a while, recorded; where memory is too short for that, a step down
+        to eager runs."""
+        step = replace(step, note=None, unrecorded=False)
+        try:
+            recorded = await self._steps.captured(step, decoder.buffers)
+        except OutOfMemoryError as error:
+            fall_back("a replayed decode step", str(error), "onnxruntime-web runs each step")
+            recorded = replace(step, note=str(error))
+        await self._note_step(recorded, decoder.capacity, decoder.scratch)
+        self._note_scratch(decoder)
+        return recorded
+
+    def take_warm_up(self) -> bool:
+        """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
+        wanted, self._warm_up = self._warm_up, False
+        return wanted

@@ -1,0 +1,160 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+from .. import tokenizer as capstan_tokenizer
+from ..errors import ArgumentTypeError, ConfigError, OptionError
+from ..loading.opening import read_configuration
+from .changed_config import Config
+from .chat_tools import double_quoted, messages_with_tools, tools_for
+from .genai_model import Model
+from .genai_tensors import Tensor, as_array, numpy, token_rows
+
+__all__ = ["Tokenizer", "TokenizerStream"]
+
+
+class Tokenizer:
+    """The tokenizer of a Model, of a Config, or of the folder at a path."""
+
+    def __init__(self, source: Model | Config | str, /) -> None:
+        if isinstance(source, Model):
+            self._config = source.capstan.config
+            self._tokenizer = capstan_tokenizer.Tokenizer(source.capstan)
+            return
+        if isinstance(source, str):
+            source = Config(source)
+        read = read_configuration(source._path, overlay=source.choice()["overlay"])
+        self._config = read.config
+        self._tokenizer = capstan_tokenizer.Tokenizer(read)
+
+    def update_options(self, **options: Any) -> None:
+        """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
+        self._tokenizer.update_options(**options)
+
+    def encode(self, text: str, /) -> Any:
+        """Token ids of a text, int32 [tokens]. ArgumentTypeError unless it is a text that UTF-8 can hold."""
+        ids = self._tokenizer.encode(checked_text(text))
+        return as_array(ids, "int32", [len(ids)])
+
+    def encode_batch(self, texts: Sequence[str], /) -> Tensor:
+        """Token ids of several texts, int32 [texts, tokens], shorter ones padded behind with `pad_token_id`."""
+        rows = [self._tokenizer.encode(checked_text(text)) for text in texts]
+        if not rows:
+            raise OptionError("encode_batch: there are no texts; give at least one")
+        longest = max(map(len, rows))
+        padded = [row + [self.pad_token_id] * (longest - len(row)) for row in rows]
+        return Tensor(as_array([token for row in padded for token in row], "int32", [len(rows), longest]))
+
+    def decode(self, tokens: Any, /) -> str:
+        """The text of token ids: a number, a list or an array of one or two dimensions."""
+        return self._tokenizer.decode([token for row in token_rows(tokens) for token in row])
+
+    def decode_batch(self, tokens: Tensor, /) -> list[str]:
+        """The texts of a Tensor's rows."""
+        if len(tokens.shape()) != 2:
+            raise OptionError(f"decode_batch: the Tensor has {len(tokens.shape())} dimensions; it must have 2")
+        return [self._tokenizer.decode(row) for row in token_rows(tokens)]
+
+    def to_token_id(self, text: str, /) -> int:
+        """The id of a token, as the vocabulary writes it; -1 if there is none."""
+        return self._tokenizer.to_token_id(text)
+
+    @property
+    def bos_token_id(self) -> int:
+        """The model's token for the beginning of a sequence. ConfigError if it has none."""
+        return defined("bos_token_id", self._config.bos_token_id)
+
+    @property
+    def eos_token_ids(self) -> Any:
+        """The model's end-of-sequence tokens, int32."""
+        ids = self._config.eos_token_ids
+        return as_array(ids, "int32", [len(ids)])
+
+    @property
+    def pad_token_id(self) -> int:
+        """The model's padding token."""
+        return self._config.pad_token_id
+
+    @property
+    def bot_token_id(self) -> int:
+        """The token before tool calls. ConfigError: Capstan reads none."""
+        return defined("bot_token_id", None)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token behind tool calls. ConfigError: Capstan reads none."""
+        return defined("eot_token_id", None)
+
+    @property
+    def bor_token_id(self) -> int:
+        """The token before reasoning. ConfigError: Capstan reads none."""
+        return defined("bor_token_id", None)
+
+    @property
+    def eor_token_id(self) -> int:
+        """The token behind reasoning. ConfigError: Capstan reads none."""
+        return defined("eor_token_id", None)
+
+    def apply_chat_template(
+        self,
+        messages: str,
+        *,
+        template_str: str | None = None,
+        tools: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none, and so are
+        `tools` of a message. As in the native package, a template that seems not to know OpenAI's form of tools gets
+        Phi-4's; tools in a message turn single quotes of keys and values into double ones in the whole prompt.
+        """
+        template = self._tokenizer.get_chat_template(template_str, tools or None)
+        given, quoted = messages_with_tools(template, messages)
+        prompt = self._tokenizer.apply_chat_template(
+            given, tools_for(template, tools), add_generation_prompt, template_str
+        )
+        return double_quoted(prompt) if quoted else prompt
+
+    def create_stream(self) -> TokenizerStream:
+        """A decoder for ids that come one at a time."""
+        return TokenizerStream._of(self._tokenizer.create_stream())
+
+
+class TokenizerStream:
+    """Decodes ids one at a time; `Tokenizer.create_stream` makes it."""
+
+    def __init__(self) -> None:
+        raise TypeError("TokenizerStream: No constructor defined!")
+
+    @classmethod
+    def _of(cls, stream: capstan_tokenizer.TokenizerStream) -> TokenizerStream:
+        made = cls.__new__(cls)
+        made._stream = stream
+        return made
+
+    _stream: capstan_tokenizer.TokenizerStream
+
+    def decode(self, token: int, /) -> str:
+        """The text that this id completes."""
+        if numpy is not None and isinstance(token, numpy.ndarray) and token.ndim == 0:
+            token = token.item()
+        return self._stream.decode(index(token))
+
+
+def checked_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentTypeError(
+            f"the text has no UTF-8 form: character {error.start} is half of a surrogate pair; replace it"
+        ) from error
+    return text
+
+
+def defined(name: str, token: int | None) -> int:
+    if token is None:
+        raise ConfigError(f"{name} is not defined for this model")
+    return token

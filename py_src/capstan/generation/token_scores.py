@@ -1,0 +1,83 @@
+"""Scores of given tokens: how probable each is by the model's own logits after all tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..device.shortlist import LARGEST, ScoredToken
+from ..errors import LogitsError, OptionError
+from .beam_loop import BeamLoop
+from .prompt import checked_prompts
+from .row_loop import RowLoop
+
+if TYPE_CHECKING:
+    from ..model_files.genai_config import GenaiConfig
+
+__all__ = ["Score", "begin_of", "score_tokens"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A token of a sequence by a softmax of the model's own logits at its place, before search options."""
+
+    token: int
+    log_probability: float
+    """The natural logarithm."""
+    best: int
+    """The most probable token there, the lowest id among equals."""
+    best_log_probability: float
+
+    @classmethod
+    def of(cls, token: int, scored: ScoredToken) -> Score:
+        """Raises LogitsError where no logit is finite."""
+        (top, best), total = scored.found.best[0], scored.found.total
+        if top <= -LARGEST:
+            raise LogitsError(
+                f"score: all logits in front of token {token} are NaN or -inf; take the model in float32, whose "
+                "numbers are larger; `await model.find_not_finite(ids)` names the node where it begins"
+            )
+        return cls(token, scored.logit - top - total, best, -total)
+
+
+async def score_tokens(loop: RowLoop, config: GenaiConfig, tokens: Iterable[int]) -> list[Score]:
+    """See Generator.score_async; the caller has the loop's turn."""
+    loop.require_open()
+    _require_one_sequence(loop)
+    start = loop.length
+    if not start:
+        raise OptionError(
+            "score: the sequence is empty, so that nothing is before the first token; append_tokens a context first, "
+            f"such as [{begin_of(config)}], with which the model's texts begin"
+        )
+    prompts = checked_prompts(tokens, 1, config, start, loop.max_length, loop.options.pad_token_id)
+    loop.append(prompts)
+    try:
+        found = await loop.surviving(partial(loop.score, start))
+        return [Score.of(token, each) for token, each in zip(prompts[0].ids, found, strict=True)]
+    except BaseException:
+        if loop.rows[0].tokens[start:] == prompts[0].ids:
+            loop.rewind(start)
+        raise
+
+
+def begin_of(config: GenaiConfig) -> int:
+    """The token before texts without a context: the beginning of a sequence, or the end of one before it."""
+    return config.eos_token_ids[0] if config.bos_token_id is None else config.bos_token_id
+
+
+def _require_one_sequence(loop: RowLoop) -> None:
+    """Raise OptionError for sequences of which no tokens can be scored."""
+    if isinstance(loop, BeamLoop):
+        raise OptionError(f"score with num_beams {loop.options.num_beams}: leave num_beams at 1")
+    if len(loop.rows) > 1:
+        raise OptionError(
+            f"score: this generator has {len(loop.rows)} rows; score the sequences of each with one of batch_size 1, "
+            "one after another"
+        )
+    if loop.adapters.layers and loop.adapted != loop.adapters.layers:
+        raise OptionError(
+            "score: an adapter was set behind tokens of the sequence; set it for a new generator before its first token"
+        )

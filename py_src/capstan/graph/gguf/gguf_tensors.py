@@ -1,0 +1,246 @@
+"""Nodes of a graph over the tensors of a GGUF file: products, tables and vectors, their weights parts of the file."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from ...errors import ModelFileError, UnsupportedModelError
+from ...model_files.gguf.header import GgmlType, GgufFile, GgufTensor
+from ...model_files.gguf.shards import shard_names
+from ..onnx_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
+from ..parts import Part, Unpack
+from ..weight_inputs import made_of
+from ..wiring import int64_tensor
+from .gguf_types import PACKED, Packing
+
+__all__ = ["Rows", "TensorWriter", "node_name"]
+
+EXACT_ACTIVATIONS = 1
+"""The accuracy_level of products whose activations stay floats."""
+HALF_BITS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a product's weights: a tensor [rows, columns] of the file, or a share of its rows."""
+
+    tensor: GgufTensor
+    halves: int = 0
+    """See Unpack."""
+    share: tuple[int, int] = (0, 1)
+    """Which share it is, and of how many."""
+
+    @property
+    def count(self) -> int:
+        return self.tensor.dims[0] // self.share[1]
+
+
+class TensorWriter:
+    """Writes nodes and weights into a graph."""
+
+    def __init__(self, graph: GraphProto, file: GgufFile, location: str, element: int) -> None:
+        """`location` is the name of the file, or of a shard of it; `element` the ONNX type of activations."""
+        self.graph, self.file, self.element = graph, file, element
+        self.locations = shard_names(location)
+        self.read: set[str] = set()
+        """The names of the tensors that the graph reads."""
+        self._bits = HALF_BITS if element == TensorProto.FLOAT16 else 32
+        self._sums: dict[tuple[str, int], str] = {}
+        self._constants: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def tensor(self, name: str, *dims: int) -> GgufTensor:
+        """A tensor of these dimensions; ModelFileError if there is none."""
+        found = self.file.tensors.get(name)
+        if found is None or found.dims != dims:
+            shown = "none" if found is None else " x ".join(map(str, found.dims))
+            wanted = " x ".join(map(str, dims))
+            raise ModelFileError(
+                f"{self.file.name}: tensor {name}: expected {wanted}, as the metadata say, found {shown}; "
+                "copy or convert the file again"
+            )
+        self.read.add(name)
+        return found
+
+    def node(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[str],
+        *outputs: str,
+        domain: str = "",
+        **attributes: int | float | str | tuple[int, ...],
+    ) -> str:
+        """Add a node; its first output, which is `name`/output_0 unless it is given."""
+        made = self.graph.node.add(op_type=kind, name=name, domain=domain, input=inputs)
+        made.output.extend(outputs or (f"{name}/output_0",))
+        for key, value in attributes.items():
+            set_attribute(made, key, value)
+        return made.output[0]
+
+    def integers(self, *values: int) -> str:
+        """A constant int64 tensor [n]."""
+        name = f"/model/constants/INT64/{list(values)}"
+        if name not in self._constants:
+            self._constants.add(name)
+            self.graph.initializer.append(int64_tensor(name, values))
+        return name
+
+    def number(self, value: float) -> str:
+        """A constant of one element, of the activations' type."""
+        name = f"/model/constants/FLOAT/{value!r}"
+        if name not in self._constants:
+            self._constants.add(name)
+            raw = struct.pack("<e" if self._bits == HALF_BITS else "<f", value)
+            self.graph.initializer.append(TensorProto(name=name, data_type=self.element, raw_data=raw))
+        return name
+
+    def numbers(self, value: float, count: int) -> str:
+        """A constant [count] of one number, of the activations' type."""
+        name = f"/model/constants/FLOAT/{value!r} x {count}"
+        if name not in self._constants:
+            self._constants.add(name)
+            raw = struct.pack("<e" if self._bits == HALF_BITS else "<f", value) * count
+            self.graph.initializer.append(TensorProto(name=name, data_type=self.element, dims=[count], raw_data=raw))
+        return name
+
+    def floats(self, name: str, tensor: GgufTensor) -> str:
+        """A float32 weight of a tensor [n], for activations of any type."""
+        if tensor.type != GgmlType.F32:
+            raise UnsupportedModelError(
+                f"{self.file.name}: tensor {tensor.name} is of type {tensor.type.name}, expected F32; take another "
+                "file of the model"
+            )
+        parts = [Part(tensor.offset, tensor.length)]
+        return self._weight(name, list(tensor.dims), [Rows(tensor)], parts, TensorProto.FLOAT)
+
+    def vector(self, name: str, tensors: Sequence[Rows]) -> str:
+        """A weight of tensors [n], one behind the other; of several files it is put together by the graph."""
+        groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]
+        if groups[1:]:
+            held = [self.vector(f"{name}_{place}", group) for place, group in enumerate(groups)]
+            return self.node("Concat", f"{node_name(name)}/Concat", held, axis=0)
+        parts = [self._part(each, "values") for each in tensors]
+        return self._weight(name, [sum(each.count for each in tensors)], tensors, parts, self.element)
+
+    def weight(self, name: str, dims: Sequence[int], tensor: GgufTensor) -> str:
+        """A weight of these dimensions that has the values of a tensor."""
+        rows = [Rows(tensor)]
+        return self._weight(name, dims, rows, [self._part(rows[0], "values")], self.element)
+
+    def product(self, name: str, x: str, rows: Sequence[Rows]) -> str:
+        """x times the rows of these tensors, one behind the other, all of one type."""
+        kind, columns = rows[0].tensor.type, rows[0].tensor.dims[1]
+        n = sum(each.count for each in rows)
+        packing = PACKED.get(kind)
+        if packing is None:
+            parts = [self._part(each, "values", n) for each in rows]
+            weight = self._weight(f"{name}.weight", [columns, n], rows, parts, self.element)
+            return self.node("MatMul", node_name(name), [x, weight])
+        front = node_name(name)
+        held = self._quantized(name, rows, packing, [n, columns // packing.block, packing.block * packing.bits // 8])
+        numbers = {"K": columns, "N": n, "bits": packing.bits, "block_size": packing.block}
+        made = self.node(
+            "MatMulNBits",
+            f"{front}_Q{packing.bits}",
+            [x, *held],
+            f"{front}/output_0",
+            domain="com.microsoft",
+            accuracy_level=EXACT_ACTIVATIONS,
+            **numbers,
+        )
+        if packing.shift is None:
+            return made
+        parts = [self._part(each, "minima", n) for each in rows]
+        minima = self._weight(f"{name}.weight_minima", [columns // packing.block, n], rows, parts, self.element)
+        below = self.node("MatMul", f"{front}_minima", [self._block_sums(x, columns, packing.block), minima])
+        return self.node("Add", f"{front}_whole", [made, below])
+
+    def lookup(self, name: str, tensor: GgufTensor, ids: str) -> str:
+        """The rows of a table at some ids."""
+        packing = PACKED.get(tensor.type)
+        rows = [Rows(tensor)]
+        if packing is None or packing.shift is not None:
+            parts = [self._part(rows[0], "values")]
+            table = self._weight(f"{name}.weight", tensor.dims, rows, parts, self.element)
+            return self.node("Gather", f"{node_name(name)}/Gather", [table, ids])
+        # The buffers are those of a product by the same tensor, whose weights have other dimensions.
+        data, scales = self._quantized(name, rows, packing, [tensor.dims[0], tensor.dims[1] * packing.bits // 8])
+        return self.node(
+            "GatherBlockQuantized",
+            f"{node_name(name)}/Gather",
+            [data, ids, scales],
+            domain="com.microsoft",
+            bits=packing.bits,
+            block_size=packing.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+
+    def _quantized(self, name: str, rows: Sequence[Rows], packing: Packing, dims: Sequence[int]) -> list[str]:
+        """The quants and the scales of a product."""
+        n, blocks = dims[0], rows[0].tensor.dims[1] // packing.block
+        quants = [self._part(each, "quants") for each in rows]
+        scales = [self._part(each, "scales") for each in rows]
+        return [
+            self._weight(f"{name}.weight_Q{packing.bits}", dims, rows, quants, TensorProto.UINT8),
+            self._weight(f"{name}.weight_scales", [n, blocks], rows, scales, self.element),
+        ]
+
+    def _block_sums(self, x: str, columns: int, block: int) -> str:
+        """The sums of x over blocks of its last axis, [batch, positions, blocks]."""
+        if (x, block) not in self._sums:
+            apart = self.node("Reshape", f"{x}/blocks_{block}", [x, self.integers(0, 0, columns // block, block)])
+            summed = self.node("ReduceSum", f"{x}/sums_{block}", [apart, self.integers(-1)], keepdims=0)
+            self._sums[x, block] = summed
+        return self._sums[x, block]
+
+    def _part(self, rows: Rows, what: Literal["quants", "scales", "minima", "values"], stride: int = 0) -> Part:
+        tensor = rows.tensor
+        n, columns = rows.count, (*tensor.dims, 1)[1]
+        index, shares = rows.share
+        length = tensor.length // shares
+        offset = tensor.offset + index * length
+        packing = PACKED.get(tensor.type)
+        shared = what in ("scales", "minima") and packing is not None
+        bits = packing.bits if what == "quants" and packing is not None else self._bits
+        if what == "values" and tensor.type == GgmlType.F32 and bits == 32 and not rows.halves and not stride:
+            return Part(offset, length)
+        block = packing.block if shared and packing is not None else 1
+        shift = packing.shift or 0 if packing is not None else 0
+        how = Unpack(tensor.type, what, n, columns, bits, block, rows.halves, shift, stride)
+        return Part(offset, length, how)
+
+    def _weight(self, name: str, dims: Sequence[int], rows: Sequence[Rows], parts: Sequence[Part], kind: int) -> str:
+        """The name of a weight of these parts of rows in one file."""
+        if any(part.made % 4 for part in parts[:-1]):
+            raise UnsupportedModelError(
+                f"{self.file.name}: {name} is put together of tensors with an odd number of elements; "
+                "take an ONNX export of the model"
+            )
+        location = self.locations[rows[0].tensor.shard]
+        self.graph.initializer.append(made_of(name, kind, dims, location, parts))
+        return name
+
+
+def node_name(name: str) -> str:
+    """The name of the node by a weight's: model.layers.3.mlp.up_proj is /model/layers.3/mlp/up_proj."""
+    return "/" + re.sub(r"\.(?!\d)", "/", name)
+
+
+def set_attribute(node: NodeProto, name: str, value: int | float | str | tuple[int, ...]) -> None:
+    if isinstance(value, tuple):
+        node.attribute.add(name=name, type=AttributeProto.INTS, ints=value)
+    elif isinstance(value, int):
+        node.attribute.add(name=name, type=AttributeProto.INT, i=value)
+    elif isinstance(value, float):
+        node.attribute.add(name=name, type=AttributeProto.FLOAT, f=value)
+    else:
+        node.attribute.add(name=name, type=AttributeProto.STRING, s=value.encode())

@@ -1,0 +1,380 @@
+"""The one ordered list of the passes over a model's graph, for every graph that Capstan makes of one.
+
+Graphs of a decoder come out of each other: `webgpu` is the graph of the file, its weights still in the data files;
+`decode` is the same with weights as inputs; `captured prefill` computes the last logits only; `prefill` is the graph
+of eager runs of prompts. `wasm` and `reference` are for the CPU providers, `layers on ...` for the search for a value
+that is not finite. `session` is the graph of any model, of which `session on buffers` is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .angle_tables import angle_tables
+from .capture import attention_window, smooth_softmax_as_sinks
+from .carried import CachePair, cache_pairs
+from .description import ELEMENT_BYTES, GraphDescription, describe
+from .fed_lengths import FedLengths, lengths_as_inputs
+from .float_islands import float_islands_in_half
+from .joined_products import joined_products, packed_apart
+from .last_token import last_token_logits, logits_cut
+from .logits_to_keep import logits_of_all
+from .long_rope import LongRope, long_rope, rope_of_length
+from .lora_inputs import LoraInput, LoraSlot, lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
+from .nbits_products import sums_by_products
+from .norms_apart import norms_apart
+from .onnx_pb2 import ModelProto
+from .plain_attention import group_query_attention
+from .plain_norms import simplified_norms
+from .plain_recurrence import plain_recurrence
+from .quantized_caches import fewer_bits, quantized_caches, with_bits
+from .quantized_products import quantized_products
+from .session_initializers import prepared
+from .sliding_caches import SLACK, SlidingCaches, sliding_caches
+from .soft_caps import has_soft_caps, soft_caps_apart
+from .split_caches import SplitCache, split_caches
+from .split_weights import SplitTable, SplitWeight, split_weights
+from .text_positions import text_positions
+from .total_length import total_length_on_gpu
+from .turned_weights import turned_weights
+from .uncomputed import require_computed
+from .unpacked_weights import UnpackedWeight, unpacked_weights
+from .weight_inputs import DTYPES, WeightEntry, require_held, weights_to_inputs
+from .whole_caches import whole_caches
+from .wide_products import WideWeight, wide_products
+from .wiring import changed_in_place, changing, copy_of
+
+if TYPE_CHECKING:
+    from ..model_files.genai_config import DecoderConfig, GenaiConfig
+
+__all__ = ["PASSES", "Made", "Rewriting", "rewritten"]
+
+Made = Literal[
+    "webgpu",
+    "decode",
+    "captured prefill",
+    "prefill",
+    "wasm",
+    "reference",
+    "layers on webgpu",
+    "layers on wasm",
+    "layers on reference",
+    "session",
+    "session on buffers",
+]
+"""A graph that passes make."""
+
+
+@dataclass
+class Rewriting:
+    """The facts for the passes over one model, and those that passes find out for later passes and for the caller."""
+
+    config: GenaiConfig | None = None
+    """Every graph has it but a session's."""
+    lora_rank: int | None = None
+    """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
+    packed: bool = True
+    """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
+    largest: int = 0
+    """Bytes of the largest weight or cache that the GPU adapter binds; 0 for no limit."""
+    room: int = 0
+    """Positions that caches must have room for; 0 if no length is told."""
+    first_logits: str = ""
+    """An input that is to say from which position on logits are computed; "" for the last position only."""
+    wide_bytes: int = 0
+    """Bytes of float32 weights that may be made in place of packed ones, for the CPU."""
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
+    defaults: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of defaults of LoRA inputs in data files, by name (`lora_defaults`)."""
+    file: bytes = b""
+    """The bytes that the model was parsed from; without them the places of tensors in it are not told."""
+    run_length: int | None = None
+    """Tokens of the one run that the graph is for; None where sequences of any length are run."""
+
+    lora: tuple[LoraInput, ...] = ()
+    """The inputs of the file's graph that LoRA adapters fill."""
+    others: tuple[str, ...] = ()
+    """Its inputs with a default that adapters do not fill."""
+    slots: tuple[LoraSlot, ...] = ()
+    """The inputs that each sequence gets for LoRA adapters of that rank."""
+    unrecognised: str = ""
+    """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
+    rope: LongRope | None = None
+    """The rotary tables that became inputs; None if there is one kind of rotary factors."""
+    sliding: SlidingCaches | None = None
+    """The caches whose positions count from a base."""
+    unslid: str = ""
+    """Why those of attention over a window do not; empty if they do, or if there is none."""
+    unpacked: str = ""
+    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    split: tuple[SplitWeight, ...] = ()
+    """The weights that are larger."""
+    tables: tuple[SplitTable, ...] = ()
+    """The tables among them that are in parts."""
+    cache_parts: tuple[SplitCache, ...] = ()
+    """The caches of so many positions that are larger."""
+    weights: tuple[WeightEntry, ...] = ()
+    """The weights that became inputs."""
+    from_gguf: tuple[UnpackedWeight, ...] = ()
+    """The float32 weights made of a GGUF file, for the CPU."""
+    wide: tuple[WideWeight, ...] = ()
+    """Those float32 weights."""
+    description: GraphDescription | None = None
+    projection: str = ""
+    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    lengths: FedLengths | None = None
+    unfed: str = ""
+    """Why `lengths` is None; else empty."""
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        return self.whole.decoder
+
+    @property
+    def whole(self) -> GenaiConfig:
+        assert self.config is not None, "only the graph of a session has no configuration"
+        return self.config
+
+    @property
+    def about(self) -> GraphDescription:
+        assert self.description is not None, "the pass `describe` comes first"
+        return self.description
+
+
+class GraphPass(NamedTuple):
+    """A rewrite of a graph or, if it returns the graph that it is given, a check or an observation."""
+
+    name: str
+    graphs: frozenset[Made]
+    """The graphs that need it."""
+    apply: Callable[[ModelProto, Rewriting], ModelProto]
+
+
+def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
+    """The graph that the passes for `made` make of a model, which is left unchanged except within `wiring.changing`.
+
+    Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
+    graphs that Capstan cannot feed.
+    """
+    with changing(copy_of(model)) as model:
+        for each in PASSES:
+            if made in each.graphs:
+                model = each.apply(model, facts)
+    return model
+
+
+def find_lora(model: ModelProto, facts: Rewriting) -> ModelProto:
+    facts.lora = lora_inputs(model, facts.decoder, facts.defaults)
+    facts.others = other_defaults(model, facts.decoder, facts.lora)
+    return model
+
+
+def lora_of_one_rank(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With inputs for LoRA adapters of the rank, or without any."""
+    if facts.lora_rank is None:
+        return without_lora(model, facts.lora) if facts.lora else model
+    facts.slots = tuple(each.slot(facts.lora_rank) for each in facts.lora)
+    return with_lora_rank(model, facts.lora, facts.lora_rank)
+
+
+def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With caches of one size in place of caches that are longer after each run; `facts` get the reason if not."""
+    decoder = facts.decoder
+    layers: dict[int, list[CachePair]] = {}
+    for pair in cache_pairs(decoder, model.graph):
+        layers.setdefault(pair.layer, []).append(pair)
+    caches = [(key.past, value.past, key.present, value.present) for key, value in layers.values()]
+    sizes = {(pair.heads, pair.head_size) for pairs in layers.values() for pair in pairs}
+    if len(sizes) != 1:
+        facts.unrecognised = "its layers have caches of different sizes"
+        return model
+    heads = (decoder.num_attention_heads, *sizes.pop())
+    names = decoder.inputs
+    before = attentions(model)
+    model, facts.unrecognised = group_query_attention(
+        model, caches, heads, facts.whole.context_length, names.attention_mask, names.position_ids
+    )
+    return model if attentions(model) == before else simplified_norms(model)
+
+
+def attentions(model: ModelProto) -> int:
+    """How many nodes are attention as one operator."""
+    return sum(node.op_type == "GroupQueryAttention" for node in model.graph.node)
+
+
+def computed_on_webgpu(model: ModelProto, facts: Rewriting) -> ModelProto:
+    positions = facts.decoder.inputs.position_ids
+    if not has_soft_caps(model):
+        require_computed(model, "webgpu", positions)
+        return model
+    with changed_in_place(model) as twin:
+        require_computed(caps_apart(twin, facts), "webgpu", positions)
+    return model
+
+
+def computed_on_wasm(model: ModelProto, facts: Rewriting) -> ModelProto:
+    require_computed(model, "wasm", facts.decoder.inputs.position_ids)
+    return model
+
+
+def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
+    return soft_caps_apart(model, head_sizes(model, facts))
+
+
+def parts_attended(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With q, k and v apart where the adapter has too few storage buffers for packed ones."""
+    return model if facts.packed else packed_apart(model, head_sizes(model, facts))
+
+
+def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
+    """By the input of each cache."""
+    return {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)}
+
+
+def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With one kind of rotary factors: those for the one run, or those that each sequence feeds."""
+    mask, joined_at = facts.decoder.inputs.attention_mask, facts.decoder.rope_joined_at
+    if facts.run_length is not None:
+        return rope_of_length(model, facts.run_length, mask, joined_at)
+    model, facts.rope = long_rope(model, mask, joined_at, facts.file)
+    return model
+
+
+def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
+    bits = facts.decoder.kv_cache_bits
+    longest = facts.whole.context_length
+    return quantized_caches(model, cache_pairs(facts.decoder, model.graph), bits, longest) if bits else model
+
+
+def windows_slide(model: ModelProto, facts: Rewriting) -> ModelProto:
+    longest = facts.whole.context_length
+    if attention_window(model, longest=True) + SLACK < longest:
+        mask = facts.decoder.inputs.attention_mask
+        model, facts.sliding, facts.unslid = sliding_caches(model, mask, facts.file)
+    return model
+
+
+def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.unpacked = quantized_products(model, facts.decoder.qdq_accuracy)
+    return model
+
+
+def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.split, facts.tables = split_weights(model, facts.largest)
+    return model
+
+
+def caches_split(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With caches in parts that a binding holds, for sequences of the length of the load."""
+    if not facts.largest or not facts.room:
+        return model
+    bits, whole = facts.decoder.kv_cache_bits, cache_pairs(facts.decoder, model.graph)
+    sliding = facts.sliding.pasts if facts.sliding is not None else ()
+    told = {value.name: DTYPES[value.type.tensor_type.elem_type][1] for value in model.graph.input}
+    sizes = {}
+    for pair in whole:
+        if pair.past in told and pair.past not in sliding:
+            width = told[pair.past]
+            [stored] = with_bits([pair], 0, bits, width)
+            sizes[pair] = stored.head_size * width // 8 * facts.room
+    model, facts.cache_parts = split_caches(model, sizes, facts.largest)
+    return model
+
+
+def weights_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, weights = weights_to_inputs(model, facts.constants)
+    facts.weights = tuple(weights)
+    return model
+
+
+def weights_held(model: ModelProto, facts: Rewriting) -> ModelProto:
+    require_held(facts.weights)
+    return model
+
+
+def described(model: ModelProto, facts: Rewriting) -> ModelProto:
+    fed = [*(each.name for each in facts.weights), *(each.name for each in facts.lora)]
+    given = (facts.whole.vocab_size, fed, facts.rope, facts.unrecognised, facts.sliding)
+    found = describe(model, facts.decoder, *given)
+    width = 8 * ELEMENT_BYTES[found.cache_dtype]
+    fewer = fewer_bits(model, found.cache, found.cache_bits, width, facts.whole.context_length)
+    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid, fewer_bits=fewer)
+    return model
+
+
+def last_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.projection = last_token_logits(model, facts.decoder.outputs.logits, facts.first_logits)
+    return model
+
+
+def cut_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With the logits of the last position alone, if the output projection is over all of them."""
+    if facts.about.last_token_only:
+        facts.projection = ""
+    return logits_cut(model, facts.about.logits) if facts.projection else model
+
+
+def weights_unpacked(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.from_gguf = unpacked_weights(model)
+    return model
+
+
+def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.wide = wide_products(model, facts.wide_bytes)
+    return model
+
+
+def lengths_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
+    base = facts.sliding.base if facts.sliding is not None else ""
+    model, facts.lengths, facts.unfed = lengths_as_inputs(model, facts.about.mask, base)
+    return model
+
+
+WEBGPU: frozenset[Made] = frozenset(["webgpu"])
+LAYERS_ON_DEVICES: frozenset[Made] = frozenset(["layers on webgpu", "layers on wasm"])
+DEVICES: frozenset[Made] = LAYERS_ON_DEVICES | {"webgpu", "wasm"}
+WASM: frozenset[Made] = frozenset(["wasm", "layers on wasm"])
+
+PASSES: tuple[GraphPass, ...] = (
+    GraphPass("find_lora", frozenset(["webgpu", "wasm", "reference"]), find_lora),
+    GraphPass("lora_of_one_rank", WEBGPU, lora_of_one_rank),
+    GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
+    GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
+    GraphPass("float_islands_in_half", WEBGPU, lambda model, _: float_islands_in_half(model)),
+    GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
+    GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
+    GraphPass("group_query_attention", DEVICES, attention_recognised),
+    GraphPass("whole_caches", DEVICES, lambda model, _: whole_caches(model)),
+    GraphPass("norms_apart", WASM, lambda model, _: norms_apart(model)),
+    GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
+    GraphPass("computed_on_wasm", WASM, computed_on_wasm),
+    GraphPass("logits_of_all", DEVICES | {"reference"}, lambda model, _: logits_of_all(model)),
+    GraphPass("total_length_on_gpu", WEBGPU, lambda model, _: total_length_on_gpu(model)),
+    GraphPass("smooth_softmax_as_sinks", WEBGPU, lambda model, _: smooth_softmax_as_sinks(model)),
+    GraphPass("sliding_caches", WEBGPU, windows_slide),
+    GraphPass("quantized_products", WEBGPU, packed_products),
+    GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
+    GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
+    GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("packed_apart", WEBGPU, parts_attended),
+    GraphPass("split_weights", WEBGPU, large_split),
+    GraphPass("split_caches", WEBGPU, caches_split),
+    GraphPass("quantized_caches", WEBGPU, caches_quantized),
+    GraphPass("angle_tables", frozenset(["decode", "wasm"]), lambda model, _: angle_tables(model)),
+    GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
+    GraphPass("weights_held", frozenset(["decode"]), weights_held),
+    GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),
+    GraphPass(
+        "last_token_logits", LAYERS_ON_DEVICES | {"captured prefill", "wasm", "layers on reference"}, last_logits
+    ),
+    GraphPass("unpacked_weights", frozenset(["wasm"]), weights_unpacked),
+    GraphPass("wide_products", frozenset(["wasm"]), products_wide),
+    GraphPass("logits_cut", frozenset(["captured prefill"]), cut_logits),
+    GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),
+    GraphPass("soft_caps_apart", frozenset(["prefill"]), caps_apart),
+    GraphPass("sums_by_products", frozenset(["prefill"]), lambda model, _: sums_by_products(model)),
+)
+"""Every pass, in the order in which they run."""

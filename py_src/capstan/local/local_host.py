@@ -1,0 +1,256 @@
+"""The Host of CPython: model folders on disk, run by the reference device."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..device.device_interface import DeviceInterface
+from ..device.model_interface import DeviceModel, TapeOptions
+from ..errors import DeviceUnavailableError, OptionError
+from ..guidance import TokenBytes, TokenWalks
+from ..host.disk_file import open_file, read_file
+from ..host.ready_results import ReadyGraphs
+from ..host.spans import HostSpans
+from ..host.storage_interface import MOST_GRAPH_BYTES, Backing, Progress
+from ..loading.repository import ON_CPU
+from ..memory import Fit
+from ..model_files.bounded_json import MOST_BYTES
+from ..model_files.file_names import is_gguf, split_name
+from ..model_files.genai_config import DECODER, GenaiConfig
+from ..model_files.hub import HubRepository
+from ..weights.manifest import MANIFEST_SUFFIX
+from ..weights.weight_file import WeightFile
+from .data_file import DiskSource
+from .rust_tokenizer import LocalBackend
+
+__all__ = ["LocalHost", "begin_now"]
+
+T = TypeVar("T")
+
+
+class Waits(Protocol):
+    def wait(self, awaitable: Awaitable[T]) -> T: ...
+
+
+class LocalHost:
+    """See capstan.host.Host."""
+
+    def now(self) -> float:
+        return time.perf_counter() * 1e3
+
+    def begin_trace(self) -> None:
+        """Does nothing: Python has all spans here."""
+
+    async def end_trace(self) -> HostSpans:
+        about = {"runtime": f"CPython on {sys.platform}"}
+        origin = time.time() * 1e3 - self.now()
+        return HostSpans([], 0, origin, "the reference device has no GPU", about=about)
+
+    def can_wait(self) -> bool:
+        return True
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Run to the end; inside a running event loop that is done on a thread, as nothing here needs the loop."""
+
+        async def result() -> T:
+            return await awaitable
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(result())
+        return on_a_thread(result())
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begin_now(self, work)
+
+    def stall_after(self, seconds: float) -> None:
+        """Does nothing: reads from a disk do not stall."""
+
+    def configure(self, ort_url: str | None) -> None:
+        raise OptionError("there is no page to configure here: models run on the reference device; leave this call out")
+
+    async def read(
+        self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
+        data = read_file(Path(folder) / name, most)
+        if progress is not None:
+            progress(len(data), len(data))
+        return data
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        return await self.read(folder, name) if is_there(Path(folder) / name) else None
+
+    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+        from ..graph import without_weights
+
+        data = await self.read(folder, name, MOST_GRAPH_BYTES)
+
+        async def read(start: int, length: int) -> bytes:
+            return data[start : start + length]
+
+        return await without_weights(read, len(data), folder + name, name.rpartition("/")[2])
+
+    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        with open_file(Path(folder) / name) as file:
+            file.seek(offset)
+            return file.read(length)
+
+    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightFile:
+        source = DiskSource(Path(folder) / location)
+        manifest = location + MANIFEST_SUFFIX
+        return await WeightFile.open(source, None, lambda: self.read_optional(folder, manifest))
+
+    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
+        return folder
+
+    async def exists(self, folder: str, name: str) -> bool:
+        return (Path(folder) / name).is_file()
+
+    async def listing(self, folder: str) -> dict[str, int | None]:
+        return files_below(Path(folder))
+
+    async def dtypes(self, device: str) -> tuple[str, ...]:
+        return ON_CPU
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
+        return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+    def token_walks(self, tokens: TokenBytes) -> TokenWalks:
+        from .numpy_token_walks import LocalTokenWalks
+
+        return LocalTokenWalks(tokens)
+
+    async def ready_made(self, name: str, size: int, dtype: str) -> None:
+        return None
+
+    async def forget(self, addresses: Sequence[str] | None) -> int:
+        return 0
+
+    async def adopt(self, path: Any, keep: bool) -> str:
+        if isinstance(path, HubRepository):
+            raise OptionError(f"{path} can be read in a page only; download the repository and give its directory")
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"a model's path is {path!r}, but must be a directory's")
+        folder = os.fspath(path)
+        require_possible(folder)
+        return folder if folder.endswith("/") else folder + "/"
+
+    def gguf_place(self, path: str) -> tuple[str, str] | None:
+        folder, name = split_name(path)
+        return (folder or "./", name) if is_gguf(name) else None
+
+    async def backing(self, folder: str) -> Backing | None:
+        return None
+
+    async def open_model(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
+        graphs: Mapping[str, bytes],
+        ready: ReadyGraphs | None = None,
+    ) -> DeviceModel:
+        require_reference(device)
+        from ..device.reference.reference_model import ReferenceModel
+
+        return ReferenceModel(folder, config, graphs)
+
+    async def has_webgpu(self) -> bool:
+        return False
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        if device == "webgpu":
+            raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
+        require_reference(device, "auto", "cpu", "reference")
+        from ..device.reference.reference_device import ReferenceDevice
+
+        return ReferenceDevice()
+
+    async def fit(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        graphs: Mapping[str, bytes],
+    ) -> Fit:
+        require_reference(device)
+        from ..device.reference.reference_model import reference_memory
+
+        model = graphs.get(DECODER) or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+        return reference_memory(model, config).fit(batch_size, max_length, budget)
+
+
+begun: set[asyncio.Task[None]] = set()
+"""Tasks that run: the event loop refers to its tasks weakly."""
+
+
+def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
+    """Begin with it in the running event loop; where there is none it is done at once."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:
+        host.wait(work)
+    else:
+        begun.add(task)
+        task.add_done_callback(begun.discard)
+
+
+def is_there(path: Path) -> bool:
+    """Whether the folder has an entry of that name, if only a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def require_possible(folder: str) -> None:
+    """Raise OptionError for a path that is none. A directory that is missing is told of when its files are read."""
+    try:
+        with suppress(OSError):
+            Path(folder).stat()
+    except ValueError as error:
+        raise OptionError(f"a model's path is {folder!r}, which no directory has ({error})") from error
+
+
+def files_below(folder: Path) -> dict[str, int | None]:
+    """The sizes of the files of a folder and of its folders, by name; a model's are nowhere else."""
+    found = [path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+
+
+def require_reference(device: str, *names: str) -> None:
+    """Raise OptionError for devices that CPython does not have; it has 'auto', 'cpu' and 'reference' unless names are
+    given."""
+    allowed = names or ("auto", "cpu", "reference")
+    if device not in allowed:
+        raise OptionError(f"device is {device!r}; on CPython it must be {' or '.join(map(repr, allowed))}")
+
+
+def on_a_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(asyncio.run(coroutine))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,173 @@
+"""Makes the configuration of a GGUF file from its metadata, in place of a genai_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from itertools import chain
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from ...errors import UnsupportedModelError
+from ...stages.search import DRAWING
+from ..genai_config import LARGEST, DecoderConfig, GenaiConfig, Stated
+from .families import family_of, require_states
+from .header import GgufFile
+
+__all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
+
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>", "[e~["),
+    *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+"""Tokens that end an output by their text, as in llama.cpp: converters name only one of them in the metadata."""
+FILL_IN_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Tokens of code models that do so: one of each kind, which the metadata may name."""
+NO_ENDS = (
+    ({"<|return|>", "<|call|>"}, "<|end|>"),
+    ({"<|calls|>", "<|flush|>"}, "<|end|>"),
+    ({"<|call|>", "<|flush|>"}, "<|end|>"),
+    ({"<|return|>", "<|calls|>"}, "<|end|>"),
+    ({"<|tool_response>"}, "</s>"),
+)
+"""A token that ends no output of a model with those before it, whatever the metadata say: it ends a part of one."""
+
+SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
+"""Search options by their names below `general.sampling.`."""
+
+
+def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
+    """The configuration of the file, whose name in its folder is `filename`.
+
+    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError, with those that are read, for another
+    family, and for a part of a model.
+    """
+    family = family_of(file)
+    vocab_size = rows_of_embedding(file)
+    eos = ends(file, vocab_size)
+    return GenaiConfig(
+        model_type=family.type,
+        vocab_size=vocab_size,
+        context_length=file.integer(file.key("context_length")),
+        bos_token_id=token(file, "bos", vocab_size),
+        eos_token_ids=eos,
+        pad_token_id=next((found for found in (token(file, "padding", vocab_size), *eos) if found is not None), 0),
+        decoder=gguf_decoder(file, filename),
+        search=MappingProxyType(search(file)),
+        name=file.name,
+        stated=stated(file),
+    )
+
+
+def stated(file: GgufFile) -> Stated:
+    """The model's name, size and licence; metadata of another type count as missing."""
+    texts = {key: file.metadata.get(f"general.{key}") for key in ("name", "basename", "size_label", "license")}
+    name, base, label, licence = (value if isinstance(value, str) else "" for value in texts.values())
+    return Stated(
+        name=name or "-".join(filter(None, (base, label))) or None,
+        parameters=sum(prod(tensor.dims) for tensor in file.tensors.values()),
+        bytes=file.data + sum(tensor.length for tensor in file.tensors.values()),
+        licence=licence or None,
+    )
+
+
+def config_to_json(config: GenaiConfig) -> dict[str, Any]:
+    """A configuration that `gguf_config` made, for `config_from_json`."""
+    unset = asdict(DecoderConfig("", 0, 0, 0, 0))
+    decoder = {name: value for name, value in asdict(config.decoder).items() if value != unset[name]}
+    found = {field.name: getattr(config, field.name) for field in fields(GenaiConfig)}
+    return {**found, "decoder": decoder, "search": dict(config.search), "stated": asdict(config.stated)}
+
+
+def config_from_json(noted: Mapping[str, Any]) -> GenaiConfig:
+    """The configuration that `config_to_json` wrote."""
+    changed = {
+        "decoder": DecoderConfig(**noted["decoder"]),
+        "search": MappingProxyType(noted["search"]),
+        "stated": Stated(**noted["stated"]),
+        **{name: tuple(noted[name]) for name in ("eos_token_ids", "no_tokens")},
+    }
+    return GenaiConfig(**{**noted, **changed})
+
+
+def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
+    """The sizes of the file's decoder. Raises ConfigError for a key that is missing or wrong."""
+    layers = file.integer(file.key("block_count"), most=LARGEST["num_hidden_layers"])
+    predicted = 0
+    if family_of(file).states == "delta nets":
+        predicted = file.integer(file.key("nextn_predict_layers"), 0, least=0, most=layers - 1)
+    heads = file.of_layers(file.key("attention.head_count"), layers, most=LARGEST["num_attention_heads"])
+    kv_key = file.key("attention.head_count_kv")
+    by_layer = file.by_layer(kv_key, layers, heads, least=0, most=heads)
+    with_attention = {each for each in by_layer if each}
+    if len(with_attention) != 1:
+        raise file.error(kv_key, "the same for all layers with attention")
+    [kv_heads] = with_attention
+    if 0 in by_layer:
+        require_states(file)
+    if heads % kv_heads:
+        raise file.error(kv_key, f"a divisor of head_count ({heads})")
+    width = file.integer(file.key("embedding_length"))
+    head_size = file.integer(file.key("attention.key_length"), width // heads)
+    file.integer(file.key("attention.value_length"), head_size, least=head_size, most=head_size)
+    file.integer(file.key("embedding_length_out"), width, least=width, most=width)
+    return DecoderConfig(
+        filename=filename,
+        head_size=head_size,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=layers - predicted,
+    )
+
+
+def rows_of_embedding(file: GgufFile) -> int:
+    """Tokens that the model knows. Raises ConfigError if the tokenizer has more."""
+    tokens = len(file.strings("tokenizer.ggml.tokens"))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UnsupportedModelError(f"{file.name} has no tensor token_embd.weight; take a file with a whole model")
+    rows = embedding.dims[0]
+    if tokens > rows:
+        raise file.error("tokenizer.ggml.tokens", f"at most {rows} tokens, the rows of token_embd.weight, not {tokens}")
+    return rows
+
+
+def token(file: GgufFile, name: str, vocab_size: int) -> int | None:
+    """A special token's id, None if the file names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    return file.integer(key, least=0, most=vocab_size - 1) if key in file.metadata else None
+
+
+def ends(file: GgufFile, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end an output: those of the metadata, and those of known texts."""
+    named = [token(file, name, vocab_size) for name in ("eos", "eot", "eom", *FILL_IN_ENDS)]
+    tokens = file.strings("tokenizer.ggml.tokens")
+    open_kinds = [names for names, given in zip(FILL_IN_ENDS.values(), named[3:], strict=True) if given is None]
+    known = {text: tokens.index(text) for text in {*ENDS, *chain(*open_kinds)}.intersection(tokens)}
+    firsts = [next((known[name] for name in names if name in known), None) for names in open_kinds]
+    texts = sorted(known[text] for text in known if text in ENDS)
+    found = dict.fromkeys(each for each in [*named, *texts, *firsts] if each is not None)
+    for with_these, text in NO_ENDS:
+        if with_these <= known.keys() and text in known:
+            found.pop(known[text], None)
+    return tuple(found)
+
+
+def search(file: GgufFile) -> dict[str, Any]:
+    """The search options that the file recommends; they count for sampling only, and the model is greedy without
+    a temperature."""
+    found: dict[str, Any] = {
+        name: file.metadata[f"general.sampling.{key}"]
+        for key, name in SAMPLING.items()
+        if f"general.sampling.{key}" in file.metadata
+    }
+    if found.get("temperature") == 0:
+        del found["temperature"]
+    return {"do_sample": True, **found} if "temperature" in found else found
