@@ -123,12 +123,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "graph": (
         "onnx_pb2",
         "model_file parts wiring",
-        "attention_writer carried one_node slices weight_inputs weight_ranges",
-        "rotary_nodes",
+        "carried node_writer slices weight_inputs weight_ranges",
+        "one_node rotary_nodes total_length",
+        "attention_writer",
         "activation_memory capture fed_lengths float_islands inline_weights joined_products last_token "
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
-        "text_positions total_length turned_weights uncomputed whole_caches wide_products",
+        "text_positions turned_weights uncomputed whole_caches wide_products",
         "angle_tables every_position gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",

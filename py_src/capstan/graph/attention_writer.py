@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
-from .wiring import Wiring, captured_names, fresh_name, int64_tensor
+from .node_writer import NodeWriter
+from .onnx_pb2 import ModelProto
+from .rotary_nodes import ComputedRows, add_rows
+from .total_length import add_lengths
+from .wiring import Wiring, captured_names
 
 __all__ = ["LINEAR", "Attention", "Rotary", "tidy", "write"]
 
@@ -56,7 +58,7 @@ def write(
     kind = layers[0].kind or declared
     rotary = layers[0].rotary
     angles = writer.rotary(rotary, context_length, kind) if rotary is not None else ()
-    seqlens, total = writer.lengths(mask)
+    seqlens, total = add_lengths(writer, mask)
     for node in graph.node:
         for place, name in enumerate(node.output):
             if any(name == layer.output for layer in layers) or any(name in cache[2:] for cache in caches):
@@ -65,18 +67,16 @@ def write(
         taken = [layer.query, layer.key, layer.value]
         if not layer.three_dimensions:
             taken = [writer.three_dimensions(name) for name in taken]
-        attended = NodeProto(
-            op_type="GroupQueryAttention",
-            name=writer.name("GroupQueryAttention"),
+        writer.add(
+            "GroupQueryAttention",
+            [*taken, past_key, past_value, seqlens, total, *angles],
+            outputs=[layer.output, present_key, present_value],
             domain="com.microsoft",
-            input=[*taken, past_key, past_value],
-            output=[layer.output, present_key, present_value],
+            num_heads=heads[0],
+            kv_num_heads=heads[1],
+            do_rotary=int(bool(angles)),
+            scale=layer.scale,
         )
-        attended.input.extend([seqlens, total, *angles])
-        for name, number in (("num_heads", heads[0]), ("kv_num_heads", heads[1]), ("do_rotary", int(bool(angles)))):
-            attended.attribute.add(name=name, type=AttributeProto.INT, i=number)
-        attended.attribute.add(name="scale", type=AttributeProto.FLOAT, f=layer.scale)
-        writer.made.append(attended)
     graph.node.extend(writer.made)
     tidy(model)
     if positions not in Wiring(graph).consumers:
@@ -96,63 +96,27 @@ def write(
         model.opset_import.add(domain="com.microsoft", version=1)
 
 
-class Writer:
-    """Makes nodes and constants with names of their own."""
+class Writer(NodeWriter):
+    """Writes the nodes that all layers read, and those around one layer."""
 
     def __init__(self, model: ModelProto) -> None:
-        self.graph = model.graph
-        self.made: list[NodeProto] = []
-        self._front = fresh_name(model.graph, "/capstan/plain_attention")
-        self._numbers = 0
+        super().__init__(model.graph, "/capstan/plain_attention")
         self._kinds = {node.output[0]: node.op_type for node in model.graph.node if node.output}
-
-    def name(self, what: str) -> str:
-        self._numbers += 1
-        return f"{self._front}/{what}_{self._numbers}"
-
-    def node(self, kind: str, *inputs: str, **attributes: int) -> str:
-        output = self.name(kind)
-        node = NodeProto(op_type=kind, name=output, input=inputs, output=[output])
-        for name, number in attributes.items():
-            node.attribute.add(name=name, type=AttributeProto.INT, i=number)
-        self.made.append(node)
-        return output
-
-    def constant(self, tensor: TensorProto) -> str:
-        tensor.name = self.name("constant")
-        self.graph.initializer.append(tensor)
-        return tensor.name
-
-    def floats(self, dims: Sequence[int], values: Sequence[float]) -> str:
-        data = struct.pack(f"<{len(values)}f", *values)
-        return self.constant(TensorProto(data_type=TensorProto.FLOAT, dims=dims, raw_data=data))
 
     def rotary(self, rotary: Rotary, context_length: int, kind: int) -> tuple[str, str]:
         """Cosines and sines [context length, half the head size]; onnxruntime computes them once, as it makes the
         session."""
-        bounds = (self.floats([], [bound]) for bound in (0.0, float(context_length), 1.0))
-        column = self.node("Unsqueeze", self.node("Range", *bounds), self.constant(int64_tensor("", [1])))
-        angles = self.node("Mul", column, self.floats([1, len(rotary.frequencies)], rotary.frequencies))
-        found = []
-        for wave in ("Cos", "Sin"):
-            made = self.node(wave, angles)
-            if rotary.scale != 1.0:
-                made = self.node("Mul", made, self.floats([], [rotary.scale]))
-            found.append(made if kind == TensorProto.FLOAT else self.node("Cast", made, to=kind))
-        return found[0], found[1]
-
-    def lengths(self, mask: str) -> tuple[str, str]:
-        """Positions less one of each row, int32 [batch], and the most, int32 []."""
-        summed = self.node("Cast", mask, to=TensorProto.INT32)
-        total = self.node("ReduceSum", summed, self.constant(int64_tensor("", [1])), keepdims=0)
-        one = TensorProto(data_type=TensorProto.INT32, dims=[1], raw_data=struct.pack("<i", 1))
-        return self.node("Sub", total, self.constant(one)), self.node("ReduceMax", total, keepdims=0)
+        cos, sin = (
+            add_rows(self, ComputedRows(rotary.frequencies, rotary.scale, sine, context_length, kind))
+            for sine in (False, True)
+        )
+        return cos, sin
 
     def three_dimensions(self, name: str) -> str:
         """A tensor of heads side by side."""
         if self._kinds.get(name) in LINEAR:
             return name
-        return self.node("Reshape", name, self.constant(int64_tensor("", [0, 0, -1])))
+        return self.add("Reshape", [name, self.ints([0, 0, -1])])
 
 
 def tidy(model: ModelProto) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .node_writer import NodeWriter, place_of
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Beside, Part
 from .weight_inputs import DTYPES, entry_of, made_of
-from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
+from .wiring import Wiring, attribute, copy_of, fresh_name
 
 __all__ = ["joined_products", "packed_apart"]
 
@@ -84,25 +85,18 @@ def packed_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto
         if not size or any(node.input[1:3]):
             continue
         front = node.name or node.output[0]
-        sizes = int64_tensor(fresh_name(graph, f"{front}_sizes"), [heads * size, kv_heads * size, kv_heads * size])
-        graph.initializer.append(sizes)
-        split = split_node(fresh_name(graph, f"{front}_split"), node.input[0], sizes.name)
-        split.output.extend(fresh_name(graph, f"{front}_{part}") for part in "qkv")
-        node.input[:3] = split.output
-        graph.node.insert(next(i for i, each in enumerate(graph.node) if each.output[0] == node.output[0]), split)
+        writer = NodeWriter(graph, f"{front}/apart")
+        sizes = writer.ints([heads * size, kv_heads * size, kv_heads * size], "sizes")
+        parts = [writer.name(part) for part in "qkv"]
+        writer.add("Split", [node.input[0], sizes], outputs=parts, axis=-1)
+        node.input[:3] = parts
+        writer.insert(place_of(graph, node))
     return result
 
 
 def opset_of(model: ModelProto) -> int:
     """The version of the standard operators."""
     return max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=0)
-
-
-def split_node(name: str, packed: str, sizes: str) -> NodeProto:
-    """A node that takes the last axis of a value apart, its outputs yet to be named."""
-    split = NodeProto(name=name, op_type="Split", input=[packed, sizes])
-    split.attribute.add(name="axis", type=2, i=-1)
-    return split
 
 
 def path_to(wiring: Wiring, name: str) -> Path | None:
@@ -201,11 +195,10 @@ class Joiner:
     def parts_are_split(self) -> None:
         packed = self.product(fresh_name(self.graph, f"{self.products[0].output[0]}_joined"))
         assert packed is not None, "asked of `weights`"
-        sizes = int64_tensor(fresh_name(self.graph, f"{packed}_sizes"), self.sizes)
-        self.graph.initializer.add().CopyFrom(sizes)
-        split = split_node(fresh_name(self.graph, f"{self.products[0].name}_split"), packed, sizes.name)
-        split.output.extend(node.output[0] for node in self.products)
-        self.graph.node.insert(self.place + 1, split)
+        writer = NodeWriter(self.graph, f"{self.products[0].name}_split")
+        parts = [node.output[0] for node in self.products]
+        writer.add("Split", [packed, writer.ints(self.sizes)], outputs=parts, axis=-1)
+        writer.insert(self.place + 1)
         self.forget()
 
     def product(self, packed: str) -> str | None:

@@ -8,11 +8,9 @@ with q, k and v split first where they are one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto
-from .wiring import attribute, copy_of, fresh_name, int64_tensor
+from .node_writer import NodeWriter, place_of, take_attribute
+from .onnx_pb2 import ModelProto, NodeProto
+from .wiring import attribute, copy_of
 
 __all__ = ["norms_apart"]
 
@@ -20,44 +18,6 @@ ATTENTION = "GroupQueryAttention"
 QUERY, KEY, VALUE, Q_NORM_WEIGHT, K_NORM_WEIGHT = 0, 1, 2, 14, 15
 SPLIT_BY_INPUT = 13
 """The first opset in which sizes are an input of Split."""
-
-
-@dataclass
-class Stand:
-    """Nodes that come to stand before one node, with names of their own."""
-
-    model: ModelProto
-    node: NodeProto
-    front: str
-    made: list[NodeProto] = field(default_factory=list)
-
-    @classmethod
-    def before(cls, model: ModelProto, node: NodeProto) -> Stand:
-        return cls(model, node, fresh_name(model.graph, f"{node.name or node.output[0]}/norms"))
-
-    def add(self, op: str, inputs: Iterable[str], part: str, outputs: int = 1, **attributes: int | float) -> str:
-        """Add a node; returns the name of its output, or the common prefix of its outputs' names."""
-        name = f"{self.front}/{part}"
-        names = [name] if outputs == 1 else [f"{name}_{i}" for i in range(outputs)]
-        made = NodeProto(op_type=op, name=name, input=list(inputs), output=names)
-        for key, value in attributes.items():
-            item = made.attribute.add(name=key)
-            if isinstance(value, float):
-                item.type, item.f = AttributeProto.FLOAT, value
-            else:
-                item.type, item.i = AttributeProto.INT, value
-        self.made.append(made)
-        return name
-
-    def ints(self, part: str, values: Sequence[int]) -> str:
-        self.model.graph.initializer.append(int64_tensor(f"{self.front}/{part}", values))
-        return f"{self.front}/{part}"
-
-    def insert(self) -> None:
-        nodes = self.model.graph.node
-        place = next(i for i, node in enumerate(nodes) if node is self.node or node.output == self.node.output)
-        for each in reversed(self.made):
-            nodes.insert(place, each)
 
 
 def norms_apart(model: ModelProto) -> ModelProto:
@@ -76,26 +36,25 @@ def norms_apart(model: ModelProto) -> ModelProto:
 
 def normed(model: ModelProto, node: NodeProto, packed: bool, head: int) -> None:
     """Replace the norms of one attention, in place."""
-    stand = Stand.before(model, node)
+    writer = NodeWriter(model.graph, f"{node.name or node.output[0]}/norms")
     heads = (attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0))
     if packed:
-        sizes = stand.ints("sizes", [head * count for count in (*heads, heads[1])])
-        apart = stand.add("Split", [node.input[QUERY], sizes], "apart", outputs=3, axis=-1)
-        for place in (QUERY, KEY, VALUE):
-            node.input[place] = f"{apart}_{place}"
+        sizes = writer.ints([head * count for count in (*heads, heads[1])], "sizes")
+        apart = [writer.name(part) for part in ("query", "key", "value")]
+        writer.add("Split", [node.input[QUERY], sizes], outputs=apart, axis=-1)
+        node.input[QUERY : VALUE + 1] = apart
     epsilon = next((item.f for item in node.attribute if item.name == "qk_norm_epsilon"), 1e-6)
     for place, weight, count, part in (
         (QUERY, node.input[Q_NORM_WEIGHT], heads[0], "q"),
         (KEY, node.input[K_NORM_WEIGHT], heads[1], "k"),
     ):
-        by_head = stand.ints(f"{part}_by_head", [0, 0, count, head])
-        whole = stand.ints(f"{part}_whole", [0, 0, count * head])
-        name = stand.add("Reshape", [node.input[place], by_head], f"{part}_heads")
-        name = stand.add("SimplifiedLayerNormalization", [name, weight], f"{part}_normed", axis=-1, epsilon=epsilon)
-        node.input[place] = stand.add("Reshape", [name, whole], part)
-    stand.insert()
+        by_head = writer.ints([0, 0, count, head], f"{part}_by_head")
+        whole = writer.ints([0, 0, count * head], f"{part}_whole")
+        name = writer.add("Reshape", [node.input[place], by_head], f"{part}_heads")
+        name = writer.add("SimplifiedLayerNormalization", [name, weight], f"{part}_normed", axis=-1, epsilon=epsilon)
+        node.input[place] = writer.add("Reshape", [name, whole], part)
+    writer.insert(place_of(model.graph, node))
     del node.input[Q_NORM_WEIGHT:]
     while not node.input[-1]:
         del node.input[-1]
-    for item in [item for item in node.attribute if item.name == "qk_norm_epsilon"]:
-        node.attribute.remove(item)
+    take_attribute(node, "qk_norm_epsilon")

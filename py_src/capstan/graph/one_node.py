@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .model_file import serialize
-from .onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from .node_writer import set_attribute
+from .onnx_pb2 import ModelProto, TensorProto
 from .wiring import value_info
 
 __all__ = ["add_model", "attention_model", "cast_model"]
@@ -80,5 +81,5 @@ def one_node(
         graph.initializer.add(name=name, data_type=TensorProto.INT32, dims=dims, int32_data=numbers)
         node.input.append(name)
     for name, number in (attributes or {}).items():
-        node.attribute.add(name=name, type=AttributeProto.INT, i=number)
+        set_attribute(node, name, number)
     return serialize(model)

@@ -9,7 +9,8 @@ itself.
 from __future__ import annotations
 
 from .attention_writer import tidy
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .node_writer import new_node
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .plain_attention import floats
 from .wiring import Wiring, attribute, copy_of, integers
 
@@ -37,12 +38,8 @@ def simplified_norms(model: ModelProto) -> ModelProto:
 
 def become_norm(node: NodeProto, x: str, weight: str, epsilon: float) -> None:
     """Make the last product of a norm the whole norm."""
-    node.op_type = "SimplifiedLayerNormalization"
-    del node.input[:], node.attribute[:]
-    node.input.extend([x, weight])
-    for name, number in (("axis", -1), ("stash_type", 1)):
-        node.attribute.add(name=name, type=AttributeProto.INT, i=number)
-    node.attribute.add(name="epsilon", type=AttributeProto.FLOAT, f=epsilon)
+    name, operator = node.name, "SimplifiedLayerNormalization"
+    node.CopyFrom(new_node(operator, [x, weight], node.output, name=name, axis=-1, stash_type=1, epsilon=epsilon))
 
 
 def norm_of(wiring: Wiring, name: str) -> tuple[str, float] | None:

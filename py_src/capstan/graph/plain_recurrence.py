@@ -8,18 +8,19 @@ GatedAdd(x, y, gate)           Add(x, Mul(y, gate)); onnxruntime-web 1.30 has it
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
-from .wiring import attribute, copy_of, fresh_name, int64_tensor
+from .node_writer import NodeWriter, place_of
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .wiring import attribute, copy_of
 
 __all__ = ["plain_recurrence"]
 
 OPERATORS = ("LpNormalization", "LinearAttentionGate", "GatedRMSNorm", "GatedAdd")
 LEAST = 1e-12
 """Mean of the squares below which a vector counts as zero."""
-CODES: dict[int, str] = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "e"}
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 def plain_recurrence(model: ModelProto) -> ModelProto:
@@ -34,9 +35,10 @@ def plain_recurrence(model: ModelProto) -> ModelProto:
     for node in [node for node in result.graph.node if node.op_type in OPERATORS]:
         element = types.get(node.output[0], TensorProto.UNDEFINED)
         shape = sizes.get(node.output[0], [0])
-        if element not in CODES and node.op_type != "GatedAdd":
+        if element not in FLOATS and node.op_type != "GatedAdd":
             continue
-        made = Plain(result, node, element)
+        writer = NodeWriter(result.graph, f"{node.name or node.output[0]}/plain")
+        made = Plain(writer, node, element)
         if node.op_type == "GatedAdd":
             made.gated_add()
         elif node.op_type == "LinearAttentionGate":
@@ -45,7 +47,10 @@ def plain_recurrence(model: ModelProto) -> ModelProto:
             made.gated_norm(scales[node.input[1]][0], shape[-1])
         elif node.op_type == "LpNormalization" and shape[-1] and last_axis(node, len(shape)):
             made.norm(shape[-1])
-        made.put()
+        if writer.made:
+            place = place_of(result.graph, node)
+            del result.graph.node[place]
+            writer.insert(place)
     return result
 
 
@@ -58,78 +63,39 @@ def last_axis(node: NodeProto, rank: int) -> bool:
 class Plain:
     """Makes the nodes that take the place of one."""
 
-    model: ModelProto
+    writer: NodeWriter
     node: NodeProto
     element: int
-    made: list[NodeProto] = field(default_factory=list)
 
     def norm(self, size: int) -> None:
-        scale = self.numbers("scale", [size**-0.5] * size)
-        self.add("SimplifiedLayerNormalization", [self.node.input[0], scale], self.node.output[0])
-        self.normalize(LEAST)
+        scale = self.writer.numbers(self.element, [size**-0.5] * size, "scale")
+        self.normed(self.node.input[0], scale, LEAST, self.node.output)
 
     def gate(self) -> None:
         a, bias, decay, b = self.node.input
-        half = self.element != TensorProto.FLOAT
-        wide = self.cast(a, "a", TensorProto.FLOAT) if half else a
-        soft = self.add("Softplus", [self.add("Add", [wide, bias], "biased")], "softplus")
+        log_decay, beta = self.node.output
+        add, half = self.writer.add, self.element != TensorProto.FLOAT
+        wide = add("Cast", [a], to=TensorProto.FLOAT) if half else a
+        soft = add("Softplus", [add("Add", [wide, bias])])
         if half:
-            scaled = self.add("Mul", [soft, decay], "decay")
-            self.cast(scaled, self.node.output[0], self.element)
+            add("Cast", [add("Mul", [soft, decay])], outputs=[log_decay], to=self.element)
         else:
-            self.add("Mul", [soft, decay], self.node.output[0])
-        self.add("Sigmoid", [b], self.node.output[1])
+            add("Mul", [soft, decay], outputs=[log_decay])
+        add("Sigmoid", [b], outputs=[beta])
 
     def gated_add(self) -> None:
         x, y, gate = self.node.input
-        self.add("Add", [x, self.add("Mul", [y, gate], "gated")], self.node.output[0])
+        self.writer.add("Add", [x, self.writer.add("Mul", [y, gate])], outputs=self.node.output)
 
     def gated_norm(self, head: int, width: int) -> None:
         x, scale, gate = self.node.input
         epsilon = next((item.f for item in self.node.attribute if item.name == "epsilon"), 1e-5)
-        heads = self.add("Reshape", [x, self.ints("by_head", [0, -1, head])], "heads")
-        normed = self.add("SimplifiedLayerNormalization", [heads, scale], "normed")
-        self.normalize(epsilon)
-        whole = self.add("Reshape", [normed, self.ints("by_token", [0, -1, width])], "whole")
-        open_ = self.add("Mul", [gate, self.add("Sigmoid", [gate], "sigmoid")], "open")
-        self.add("Mul", [whole, open_], self.node.output[0])
+        add, ints = self.writer.add, self.writer.ints
+        heads = add("Reshape", [x, ints([0, -1, head], "by_head")])
+        whole = add("Reshape", [self.normed(heads, scale, epsilon), ints([0, -1, width], "by_token")])
+        add("Mul", [whole, add("Mul", [gate, add("Sigmoid", [gate])])], outputs=self.node.output)
 
-    def add(self, operator: str, inputs: list[str], wanted: str) -> str:
-        """A node; `wanted` is one of the old node's outputs, or what the result is called below it."""
-        output = wanted if wanted in self.node.output else fresh_name(self.model.graph, f"{self.node.name}/{wanted}")
-        made = NodeProto(op_type=operator, name=f"{self.node.name}/{operator}_{len(self.made)}", output=[output])
-        made.input.extend(inputs)
-        self.made.append(made)
-        return output
-
-    def normalize(self, epsilon: float) -> None:
-        """The attributes of the norm that was added last."""
-        for name, number in (("axis", -1), ("stash_type", 1)):
-            self.made[-1].attribute.add(name=name, type=AttributeProto.INT, i=number)
-        self.made[-1].attribute.add(name="epsilon", type=AttributeProto.FLOAT, f=epsilon)
-
-    def cast(self, name: str, wanted: str, element: int) -> str:
-        output = self.add("Cast", [name], wanted)
-        self.made[-1].attribute.add(name="to", type=AttributeProto.INT, i=element)
-        return output
-
-    def numbers(self, wanted: str, values: list[float]) -> str:
-        name = fresh_name(self.model.graph, f"{self.node.name}/{wanted}")
-        data = struct.pack(f"<{len(values)}{CODES[self.element]}", *values)
-        self.model.graph.initializer.add(name=name, data_type=self.element, dims=[len(values)], raw_data=data)
-        return name
-
-    def ints(self, wanted: str, values: list[int]) -> str:
-        name = fresh_name(self.model.graph, f"{self.node.name}/{wanted}")
-        self.model.graph.initializer.append(int64_tensor(name, values))
-        return name
-
-    def put(self) -> None:
-        """Put what was made in the node's place; nothing made leaves it."""
-        if not self.made:
-            return
-        nodes = self.model.graph.node
-        place = list(nodes).index(self.node)
-        del nodes[place]
-        for made in reversed(self.made):
-            nodes.insert(place, made)
+    def normed(self, x: str, scale: str, epsilon: float, outputs: Sequence[str] = ()) -> str:
+        """x over the root of the mean of its squares, times the scale."""
+        operator = "SimplifiedLayerNormalization"
+        return self.writer.add(operator, [x, scale], outputs=outputs, axis=-1, stash_type=1, epsilon=epsilon)

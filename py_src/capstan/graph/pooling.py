@@ -8,7 +8,8 @@ have these two operators.
 
 from __future__ import annotations
 
-from .onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .node_writer import new_node
+from .onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of, fresh_name, prune, value_info
 
 __all__ = ["POOLED", "WEIGHTS", "hidden_output", "pooled", "sentence_output"]
@@ -43,7 +44,7 @@ def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -
     graph = result.graph
     if hidden is None:
         assert sentence is not None
-        graph.node.append(NodeProto(op_type="Cast", input=[sentence], output=[POOLED], attribute=[to_float()]))
+        graph.node.append(new_node("Cast", [sentence], [POOLED], to=TensorProto.FLOAT))
         shape: tuple[str | int, ...] = ("capstan_batch", "capstan_width")
     else:
         weigh(graph, hidden)
@@ -56,10 +57,6 @@ def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -
 
 def weigh(graph: GraphProto, hidden: str) -> None:
     wide = fresh_name(graph, "/capstan/pooling/hidden")
-    graph.node.append(NodeProto(op_type="Cast", input=[hidden], output=[wide], attribute=[to_float()]))
-    graph.node.append(NodeProto(op_type="MatMul", input=[WEIGHTS, wide], output=[POOLED]))
+    graph.node.append(new_node("Cast", [hidden], [wide], to=TensorProto.FLOAT))
+    graph.node.append(new_node("MatMul", [WEIGHTS, wide], [POOLED]))
     graph.input.append(value_info(WEIGHTS, TensorProto.FLOAT, ("capstan_batch", 1, "capstan_tokens")))
-
-
-def to_float() -> AttributeProto:
-    return AttributeProto(name="to", type=AttributeProto.INT, i=TensorProto.FLOAT)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ModelFileError
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .node_writer import new_node, place_of
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Part, Turn
 from .weight_inputs import DTYPES, WeightEntry, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
@@ -156,22 +157,29 @@ class Rewriter:
             tensor.dims.extend((self.n, zero_bytes))
             self.graph.initializer.add().CopyFrom(tensor)
             inputs.append(name)
-        node = NodeProto(name=product.name, op_type="MatMulNBits", domain="com.microsoft", input=inputs)
-        numbers = {"K": self.k, "N": self.n, "bits": self.bits, "block_size": self.block}
-        for name, value in {**numbers, "accuracy_level": accuracy_level}.items():
-            node.attribute.add(name=name, type=AttributeProto.INT, i=value)
-        place = list(self.graph.node).index(product)
-        self.graph.node.remove(product)
         result = product.output[0]
-        if self.found.bias:
-            before = fresh_name(self.graph, f"{result}_product")
-            name = fresh_name(self.graph, f"{product.name}_bias")
-            self.graph.node.insert(
-                place, NodeProto(name=name, op_type="Add", input=[before, self.found.bias], output=[result])
+        made = fresh_name(self.graph, f"{result}_product") if self.found.bias else result
+        nodes = [
+            new_node(
+                "MatMulNBits",
+                inputs,
+                [made],
+                name=product.name,
+                domain="com.microsoft",
+                K=self.k,
+                N=self.n,
+                bits=self.bits,
+                block_size=self.block,
+                accuracy_level=accuracy_level,
             )
-            result = before
-        node.output.append(result)
-        self.graph.node.insert(place, node)
+        ]
+        if self.found.bias:
+            name = fresh_name(self.graph, f"{product.name}_bias")
+            nodes.append(new_node("Add", [made, self.found.bias], [result], name=name))
+        place = place_of(self.graph, product)
+        del self.graph.node[place]
+        for each in reversed(nodes):
+            self.graph.node.insert(place, each)
 
     def made(self, entry: WeightEntry, dims: Sequence[int], bits: int, flipped: bool) -> str:
         """An initializer with these rows of W, of its scales or of its zero points."""

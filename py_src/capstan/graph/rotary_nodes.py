@@ -6,13 +6,13 @@ onnxruntime computes them once, as it makes the session.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .onnx_pb2 import AttributeProto, GraphProto, TensorProto
-from .wiring import Wiring, attribute, int64_tensor
+from .node_writer import NodeWriter
+from .onnx_pb2 import GraphProto, TensorProto
+from .wiring import Wiring, attribute
 
-__all__ = ["ComputedRows", "computed_rows", "write_rows"]
+__all__ = ["ComputedRows", "add_rows", "computed_rows", "write_rows"]
 
 WAVES = ("Cos", "Sin")
 
@@ -31,30 +31,23 @@ class ComputedRows:
 
 def write_rows(graph: GraphProto, name: str, rows: ComputedRows) -> None:
     """Write the table [rows, frequencies] of that name."""
-    front = f"/model/rotary/{name}"
+    writer = NodeWriter(graph, f"/model/rotary/{name}")
+    add_rows(writer, rows)
+    writer.made[-1].output[0] = name
+    graph.node.extend(writer.made)
 
-    def node(kind: str, *inputs: str) -> str:
-        graph.node.add(op_type=kind, name=f"{front}/{kind}", input=inputs, output=[f"{front}/{kind}/output_0"])
-        return f"{front}/{kind}/output_0"
 
-    def constant(part: str, dims: Sequence[int], values: Sequence[float]) -> str:
-        data = struct.pack(f"<{len(values)}f", *values)
-        graph.initializer.add(name=f"{front}/{part}", data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
-        return f"{front}/{part}"
-
+def add_rows(writer: NodeWriter, rows: ComputedRows) -> str:
+    """Add the nodes of a table [rows, frequencies]; its name."""
     bounds = (("start", 0.0), ("limit", float(rows.rows)), ("delta", 1.0))
-    positions = node("Range", *(constant(part, [], [value]) for part, value in bounds))
-    graph.initializer.append(int64_tensor(f"{front}/axis", [1]))
-    turns = constant("frequencies", [1, len(rows.frequencies)], rows.frequencies)
-    made = node(WAVES[rows.sine], node("Mul", node("Unsqueeze", positions, f"{front}/axis"), turns))
+    positions = writer.add("Range", [writer.numbers(TensorProto.FLOAT, [at], part, dims=()) for part, at in bounds])
+    column = writer.add("Unsqueeze", [positions, writer.ints([1], "axis")])
+    dims = [1, len(rows.frequencies)]
+    frequencies = writer.numbers(TensorProto.FLOAT, rows.frequencies, "frequencies", dims)
+    made = writer.add(WAVES[rows.sine], [writer.add("Mul", [column, frequencies])])
     if rows.scale != 1.0:
-        graph.node.add(op_type="Mul", name=f"{front}/scaled", input=[made, constant("scale", [], [rows.scale])])
-        graph.node[-1].output.append(f"{front}/scaled")
-        made = f"{front}/scaled"
-    if rows.kind != TensorProto.FLOAT:
-        node("Cast", made)
-        graph.node[-1].attribute.add(name="to", type=AttributeProto.INT, i=rows.kind)
-    graph.node[-1].output[0] = name
+        made = writer.add("Mul", [made, writer.numbers(TensorProto.FLOAT, [rows.scale], "scale", dims=())])
+    return made if rows.kind == TensorProto.FLOAT else writer.add("Cast", [made], to=rows.kind)
 
 
 def computed_rows(wiring: Wiring, name: str) -> ComputedRows | None:

@@ -12,12 +12,13 @@ Scores are materialised: [heads, tokens, total length], of which the estimate of
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
+from .node_writer import NodeWriter, place_of, take_attribute
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .wiring import attribute, copy_of, fresh_name, int64_tensor, value_info
+from .wiring import attribute, copy_of, fresh_name, value_info
 
 __all__ = ["element_of", "has_soft_caps", "soft_caps_apart"]
 
@@ -26,8 +27,8 @@ QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3,
 TAKEN_OVER = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"}
 NEUTRAL = {"smooth_softmax": (0, -1), "causal": (1,), "qk_output": (0,), "sliding_window_cache": (0,)}
 """Further attributes at the values where they change nothing."""
-TYPES: dict[int, tuple[str, float]] = {TensorProto.FLOAT: ("<f", -3e38), TensorProto.FLOAT16: ("<e", -65504.0)}
-"""How a number is packed, and what hides a position."""
+LEAST: dict[int, float] = {TensorProto.FLOAT: -3e38, TensorProto.FLOAT16: -65504.0}
+"""The number that hides a position, by element type."""
 TOKENS: int | str = "sequence_length"
 POSITIONS = "total_sequence_length"
 
@@ -44,8 +45,9 @@ def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelPr
         if not real(node, "softcap"):
             continue
         element, head_size = element_of(result, node), head_sizes.get(node.input[PAST_KEY], 0)
-        if element in TYPES and head_size and taken_over(result, node, head_size):
-            Capped(result, node, element, head_size).replace()
+        if element in LEAST and head_size and taken_over(result, node, head_size):
+            writer = NodeWriter(result.graph, f"{node.name}/capped")
+            Capped(result, node, element, head_size, writer).replace()
     return result
 
 
@@ -92,7 +94,7 @@ class Capped:
     node: NodeProto
     element: int
     head: int
-    made: list[NodeProto] = field(default_factory=list)
+    writer: NodeWriter
 
     @property
     def positions(self) -> int | str:
@@ -106,19 +108,23 @@ class Capped:
         head, group = self.head, heads // kv_heads
         cap, scale = real(node, "softcap"), real(node, "scale") or head**-0.5
         result, node.output[0] = node.output[0], fresh_name(graph, f"{node.name}/uncapped")
-        for item in [item for item in node.attribute if item.name == "softcap"]:
-            node.attribute.remove(item)
+        take_attribute(node, "softcap")
 
-        tokens, total = self.tokens(), self.add("Reshape", [node.input[TOTAL_LENGTH], self.ints("one", [1])], "total")
+        tokens, total = (
+            self.tokens(),
+            self.add("Reshape", [node.input[TOTAL_LENGTH], self.writer.ints([1], "one")], "total"),
+        )
         query = node.input[QUERY]
         if not (len(node.input) > KEY and node.input[KEY]):
             query = self.sliced(query, "query", 0, heads * head, 2)
         if attribute(node, "do_rotary", 0):
             query = self.rotated(query, tokens, heads)
         query = self.add("Mul", [query, self.number("strength", scale / cap)], "strong", [1, TOKENS, heads * head])
-        query = self.add("Reshape", [query, self.ints("by head", [-1, heads, head])], "by_head", [TOKENS, heads, head])
+        query = self.add(
+            "Reshape", [query, self.writer.ints([-1, heads, head], "by head")], "by_head", [TOKENS, heads, head]
+        )
         query = self.add("Transpose", [query], "heads_first", [heads, TOKENS, head], perm=[1, 0, 2])
-        grouped = self.ints("grouped", [kv_heads, group, -1, head])
+        grouped = self.writer.ints([kv_heads, group, -1, head], "grouped")
         query = self.add("Reshape", [query, grouped], "grouped_query", [kv_heads, group, TOKENS, head])
 
         keys, values = (self.cached(place, total, kv_heads, head) for place in (1, 2))
@@ -128,104 +134,72 @@ class Capped:
         scores = self.add("Tanh", [self.add("MatMul", [query, keys], "scores", shape)], "tanh", shape)
         scores = self.add("Mul", [scores, self.number("cap", cap)], "capped", shape)
         scores = self.add("Add", [scores, self.hidden(tokens)], "seen", shape)
-        weights = self.add("Softmax", [scores], "weights", shape, axis=[-1])
+        weights = self.add("Softmax", [scores], "weights", shape, axis=-1)
         attended = self.add("MatMul", [weights, values], "attended", [kv_heads, group, TOKENS, head])
-        rows = self.ints("rows", [heads, -1, head])
+        rows = self.writer.ints([heads, -1, head], "rows")
         attended = self.add("Reshape", [attended, rows], "by_row", [heads, TOKENS, head])
         attended = self.add("Transpose", [attended], "tokens_first", [TOKENS, heads, head], perm=[1, 0, 2])
-        whole = self.ints("whole", [1, -1, heads * head])
-        self.made.append(NodeProto(op_type="Reshape", name=f"{node.name}/capped", output=[result]))
-        self.made[-1].input.extend([attended, whole])
-        place = list(graph.node).index(node) + 1
-        for each in reversed(self.made):
-            graph.node.insert(place, each)
+        whole = self.writer.ints([1, -1, heads * head], "whole")
+        self.writer.add("Reshape", [attended, whole], "result", outputs=[result])
+        self.writer.insert(place_of(graph, node) + 1)
 
-    def name(self, part: str) -> str:
-        return f"{self.node.name}/capped/{part}"
-
-    def add(
-        self, op: str, inputs: Iterable[str], part: str, shape: Iterable[int | str] = (), **attributes: list[int]
-    ) -> str:
+    def add(self, op: str, inputs: Iterable[str], part: str, shape: Iterable[int | str] = (), **attributes: Any) -> str:
         """Add a node; `shape` is its result's, of the element type, where that is worth telling."""
-        output = self.name(part)
-        made = NodeProto(op_type=op, name=output, input=list(inputs), output=[output])
-        for name, values in attributes.items():
-            item = made.attribute.add(name=name)
-            if name == "perm":
-                item.type = item.INTS
-                item.ints.extend(values)
-            else:
-                item.type, item.i = item.INT, values[0]
-        if op == "RotaryEmbedding":
-            made.domain = "com.microsoft"
-        self.made.append(made)
+        domain = "com.microsoft" if op == "RotaryEmbedding" else ""
+        output = self.writer.add(op, inputs, part, domain=domain, **attributes)
         if shape:
             self.model.graph.value_info.append(value_info(output, self.element, shape))
         return output
 
-    def ints(self, part: str, values: list[int], *, scalar: bool = False) -> str:
-        name = self.name(part)
-        self.model.graph.initializer.append(int64_tensor(name, values, scalar=scalar))
-        return name
-
-    def int32s(self, part: str, values: list[int], *, scalar: bool = False) -> str:
-        data = struct.pack(f"<{len(values)}i", *values)
-        tensor = TensorProto(name=self.name(part), data_type=TensorProto.INT32, raw_data=data)
-        if not scalar:
-            tensor.dims.append(len(values))
-        self.model.graph.initializer.append(tensor)
-        return tensor.name
-
     def number(self, part: str, value: float) -> str:
         """A scalar of the element type."""
-        form, _ = TYPES[self.element]
-        tensor = TensorProto(name=self.name(part), data_type=self.element, raw_data=struct.pack(form, value))
-        self.model.graph.initializer.append(tensor)
-        return tensor.name
+        return self.writer.numbers(self.element, [value], part, dims=())
+
+    def int32(self, part: str, value: int, *, scalar: bool = False) -> str:
+        return self.writer.numbers(TensorProto.INT32, [value], part, dims=() if scalar else None)
 
     def tokens(self) -> str:
         """Tokens of the run: int32 [1]."""
         shape = self.add("Shape", [self.node.input[QUERY]], "shape")
-        size = self.add("Slice", [shape, self.ints("from", [1]), self.ints("to", [2])], "tokens_64")
-        return self.add("Cast", [size], "tokens", to=[TensorProto.INT32])
+        size = self.add("Slice", [shape, self.writer.ints([1], "from"), self.writer.ints([2], "to")], "tokens_64")
+        return self.add("Cast", [size], "tokens", to=TensorProto.INT32)
 
     def sliced(self, name: str, part: str, start: int, end: int, axis: int) -> str:
-        bounds = [self.ints(f"{part} {bound}", [value]) for bound, value in (("from", start), ("to", end))]
+        bounds = [self.writer.ints([value], f"{part} {bound}") for bound, value in (("from", start), ("to", end))]
         shape = [1, TOKENS, end - start]
-        return self.add("Slice", [name, *bounds, self.ints(f"{part} axis", [axis])], part, shape)
+        return self.add("Slice", [name, *bounds, self.writer.ints([axis], f"{part} axis")], part, shape)
 
     def rotated(self, query: str, tokens: str, heads: int) -> str:
         """The query at the positions of the run, of which the first is one more than the last less the tokens."""
         past = self.add("Sub", [self.node.input[SEQLENS_K], tokens], "past_less_one")
-        first = self.add("Add", [past, self.int32s("next", [1])], "first_32")
-        first = self.add("Cast", [first], "first", to=[TensorProto.INT64])
+        first = self.add("Add", [past, self.int32("next", 1)], "first_32")
+        first = self.add("Cast", [first], "first", to=TensorProto.INT64)
         inputs = [query, first, self.node.input[COS], self.node.input[SIN]]
         interleaved = attribute(self.node, "rotary_interleaved", 0)
         shape = [1, TOKENS, heads * self.head]
-        return self.add("RotaryEmbedding", inputs, "rotated", shape, num_heads=[heads], interleaved=[interleaved])
+        return self.add("RotaryEmbedding", inputs, "rotated", shape, num_heads=heads, interleaved=interleaved)
 
     def cached(self, place: int, total: str, kv_heads: int, head: int) -> str:
         """The positions of a cache that are valid after the run."""
         part = "key" if place == 1 else "value"
-        start, axis = self.int32s(f"{part} from", [0]), self.int32s(f"{part} axis", [2])
+        start, axis = self.int32(f"{part} from", 0), self.int32(f"{part} axis", 2)
         shape = [1, kv_heads, self.positions, head]
         return self.add("Slice", [self.node.output[place], start, total, axis], f"{part}s_there", shape)
 
     def hidden(self, tokens: str) -> str:
         """The mask that is added to scores: the least number at positions out of sight, 0 elsewhere."""
-        zero, one = (self.int32s(part, [value], scalar=True) for part, value in (("zero", 0), ("step", 1)))
-        scalar = self.ints("scalar", [])
+        zero, one = (self.int32(part, value, scalar=True) for part, value in (("zero", 0), ("step", 1)))
+        scalar = self.writer.ints([], "scalar")
         total = self.add("Reshape", [self.node.input[TOTAL_LENGTH], scalar], "total_scalar")
         count = self.add("Reshape", [tokens, scalar], "tokens_scalar")
         keys = self.add("Range", [zero, total, one], "keys_at")
         queries = self.add("Range", [self.add("Sub", [total, count], "past"), total, one], "queries_at")
-        queries = self.add("Unsqueeze", [queries, self.ints("last", [1])], "queries_down")
+        queries = self.add("Unsqueeze", [queries, self.writer.ints([1], "last")], "queries_down")
         back = self.add("Sub", [queries, keys], "back")
         seen = self.add("GreaterOrEqual", [back, zero], "not_later")
         window = attribute(self.node, "local_window_size", -1)
         if window > 0:
-            near = self.add("Less", [back, self.int32s("window", [window], scalar=True)], "near")
+            near = self.add("Less", [back, self.int32("window", window, scalar=True)], "near")
             seen = self.add("And", [seen, near], "in_sight")
-        _, least = TYPES[self.element]
-        inputs = [seen, self.number("nothing", 0.0), self.number("least", least)]
+        inputs = [seen, self.number("nothing", 0.0), self.number("least", LEAST[self.element])]
         return self.add("Where", inputs, "hidden", [TOKENS, self.positions])

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .carried import CachePair, part_name
-from .joined_products import SPLIT_WITH_SIZES, opset_of, split_node
-from .onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto
-from .wiring import attribute, copy_of, delete, fresh_name, int64_tensor
+from .joined_products import SPLIT_WITH_SIZES, opset_of
+from .node_writer import NodeWriter, place_of
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto
+from .wiring import attribute, copy_of, delete
 
 __all__ = ["SplitCache", "parts_that_fit", "split_caches", "whole_because"]
 
@@ -84,15 +85,12 @@ def divide(graph: GraphProto, node: NodeProto, pair: CachePair, parts: int) -> N
     heads, kv_heads = (attribute(node, name, 0) // parts for name in ("num_heads", "kv_num_heads"))
     front = node.name or node.output[0]
     queries, others = [heads * pair.head_size] * parts, [kv_heads * pair.head_size] * parts
-    before: list[NodeProto] = []
+    writer = NodeWriter(graph, f"{front}/parts")
 
     def taken_apart(name: str, sizes: Sequence[int], what: str) -> list[str]:
-        tensor = int64_tensor(fresh_name(graph, f"{front}_{what}_sizes"), sizes)
-        graph.initializer.append(tensor)
-        split = split_node(fresh_name(graph, f"{front}_{what}_split"), name, tensor.name)
-        split.output.extend(fresh_name(graph, f"{front}_{what}_{place}") for place in range(len(sizes)))
-        before.append(split)
-        return list(split.output)
+        found = [writer.name(f"{what}_{place}") for place in range(len(sizes))]
+        writer.add("Split", [name, writer.ints(sizes, f"{what}_sizes")], outputs=found, axis=-1)
+        return found
 
     if any(node.input[1:3]):
         pieces = [taken_apart(node.input[0], queries, "q")]
@@ -107,22 +105,19 @@ def divide(graph: GraphProto, node: NodeProto, pair: CachePair, parts: int) -> N
     for part in range(parts):
         own = NodeProto()
         own.CopyFrom(node)
-        own.name = fresh_name(graph, f"{front}_{part}")
+        own.name = writer.name(f"{part}")
         own.input[:3] = [each[part] for each in pieces]
         own.input[PAST_KEY : PAST_VALUE + 1] = [part_name(name, part) for name in caches[:2]]
-        results.append(fresh_name(graph, f"{front}_{part}/output_0"))
-        own.output[:] = [results[-1], *(part_name(name, part) for name in caches[2:])]
+        results.append(own.name)
+        own.output[:] = [own.name, *(part_name(name, part) for name in caches[2:])]
         for item in own.attribute:
             if item.name in ("num_heads", "kv_num_heads"):
                 item.i //= parts
-        before.append(own)
-    concat = NodeProto(op_type="Concat", name=fresh_name(graph, f"{front}_beside"), input=results)
-    concat.output.append(node.output[0])
-    concat.attribute.add(name="axis", type=AttributeProto.INT, i=-1)
-    place = next(i for i, each in enumerate(graph.node) if each.output[0] == node.output[0])
+        writer.made.append(own)
+    place = place_of(graph, node)
+    writer.add("Concat", results, outputs=node.output[:1], axis=-1)
     del graph.node[place]
-    for index, each in enumerate([*before, concat]):
-        graph.node.insert(place + index, each)
+    writer.insert(place)
 
 
 def in_parts(graph: GraphProto, name: str, parts: int) -> None:

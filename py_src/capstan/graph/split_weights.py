@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from .nbits_products import minima_of
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .node_writer import new_node
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Part
 from .weight_inputs import WeightEntry, entry_of, known_external_entries, made_of
 from .weight_ranges import NotInRangesError, bound_bytes, columns_of, ranges_of, rows_of, step_of
@@ -306,8 +307,7 @@ class Splitter:
     def beside(self, gone: Sequence[NodeProto], nodes: list[NodeProto], results: Sequence[str], output: str) -> None:
         """Put `nodes` in the place of `gone`, and their results behind one another."""
         name = fresh_name(self.graph, f"{gone[0].name or gone[0].output[0]}_beside")
-        concat = NodeProto(op_type="Concat", name=name, input=results, output=[output])
-        concat.attribute.add(name="axis", type=AttributeProto.INT, i=-1)
+        concat = new_node("Concat", results, [output], name=name, axis=-1)
         self.replace(gone, [*nodes, concat], output)
 
     def replace(self, gone: Sequence[NodeProto], nodes: Sequence[NodeProto], output: str) -> None:

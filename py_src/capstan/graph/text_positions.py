@@ -8,7 +8,8 @@ with three axes; in text the three are equal, and MRotaryEmbedding computes the 
 from __future__ import annotations
 
 from ..errors import UnsupportedModelError
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto
+from .node_writer import set_attribute, take_attribute
+from .onnx_pb2 import ModelProto, NodeProto
 from .wiring import Wiring, attribute, copy_of
 
 __all__ = ["text_positions"]
@@ -77,8 +78,8 @@ def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto, posit
     while len(attention.input) <= ATTENTION_SIN:
         attention.input.append("")
     attention.input[ATTENTION_COS], attention.input[ATTENTION_SIN] = query.input[COS], query.input[SIN]
-    with_integer(attention, "do_rotary", 1)
-    with_integer(attention, "rotary_interleaved", attribute(query, "interleaved", 0))
+    set_attribute(attention, "do_rotary", 1)
+    set_attribute(attention, "rotary_interleaved", attribute(query, "interleaved", 0))
     for node in (query, key):
         model.graph.node.remove(node)
 
@@ -99,11 +100,4 @@ def whole_table(wiring: Wiring, node: NodeProto) -> bool:
 def become_plain(node: NodeProto) -> None:
     """Make a node one that takes positions of one axis."""
     node.op_type = PLAIN
-    for item in [item for item in node.attribute if item.name in ("mrope_section", "mrope_layout")]:
-        node.attribute.remove(item)
-
-
-def with_integer(node: NodeProto, name: str, value: int) -> None:
-    for item in [item for item in node.attribute if item.name == name]:
-        node.attribute.remove(item)
-    node.attribute.add(name=name, type=AttributeProto.INT, i=value)
+    take_attribute(node, "mrope_section", "mrope_layout")

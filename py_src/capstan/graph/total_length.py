@@ -10,13 +10,13 @@ subgraph that the model builder writes with enable_webgpu_graph:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
+from .node_writer import NodeWriter
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .wiring import Wiring, copy_of, fresh_name, int64_tensor, prune
+from .wiring import Wiring, copy_of, prune
 
-__all__ = ["total_length_on_gpu"]
+__all__ = ["add_lengths", "total_length_on_gpu"]
 
 ATTENTION = "GroupQueryAttention"
 SEQLENS_K, TOTAL_LENGTH = 5, 6
@@ -81,34 +81,17 @@ def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> Mode
     ]
     if not users:
         return result
-    names = {
-        part: fresh_name(graph, f"/capstan/lengths/{part}")
-        for part in ("Cast", "ReduceSum", "Sub", "ReduceMax", "axis", "one")
-    }
-    graph.initializer.append(int64_tensor(names["axis"], [1]))
-    one = TensorProto(name=names["one"], data_type=TensorProto.INT32, raw_data=struct.pack("<i", 1))
-    one.dims.append(1)
-    graph.initializer.append(one)
-    cast = NodeProto(op_type="Cast", name=names["Cast"], input=[mask], output=[names["Cast"]])
-    add_integer(cast, "to", TensorProto.INT32)
-    total = NodeProto(
-        op_type="ReduceSum", name=names["ReduceSum"], input=[names["Cast"], names["axis"]], output=[names["ReduceSum"]]
-    )
-    add_integer(total, "keepdims", 0)
-    less = NodeProto(op_type="Sub", name=names["Sub"], input=[names["ReduceSum"], names["one"]], output=[names["Sub"]])
-    most = NodeProto(
-        op_type="ReduceMax", name=names["ReduceMax"], input=[names["ReduceSum"]], output=[names["ReduceMax"]]
-    )
-    add_integer(most, "keepdims", 0)
+    writer = NodeWriter(graph, "/capstan/lengths")
+    last, total = add_lengths(writer, mask)
     for node in users:
-        node.input[SEQLENS_K] = names["Sub"]
-        node.input[TOTAL_LENGTH] = names["ReduceMax"]
-    for place, node in enumerate((cast, total, less, most)):
-        graph.node.insert(place, node)
+        node.input[SEQLENS_K], node.input[TOTAL_LENGTH] = last, total
+    writer.insert(0)
     prune(graph)
     return result
 
 
-def add_integer(node: NodeProto, name: str, value: int) -> None:
-    item = node.attribute.add(name=name, i=value)
-    item.type = type(item).INT
+def add_lengths(writer: NodeWriter, mask: str) -> tuple[str, str]:
+    """Add the nodes that count positions: those of each row less one, int32 [batch], and the most, int32 []."""
+    total = writer.add("ReduceSum", [writer.add("Cast", [mask], to=TensorProto.INT32), writer.ints([1])], keepdims=0)
+    last = writer.add("Sub", [total, writer.numbers(TensorProto.INT32, [1])])
+    return last, writer.add("ReduceMax", [total], keepdims=0)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .attention_writer import tidy
-from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .node_writer import new_node, set_attribute
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .weight_inputs import WeightEntry, entry_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
@@ -110,11 +111,11 @@ class FloatProducts:
         x, graph = node.input[0], self._model.graph
         del node.input[:], node.attribute[:]
         node.op_type, node.domain = "FusedMatMul", MICROSOFT
-        node.attribute.add(name="transB", type=AttributeProto.INT, i=1)
+        set_attribute(node, "transB", 1)
         if half:
             if x not in self._floats:
                 self._floats[x] = fresh_name(graph, f"{x}_float")
-                graph.node.append(cast(x, self._floats[x], TensorProto.FLOAT))
+                graph.node.append(new_node("Cast", [x], [self._floats[x]], to=TensorProto.FLOAT))
             x = self._floats[x]
             self.narrow(node)
         node.input.extend([x, weight])
@@ -123,7 +124,7 @@ class FloatProducts:
         """Let the float32 output of a node become float16 behind it."""
         y, graph = node.output[0], self._model.graph
         node.output[0] = fresh_name(graph, f"{y}_float")
-        graph.node.append(cast(node.output[0], y, TensorProto.FLOAT16))
+        graph.node.append(new_node("Cast", node.output, [y], to=TensorProto.FLOAT16))
         self._casts = True
 
     def finish(self) -> None:
@@ -132,12 +133,6 @@ class FloatProducts:
             tidy(self._model)
         else:
             prune(self._model.graph)
-
-
-def cast(x: str, y: str, to: int) -> NodeProto:
-    node = NodeProto(op_type="Cast", name=f"{y}_cast", input=[x], output=[y])
-    node.attribute.add(name="to", type=AttributeProto.INT, i=to)
-    return node
 
 
 def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:

@@ -12,7 +12,8 @@ from typing import Literal
 from ...errors import ModelFileError, UnsupportedModelError
 from ...model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from ...model_files.gguf.shards import shard_names
-from ..onnx_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
+from ..node_writer import set_attribute
+from ..onnx_pb2 import GraphProto, TensorProto
 from ..parts import Part, Unpack
 from ..weight_inputs import made_of
 from ..wiring import int64_tensor
@@ -233,14 +234,3 @@ class TensorWriter:
 def node_name(name: str) -> str:
     """The name of the node by a weight's: model.layers.3.mlp.up_proj is /model/layers.3/mlp/up_proj."""
     return "/" + re.sub(r"\.(?!\d)", "/", name)
-
-
-def set_attribute(node: NodeProto, name: str, value: int | float | str | tuple[int, ...]) -> None:
-    if isinstance(value, tuple):
-        node.attribute.add(name=name, type=AttributeProto.INTS, ints=value)
-    elif isinstance(value, int):
-        node.attribute.add(name=name, type=AttributeProto.INT, i=value)
-    elif isinstance(value, float):
-        node.attribute.add(name=name, type=AttributeProto.FLOAT, f=value)
-    else:
-        node.attribute.add(name=name, type=AttributeProto.STRING, s=value.encode())
