@@ -48,7 +48,7 @@ FAMILIES = (
     Family("qwen2", "nano-qwen2", "biases of q, k and v"),
     Family("qwen3", "nano-qwen3", "norms of q and k"),
     Family("granite, granitemoehybrid (dense)", "nano-granite", "scaled embedding, residuals, scores and logits"),
-    Family("gemma2", "nano-gemma2", "soft caps, windows, GELU gates, norms behind each half of a layer"),
+    Family("gemma2", "nano-gemma2", "soft caps, windows, GELU gates, norms after each half of a layer"),
     Family("gemma3_text, gemma3_vl_text", "nano-gemma3", "windows, norms of q and k, two rotary tables, GELU gates"),
     Family(
         "gemma4_text",
@@ -62,7 +62,7 @@ FAMILIES = (
     Family("nemotron", "families/nemotron", "LayerNorm with biases, squared ReLU, no gates, rotary of half a head"),
     Family("ernie4_5", "nano-ernie", "interleaved rotary"),
     Family("chatglm", "families/chatglm", "interleaved rotary of half a head, biases of q, k and v"),
-    Family("hunyuandensev1", "families/hunyuandensev1", "norms of q and k behind rotary"),
+    Family("hunyuandensev1", "families/hunyuandensev1", "norms of q and k after rotary"),
     Family(
         "lfm2, lfm2_vl_text, lfm2_audio_text",
         "families/lfm2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import subprocess
 import sys
@@ -45,7 +46,11 @@ def table() -> dict[str, list[str]]:
         for name in several.split(", ")
     ]
     assert len(dict(named)) == len(named), "a name stands twice"
-    return dict(named)
+    rows_by_name = {name: row for name, row in named if "*" not in name}
+    for pattern, row in named:
+        if "*" in pattern:
+            rows_by_name |= {name: row for name in fnmatch.filter(names(), pattern) if name not in rows_by_name}
+    return rows_by_name
 
 
 def test_every_name_is_there() -> None:
