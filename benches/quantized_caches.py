@@ -16,9 +16,10 @@ import sys
 import numpy as np
 
 import capstan
-from capstan.generation import flight, generator, loop, row, row_loop, run_ahead, speculation
+from capstan.generation import flight, generator, loop, plain_policy, row, row_loop, run_ahead, speculation
 
-TEXT = "".join(inspect.getsource(each) for each in (speculation, run_ahead, row, flight, loop, row_loop, generator))
+MODULES = speculation, run_ahead, row, flight, loop, row_loop, plain_policy, generator
+TEXT = "".join(map(inspect.getsource, MODULES))
 WAYS = {
     "float": {"kv_cache_dtype": "float"},
     "float, eager": {"kv_cache_dtype": "float", "capture": "off"},

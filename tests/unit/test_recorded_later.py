@@ -10,7 +10,7 @@ import pytest
 
 from capstan.device.row_interface import RowDecoder
 from capstan.errors import ClosedError, DeviceLostError
-from capstan.generation import row_prompts
+from capstan.generation import row_loop
 from capstan.generation.generator import Generator
 from tests.unit.paper_model import PaperDecoder, PaperModel, made
 
@@ -68,7 +68,7 @@ def test_it_is_recorded_behind_so_many_tokens_and_they_stay(eager: int) -> None:
 def test_a_long_prompt_is_computed_once_behind_the_recording(
     monkeypatch: pytest.MonkeyPatch, eager: int, longer: int, first: bool
 ) -> None:
-    monkeypatch.setattr(row_prompts, "RECORDED_FIRST", len(PROMPT) - longer)
+    monkeypatch.setattr(row_loop, "RECORDED_FIRST", len(PROMPT) - longer)
 
     async def run() -> list[int]:
         generator, model = late(eager)

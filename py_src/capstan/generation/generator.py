@@ -15,14 +15,15 @@ from ..host import wait_here
 from ..host.leaving import when_dropped
 from ..memory import DeviceBuffer, DeviceSpan, Pools
 from ..stages import integer
-from .beam_loop import BeamLoop
-from .constrained_loop import ConstrainedLoop
+from .beam_policy import BeamPolicy
 from .generator_params import GeneratorParams
-from .processed_loop import ProcessedLoop
+from .grammar_policy import GrammarPolicy
+from .plain_policy import PlainPolicy
+from .processor_policy import ProcessorPolicy
 from .prompt import checked_prompts
 from .row_loop import RowLoop
-from .speculated_loop import SpeculatedLoop
 from .speculation import SpeculationStats
+from .speculation_policy import SpeculationPolicy
 from .token_scores import Score, score_tokens
 from .token_times import Timing
 
@@ -62,7 +63,8 @@ class Generator:
         params = params or GeneratorParams(model)
         self._model = model
         self._options = params.search
-        self._loop = loop_of(params)(model, params, pools)
+        self._loop = RowLoop(model, params, pools)
+        self._policy = policy_of(params)(self._loop, params)
         self._last: list[int] = []
         loop, leaving = self._loop, model.leaving
 
@@ -159,7 +161,7 @@ class Generator:
         rows = self._loop.sequences
         if not 0 <= index < rows:
             raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
-        return self._loop.sequence(index)
+        return self._policy.sequence(index)
 
     def token_count(self) -> int:
         """Tokens in each sequence, padding among them."""
@@ -243,7 +245,7 @@ class Generator:
     @property
     def speculation(self) -> SpeculationStats | None:
         """The statistics of speculation; None if it is off."""
-        return self._loop.stats if isinstance(self._loop, SpeculatedLoop) else None
+        return self._policy.stats if isinstance(self._policy, SpeculationPolicy) else None
 
     @property
     def records_next(self) -> bool:
@@ -283,18 +285,18 @@ class Generator:
         loop = self._loop
         loop.require_more()
         loop.begin()
-        while not loop.ready:
+        while not self._policy.ready:
             async with self._turn:
-                if not loop.ready:
+                if not self._policy.ready:
                     loop.require_more()
-                    await loop.surviving(loop.advance)
+                    await loop.surviving(self._policy.advance)
         self._last = loop.take()
         return self._last[0]
 
     def generate_next_token(self) -> None:
         """Generate one token a row; read it with get_next_tokens. Raises AsyncRequiredError where it would have to
         wait."""
-        if self._loop.ready and not self._loop.closed:
+        if self._policy.ready and not self._loop.closed:
             self._last = self._loop.take()
             return
         self._wait(self.generate_next_token_async(), "generate_next_token", "await generate_next_token_async()")
@@ -355,20 +357,20 @@ class Generator:
         loop.require_open()
         if count is not None:
             integer("count", count, 0, self._model.config.vocab_size)
-            if isinstance(loop, BeamLoop | SpeculatedLoop):
-                what = "num_beams" if isinstance(loop, BeamLoop) else "speculation"
+            if isinstance(self._policy, BeamPolicy | SpeculationPolicy):
+                what = "num_beams" if isinstance(self._policy, BeamPolicy) else "speculation"
                 raise OptionError(f"log probabilities of each token with {what}: leave one of them out")
-        loop.watch(count)
+        self._policy.watch(count)
 
     def get_log_probabilities(self) -> list[dict[int, float]]:
         """For each row the natural logarithms of probabilities in front of its last token: the most probable tokens
         first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
         processors. A row is empty for a token that a grammar forced, and once it is over."""
-        return [dict(each) for each in self._loop.log_probabilities]
+        return [dict(each) for each in self._policy.log_probabilities]
 
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
         loop = self._loop
-        await loop.settle()
+        await self._policy.settle()
         [found] = await loop.open_decoder().shortlists(count, [0])
         norm = found.best[0][0] + found.total
         known = {token: logit - norm for logit, token in found.best}
@@ -401,7 +403,7 @@ class Generator:
             loop.require_open()
             if loop.decoder is not None and loop.decoder.records_after is not None and not loop.stale:
                 await loop.record()
-                await loop.advance()
+                await self._policy.advance()
             while loop.flight and not loop.stale:
                 await loop.read()
             if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:
@@ -469,16 +471,16 @@ class Generator:
         return wait_here(self._model.host, awaitable, name, twin)
 
 
-def loop_of(params: GeneratorParams) -> type[RowLoop]:
-    """The decode loop that these parameters need."""
+def policy_of(params: GeneratorParams) -> type[PlainPolicy]:
+    """The policy that these parameters need."""
     alone = params.guidance is not None or bool(params.processors.given)
     if params.speculation is not None and alone:
         what = "a logits processor" if params.guidance is None else "a grammar"
         fall_back("speculation", f"{what} looks at each token", "tokens are picked one a step, the same ones")
     elif params.speculation is not None:
-        return SpeculatedLoop
+        return SpeculationPolicy
     if params.guidance:
-        return ConstrainedLoop
+        return GrammarPolicy
     if params.search.num_beams > 1:
-        return BeamLoop
-    return ProcessedLoop if params.processors.given else RowLoop
+        return BeamPolicy
+    return ProcessorPolicy if params.processors.given else PlainPolicy

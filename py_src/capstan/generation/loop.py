@@ -21,7 +21,7 @@ __all__ = ["DecodeLoop"]
 
 
 class DecodeLoop:
-    """Base of all loops: RowLoop, whose rows advance together, its policies, and RowPool, whose rows come and go.
+    """Base of RowLoop, whose rows advance together, and of RowPool, whose rows come and go.
 
     Whoever calls what waits has the loop's turn: concurrent users would overwrite the decoder's buffers.
     """
@@ -46,8 +46,8 @@ class DecodeLoop:
         """Tokens that were run once more, since caches had lost what comes before them."""
         self._repeats = False
         """Replays the same token runs, prompts as prompts and picks as steps."""
-        self._model = model
-        self._ends = frozenset(self.options.end_token_ids)
+        self.model = model
+        self.ends = frozenset(self.options.end_token_ids)
 
     @property
     def cache_key(self) -> Hashable:
@@ -58,7 +58,7 @@ class DecodeLoop:
     def reach(self) -> int:
         """Tokens up to which picks may be queued: with the short factors of a long rope one past the original length,
         since the last token is picked and not run."""
-        original = self._model.original_length
+        original = self.model.original_length
         return min(self.max_length, original + 1) if original and not self.long else self.max_length
 
     @property
@@ -101,13 +101,13 @@ class DecodeLoop:
         """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its
         caches. The rows whose sequences were not changed meanwhile."""
         done: list[int] = []
-        self._model.prefixes.follow(self)
+        self.model.prefixes.follow(self)
         await self.open_decoder().rest()
         for numbers in self._groups(list(ends)):
             found = [number for number in numbers if await self._bring(number, unchanged)]
             together = await self._run_together({number: ends[number] for number in found}, unchanged)
             for number in found:
-                if number in together or await self._run_tokens(number, ends[number], unchanged):
+                if number in together or await self.run_tokens(number, ends[number], unchanged):
                     done.append(number)
         # One may have been changed while the prompt of another one was run.
         return [number for number in done if unchanged(number)]
@@ -122,7 +122,7 @@ class DecodeLoop:
         while waiting:
             chosen: list[int] = []
             for number in waiting:
-                if not self._model.prefixes.waits(self.rows[number], [self.rows[each] for each in chosen], there):
+                if not self.model.prefixes.waits(self.rows[number], [self.rows[each] for each in chosen], there):
                     chosen.append(number)
             yield chosen
             there += [self.rows[number] for number in chosen]
@@ -135,7 +135,7 @@ class DecodeLoop:
             return False
         valid = row.valid
         row.valid = decoder.row(number).reachable(valid)
-        found = await self._model.prefixes.bring(self, number)
+        found = await self.model.prefixes.bring(self, number)
         if not unchanged(number):
             return False
         self.reused += found - row.valid
@@ -163,7 +163,7 @@ class DecodeLoop:
                 self.rows[number].ran(ends[number], False)
         return ran
 
-    async def _run_tokens(self, number: int, end: int, unchanged: Callable[[int], bool]) -> bool:
+    async def run_tokens(self, number: int, end: int, unchanged: Callable[[int], bool]) -> bool:
         """Run a row's tokens; False where its sequence was changed meanwhile."""
         decoder, row = self.open_decoder(), self.rows[number]
         while unchanged(number) and row.valid < end:
@@ -220,4 +220,4 @@ class DecodeLoop:
         assert self.run_ahead is not None
         self.run_ahead.observe(burst)
         for number in numbers:
-            self.rows[number].receive(burst.rows[number], self._ends)
+            self.rows[number].receive(burst.rows[number], self.ends)

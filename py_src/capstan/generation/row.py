@@ -26,6 +26,8 @@ class Row:
     """Tokens at the start whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
     """Tokens that were picked and not read."""
+    forced: int = 0
+    """How many of the last of them a grammar forced, so that no model step picked them."""
     ahead: int = 0
     """Picks that are under way."""
     changes: int = 0
@@ -152,7 +154,7 @@ class Row:
     def discard_ahead(self) -> None:
         """Discard the picks that were not read, and those under way."""
         self.ready.clear()
-        self.ahead = 0
+        self.ahead = self.forced = 0
         self.changes += 1
         self.barren = False
         self.ended = bool(self.tail) or self.stopped
@@ -182,8 +184,12 @@ class Row:
         if self.over:
             return pad
         token = self.ready.popleft()
-        # The logits this token was picked from came from the token before it.
-        self.valid = len(self.tokens)
+        if self.forced > len(self.ready):
+            # The model has not seen the token before it.
+            self.forced -= 1
+        else:
+            # The logits this token was picked from came from the token before it.
+            self.valid = len(self.tokens)
         if self.over:
             self.end = token
             # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts

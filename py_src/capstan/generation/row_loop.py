@@ -1,19 +1,25 @@
-"""The decode loop of a generator, whose rows advance together: picks, run-ahead, what is discarded."""
+"""The decode loop of a generator: its rows advance together, their prompts are run, and a policy picks."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..adapters import Adapters
+from ..adapters import ActiveAdapters, Adapters
 from ..device.row_interface import Burst, RowDecoder
-from ..device.shortlist import Shortlist
-from ..errors import ClosedError, DeviceLostError, OptionError
-from ..memory import Pools
+from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
+from ..memory import DeviceBuffer, DeviceSpan, Pools
+from ..text.stream import StoppingStream
 from .generator_params import GeneratorParams
+from .loop import DecodeLoop
+from .policy import Policy
 from .prompt import Prompt
-from .row_prompts import RowPrompts
+from .row import Row
+from .step_counts import StepCounts
+from .token_times import Timing
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -22,49 +28,69 @@ __all__ = ["RowLoop"]
 
 T = TypeVar("T")
 
+RECORDED_FIRST = 65_536
+"""Tokens of a prompt from which on the decode step is recorded before it. With a 1B model on an NVIDIA H100 the first
+recording of a page takes some 3 s, a first prompt of 32,768 tokens 5 s and one of 131,072 tokens 71."""
 
-class RowLoop(RowPrompts):
-    """Rows that advance together, a token each. A policy replaces `pick`, which asks for the next tokens."""
+
+class RowLoop(DecodeLoop):
+    """Rows of one generator, that advance together, a token each, and the decoder that runs the model on them."""
+
+    policy: Policy
+    """It sets itself when it is made."""
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        super().__init__(model, params, pools)
+        super().__init__(model, params)
+        self.rows = [Row() for _ in range(params.rows)]
+        self.timing = Timing()
+        self.counts = StepCounts()
+        self.stale = True
+        """The model has to run on the tokens from `valid` on before the next pick."""
+        self.closed = False
+        self.adapters = ActiveAdapters()
+        self.rope_changes = 0
+        """How often the caches were computed anew with other factors of a long rope."""
+        self._opening = 0
+        """The model's number of recoveries when the decoder was made."""
+        self._given: tuple[list[int], memoryview[float]] | None = None
+        """The length of each row, and the logits behind them that the caller gave."""
+        self._pools = pools
+        self._copies = len(self.rows) // self.options.batch_size
+        """Rows of one prompt."""
+        decode = params.stop_decoder()
+        if decode is not None:
+            for row in self.rows:
+                row.text = partial(StoppingStream, decode, self.options.stop_strings)
+        self._capture = "off"
+        """How the decoder ran its steps when it was taken."""
         self.late = False
         """max_time is over."""
-        self.watched: int | None = None
-        """How many of the most probable tokens are told with each pick; None while picks run ahead untold."""
-        self.log_probabilities: list[dict[int, float]] = [{} for _ in self.rows]
-        """Those of each row's last token."""
-        self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
-        """By row: the logits of the pick that nobody has read."""
         self._recoveries = params.recoveries
         """Losses of the device that may still come."""
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""
 
     @property
-    def finish_reason(self) -> str | None:
-        """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
-        tokens can be generated."""
-        return self.reason(self.rows, self.late)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next token of every row is at hand."""
-        return all(row.ready or row.over for row in self.rows) and any(row.ready for row in self.rows)
+    def length(self) -> int:
+        """The length of each row's sequence, padding included."""
+        return len(self.rows[0])
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that the caller can read."""
-        return len(self.rows)
+        """The number of sequences that the caller can read: of beams, those that are returned."""
+        return self.options.batch_size * self.options.num_return_sequences
 
-    def sequence(self, index: int) -> list[int]:
-        """All ids of a row."""
-        return self.rows[index].sequence
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
+        tokens can be generated."""
+        return "eos" if self.policy.done else self.reason(self.rows, self.late)
 
     def append(self, prompts: Sequence[Prompt]) -> None:
         """Add tokens to the rows of each prompt."""
         for number, row in enumerate(self.rows):
             prompt = prompts[number // self._copies]
+            self.policy.appending(number, len(prompt.ids))
             row.append(prompt.ids, prompt.padding)
         self._change()
 
@@ -74,6 +100,19 @@ class RowLoop(RowPrompts):
             row.cut(length)
         self.adapters.cut(length)
         self._change()
+        self.policy.rewound(length)
+
+    def _change(self) -> None:
+        """The sequences are others."""
+        self._begun, self.late, self._given = None, False, None
+        self.discard_ahead()
+
+    def discard_ahead(self) -> None:
+        self.stale = True
+        for row in self.rows:
+            row.discard_ahead()
+        self.sample_first = False
+        self.policy.discarded()
 
     def set_adapter(self, adapters: Adapters, name: str) -> None:
         """Run the tokens that the model has not seen with a LoRA adapter. As in the native package, these include the
@@ -89,66 +128,162 @@ class RowLoop(RowPrompts):
             self.lose()
         self.stale = True
 
-    def take(self) -> list[int]:
-        """The next token of every row; padding of those that are over."""
-        tokens = [row.take(self.options.pad_token_id) for row in self.rows]
-        self.log_probabilities = [self._likelihoods(number, token) for number, token in enumerate(tokens)]
-        if not all(row.over for row in self.rows):
-            length = max(map(len, self.rows))
-            for row, token in zip(self.rows, tokens, strict=True):
-                if len(row) < length:
-                    row.tail.append(token)
-        self._tell()
-        return tokens
-
-    def watch(self, count: int | None) -> None:
-        """From the next pick on tell the log probabilities of so many tokens, and of the pick; nothing runs ahead."""
-        if count != self.watched and not self.stale and not self.sample_first:
-            self.lose()
-        self.watched = count
-
-    def _likelihoods(self, number: int, token: int) -> dict[int, float]:
-        if number not in self._looked:
-            return {}
-        found, logits = self._looked.pop(number)
-        norm = found.best[0][0] + found.total
-        return {other: logit - norm for logit, other in found.best[: self.watched]} | {token: logits[token] - norm}
-
     def begin(self) -> None:
         """Note the time at which a token is requested."""
         if self.timing.started is None or self._begun is None:
-            now = self._model.host.now()
+            now = self.model.host.now()
             self.timing.started = now if self.timing.started is None else self.timing.started
             self._begun = now if self._begun is None else self._begun
 
-    def _tell(self) -> None:
-        """Tokens are handed out."""
-        now = self._model.host.now()
+    def take(self) -> list[int]:
+        """The next token of every row; padding of those that are over."""
+        tokens = self.policy.take()
+        now = self.model.host.now()
         self.timing.token(now)
         limit = self.options.max_time
         self.late = limit is not None and self._begun is not None and now - self._begun > 1000 * limit
+        return tokens
 
-    def _change(self) -> None:
-        """The sequences are others."""
-        self._begun, self.late, self._given = None, False, None
-        self.discard_ahead()
+    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
+        """The decoder, made when it is first needed; its step may be yet to be recorded if it may be `unrecorded`."""
+        new = self.decoder is None
+        if new:
+            self._opening = self.model.recoveries
+            choice = self.adapters.pending[0] if self.adapters.at_start else None
+            lora = await self.adapters.weights(choice) if choice else None
+            unrecorded = unrecorded and self.policy.takes_unrecorded
+            rows, model = len(self.rows), self.model
+            self._use(await model.row_decoder(rows, self.max_length, self._pools, lora, unrecorded))
+            if choice:
+                self.adapters.chosen(choice)
+        await self.policy.prepare(self.open_decoder(), new)
+        return self.open_decoder()
 
-    def discard_ahead(self) -> None:
-        super().discard_ahead()
-        self._looked.clear()
+    async def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """Have tapes work in these buffers from now on; what was submitted has its own still."""
+        self.require_open()
+        if self.decoder is not None:
+            await self.model.replace_scratch(self.decoder, scratch)
+        pools = replace(self._pools or Pools(), scratch=scratch)
+        self._pools = None if pools == Pools() else pools
+
+    def _use(self, decoder: RowDecoder) -> None:
+        """Go on with this decoder."""
+        self.decoder = decoder
+        if self.model.original_length:
+            decoder.rotate(self.long)
+        self._capture = decoder.capture
+        for number in range(len(self.rows)):
+            decoder.set_search(self.options, number)
+        self.run_ahead = self.policy.run_ahead(decoder)
+
+    async def prefill(self) -> None:
+        """Run the model on the tokens it has not seen."""
+        decoder = await self.ready_for_prompt()
+        assert self.run_ahead is not None
+        self.stale = False
+        try:
+            while True:
+                if not await self._prefill_rows(decoder):
+                    # The sequence was changed meanwhile.
+                    return
+                if not self.adapters.pending:
+                    break
+                choice = self.adapters.pending[0]
+                self._use(await self.model.switched(decoder, await self.adapters.weights(choice)))
+                self.adapters.chosen(choice)
+                decoder = self.open_decoder()
+                self.require_open()
+            if decoder.capture != self._capture:
+                # It was recorded behind a wait that was cancelled.
+                self._use(decoder)
+            for number, row in enumerate(self.rows):
+                if not row.over:
+                    decoder.row(number).follow(row.sequence, row.unpicked, len(row.padding))
+            self._put_given(decoder)
+        except BaseException:
+            self.stale = True
+            raise
+        self.sample_first = True
+        self._repeats = False
+        self.run_ahead.pause()
+        self.timing.pause()
+        self.counts.begin(decoder)
+
+    async def ready_for_prompt(self) -> RowDecoder:
+        """The decoder, of which nothing is under way, with the factors of the sequences' length; recorded, where a
+        prompt is so long that a recording behind it, which has it computed twice, would take longer than its first
+        token may wait."""
+        await self.flight.drain()
+        self.counts.end(self.decoder)
+        decoder = await self.ready_decoder()
+        after, waiting = decoder.records_after, sum(len(row.tokens) - row.valid for row in self.rows)
+        if after is not None and after <= 1 and waiting >= RECORDED_FIRST:
+            for row in self.rows:
+                row.unsettle(0)
+            await decoder.record()
+            self.require_open()
+            self._use(decoder)
+        self.require_open()
+        await self._rotate(decoder)
+        return decoder
+
+    async def _rotate(self, decoder: RowDecoder) -> None:
+        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
+        caches are void."""
+        original = self.model.original_length
+        if not original:
+            return
+        long = self.length > original
+        await decoder.rest()
+        if long != self.long:
+            self.rope_changes += any(row.valid for row in self.rows)
+            for row in self.rows:
+                row.unsettle(0)
+        self.long = long
+        decoder.rotate(long)
+
+    async def _prefill_rows(self, decoder: RowDecoder) -> bool:
+        """Whether the rows are still the same afterwards."""
+        ends: dict[int, int] = {}
+        copied: dict[int, int] = {}
+        """Rows of a prompt that is run for another one."""
+        for number, row in enumerate(self.rows):
+            first = number - number % self._copies
+            if row.over:
+                continue
+            if self.options.min_length and row.padding:
+                # Padding counts as in onnxruntime-genai, but the device does not see it.
+                least = max(0, self.options.min_length - len(row.padding))
+                decoder.set_search(self.options.replace(min_length=least), number)
+            if number != first and not row.valid and row.tokens == self.rows[first].tokens:
+                copied[number] = first
+            else:
+                ends[number] = self.adapters.first(number, len(row.tokens))
+        if len(await self.run_prompts(ends, self.unchanged)) < len(ends):
+            return False
+        if copied:
+            decoder.reorder([copied.get(number, number) for number in range(len(self.rows))])
+        for number, first in copied.items():
+            self.rows[number].valid = self.rows[first].valid
+        return True
+
+    def unchanged(self, _row: int) -> bool:
+        self.require_open()
+        return not self.stale
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
         `recoveries`, and the action done again: what was computed is computed anew from the sequences."""
         while True:
             await self._leave_lost()
-            opening = self._model.recoveries
+            opening = self.model.recoveries
             try:
                 return await action()
             except (ClosedError, DeviceLostError) as error:
                 if self.closed:
                     raise
-                if opening != self._model.recoveries:
+                if opening != self.model.recoveries:
                     # Another generator has opened the model anew.
                     continue
                 lost = isinstance(error, DeviceLostError)
@@ -157,11 +292,11 @@ class RowLoop(RowPrompts):
                 if not lost or not self._recoveries or theirs:
                     raise
                 self._recoveries -= 1
-                await self._model.recover(opening, error)
+                await self.model.recover(opening, error)
 
     async def _leave_lost(self) -> None:
         """Let go of a decoder on a device that is no more."""
-        if self.decoder is None or self._opening == self._model.recoveries:
+        if self.decoder is None or self._opening == self.model.recoveries:
             return
         await self.flight.drain()
         self.counts.end(self.decoder)
@@ -199,104 +334,82 @@ class RowLoop(RowPrompts):
                 # The last of the steps that were run again is the one behind the last pick.
                 self.counts.step()
 
-    async def advance(self) -> None:
-        """Do what brings the next token nearer: record the decode step, prefill, submit, or wait for a burst."""
-        self.outgrow()
-        if self.records_next:
-            await self.record()
-        if self.stale:
-            await self.prefill()
-        if not self.stale:
-            await self.pick()
-
     def outgrow(self) -> None:
         """Have the caches computed anew if the next step would run past the original length of a long rope."""
         if not self.stale and self.reach < self.max_length and self.length >= self.reach:
             self.lose()
 
-    async def pick(self) -> None:
-        """Ask for the next picks, ahead of the reader, and wait for the oldest."""
-        if self.watched is not None:
-            await self.pick_prepared()
-            return
-        if self.sample_first:
-            assert self.run_ahead is not None
-            self.submit(1)
-            # Work queued right behind the first pick delays the moment at which a browser reports the pick's end: 7 ms
-            # on an H200 for sixteen steps. So the device says how many it takes there.
-            self.submit(self.run_ahead.behind_first(self.open_decoder().behind_first))
-        else:
-            self.fill()
-        await self.read()
+    def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
+        return self.policy.queued(picks, numbers)
 
-    async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]] | None = None) -> None:
-        """Pick a token of each row once `prepare` has changed its logits, or what may be picked: nothing runs ahead.
-        Logits that are watched are read before that. The step over the last token is submitted first, so that the
-        device works meanwhile."""
-        decoder, going = self.open_decoder(), self.going
-        if not self.sample_first:
-            with self.losing():
-                await decoder.run_picked(going)
-            self.sample_first = True
-        for number in going:
-            if self.watched is not None:
-                [found] = await decoder.shortlists(max(1, self.watched), [number])
-                self._looked[number] = found, await decoder.row(number).logits()
-            if prepare is not None and not self.stale:
-                await prepare(decoder, number)
-            if self.stale:
-                # The sequence was changed meanwhile.
-                return
-        self.submit(1)
-        await self.read()
-
-    async def read(self) -> None:
-        self.timing.wait(self._model.host.now())
-        await super().read()
+    def read(self) -> Coroutine[Any, Any, None]:
+        self.timing.wait(self.model.host.now())
+        return super().read()
 
     def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
         self.counts.cross(burst.crossings)
         self.timing.receive(burst)
-        super().receive(burst, numbers)
+        if not self.policy.received(burst):
+            super().receive(burst, numbers)
 
     async def logits(self) -> memoryview[float]:
         """The logits the next tokens will be picked from: float32 [vocab], or [rows, vocab] of several rows."""
-        await self.settle()
+        await self.policy.settle()
         decoder = self.open_decoder()
         if len(self.rows) == 1:
             return await decoder.row(0).logits()
         found = array("f")
         for number in range(len(self.rows)):
             found.frombytes((await decoder.row(number).logits()).cast("B"))
-        return memoryview(found).cast("B").cast("f", (len(self.rows), self._model.config.vocab_size))
+        return memoryview(found).cast("B").cast("f", (len(self.rows), self.model.config.vocab_size))
 
     async def set_logits(self, values: memoryview[float]) -> None:
         """Replace them: float32 [rows * vocab]."""
-        await self.settle()
+        await self.policy.settle()
         kept = memoryview(values.tobytes()).cast("f")
         self._given = [len(row) for row in self.rows], kept
         self._put_given(self.open_decoder())
+
+    def _put_given(self, decoder: RowDecoder) -> None:
+        """Have the next tokens picked from the logits that were given for them, if there are any."""
+        if self._given is None:
+            return
+        lengths, values = self._given
+        if lengths != [len(row) for row in self.rows]:
+            # They served.
+            self._given = None
+            return
+        vocab = self.model.config.vocab_size
+        for number in range(len(self.rows)):
+            decoder.row(number).set_logits(values[number * vocab : (number + 1) * vocab])
 
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""
         await self.flight.drain()
         self.counts.end(self.decoder)
         # A decoder on a device that was lost went with it.
-        there = self._opening == self._model.recoveries
+        there = self._opening == self.model.recoveries
         if there and self.decoder is not None and self.run_ahead is not None:
-            await self._model.prefixes.leave(self, range(0, len(self.rows), self._copies))
+            await self.model.prefixes.leave(self, range(0, len(self.rows), self._copies))
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()
         self.adapters.release()
+        self.policy.close()
 
-    def _require_logits(self) -> None:
-        """Raise if the next token of a row could not be picked."""
-        for number, row in enumerate(self.rows):
-            row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this generator was closed; make a new one")
+
+    def require_tokens(self) -> None:
+        self.require_open()
+        if not self.length:
+            raise PromptError("the sequence is empty; append_tokens first")
 
     def require_more(self) -> None:
         """Raise unless there is a token to generate."""
         self.require_tokens()
         if self.finish_reason is not None:
             raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
-        self._require_logits()
+        for number, row in enumerate(self.rows):
+            if row.barren and not self.policy.explains_barren:
+                row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")

@@ -76,7 +76,7 @@ class RowPool(DecodeLoop):
         requested."""
         member = Member(self.max_length if limit is None else min(limit, self.max_length))
         self._members.append(member)
-        return PooledSequence(self, self._model, member)
+        return PooledSequence(self, self.model, member)
 
     async def bring(self, wanted: Member) -> None:
         """Make the next token of a sequence available. Raises the errors of RowLoop."""
@@ -95,7 +95,7 @@ class RowPool(DecodeLoop):
             member.void()
             self._members.remove(member)
             if member.place is not None:
-                await self._model.prefixes.keep(self, [member.place])
+                await self.model.prefixes.keep(self, [member.place])
                 self.rows[member.place] = Row()
             if not self._members:
                 await self._end()
@@ -199,7 +199,7 @@ class RowPool(DecodeLoop):
         """Go on over a decoder of so many rows."""
         while self.flight:
             await self.read()
-        old, new = self.decoder, await self._model.row_decoder(rows, self.max_length)
+        old, new = self.decoder, await self.model.row_decoder(rows, self.max_length)
         seated = [member for member in self._members if member.place is not None]
         async with AsyncExitStack() as undo:
             undo.push_async_callback(new.close)

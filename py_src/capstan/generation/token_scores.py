@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..device.shortlist import LARGEST, ScoredToken
 from ..errors import LogitsError, OptionError
-from .beam_loop import BeamLoop
+from ..host.spans import span
 from .prompt import checked_prompts
 from .row_loop import RowLoop
 
@@ -55,12 +55,36 @@ async def score_tokens(loop: RowLoop, config: GenaiConfig, tokens: Iterable[int]
     prompts = checked_prompts(tokens, 1, config, start, loop.max_length, loop.options.pad_token_id)
     loop.append(prompts)
     try:
-        found = await loop.surviving(partial(loop.score, start))
+        found = await loop.surviving(partial(_scored, loop, start))
         return [Score.of(token, each) for token, each in zip(prompts[0].ids, found, strict=True)]
     except BaseException:
         if loop.rows[0].tokens[start:] == prompts[0].ids:
             loop.rewind(start)
         raise
+
+
+async def _scored(loop: RowLoop, start: int) -> list[ScoredToken]:
+    """Score the tokens of the only row from `start` on, which is not 0. The model has seen all but the last one
+    then. OptionError if the sequence is changed meanwhile."""
+    [row] = loop.rows
+    decoder = await loop.ready_for_prompt()
+    loop.stale = False
+    try:
+        # The token before them is run with them: its logits may be gone.
+        row.unsettle(start - 1)
+        if await loop.run_prompts({0: start - 1}, loop.unchanged):
+            # Another sequence may have had more of it.
+            row.valid = decoder.row(0).reachable(min(row.valid, start - 1))
+            if await loop.run_tokens(0, start - 1, loop.unchanged):
+                with span("score tokens", tokens=len(row.tokens) - start):
+                    found = await decoder.row(0).score(row.tokens, row.valid)
+                if loop.unchanged(0):
+                    row.ran(len(row.tokens) - 1, False)
+                    return found
+    finally:
+        # The logits behind the last one are those of a run to come.
+        loop.stale = True
+    raise OptionError(f"score: the sequence of {len(row.tokens)} tokens was changed meanwhile; await it first")
 
 
 def begin_of(config: GenaiConfig) -> int:
@@ -70,7 +94,7 @@ def begin_of(config: GenaiConfig) -> int:
 
 def _require_one_sequence(loop: RowLoop) -> None:
     """Raise OptionError for sequences of which no tokens can be scored."""
-    if isinstance(loop, BeamLoop):
+    if loop.options.num_beams > 1:
         raise OptionError(f"score with num_beams {loop.options.num_beams}: leave num_beams at 1")
     if len(loop.rows) > 1:
         raise OptionError(

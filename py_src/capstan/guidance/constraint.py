@@ -1,6 +1,6 @@
 """Moves along a sequence in an automaton, to tell which tokens may come next and which are forced.
 
-ConstrainedLoop calls one Constraint for each row. The token ids of the sequence go in; the position in the automaton or
+GrammarPolicy calls one Constraint for each row. The token ids of the sequence go in; the position in the automaton or
 forced tokens come out. The automaton reads the output only: picked and forced tokens, not the prompt or other appended
 tokens.
 """

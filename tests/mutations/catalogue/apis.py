@@ -144,7 +144,7 @@ APIS = (
     ),
     Mutation(
         "beams.edited",
-        "py_src/capstan/generation/beam_loop.py",
+        "py_src/capstan/generation/beam_policy.py",
         "if self._edited or not isinstance(decoder, BeamRows):",
         "if not isinstance(decoder, BeamRows):",
         "the GPU chooses from logits that a stage should have edited",
@@ -152,7 +152,7 @@ APIS = (
     ),
     Mutation(
         "beams.void_caches",
-        "py_src/capstan/generation/beam_loop.py",
+        "py_src/capstan/generation/beam_policy.py",
         "row.unsettle(row.appended[0][1])",
         "row.unsettle(len(row.tokens))",
         "what a search wrote is taken for a row's own",

@@ -17,7 +17,7 @@ GENERATION = (
     ),
     Mutation(
         "scoring.context_again",
-        "py_src/capstan/generation/row_prompts.py",
+        "py_src/capstan/generation/token_scores.py",
         "row.unsettle(start - 1)",
         "row.unsettle(0)",
         "the context of a second continuation is run again",
@@ -25,10 +25,10 @@ GENERATION = (
     ),
     Mutation(
         "scoring.stale",
-        "py_src/capstan/generation/row_prompts.py",
-        """            # The logits behind the last one are those of a run to come.
-            self.stale = True""",
-        "            pass",
+        "py_src/capstan/generation/token_scores.py",
+        """        # The logits behind the last one are those of a run to come.
+        loop.stale = True""",
+        "        pass",
         "logits from before are taken for those behind scored tokens",
         unit("scoring::test_generation_goes_on_behind_scored_tokens_as_behind_appended_ones"),
     ),
@@ -154,7 +154,7 @@ GENERATION = (
     ),
     Mutation(
         "speculation.room",
-        "py_src/capstan/generation/speculated_loop.py",
+        "py_src/capstan/generation/speculation_policy.py",
         "if row.ended or room < most:",
         "if row.ended or room < 1:",
         "drafted steps run past max_length",
@@ -202,7 +202,7 @@ GENERATION = (
     ),
     Mutation(
         "log_probabilities.norm",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/plain_policy.py",
         "norm = found.best[0][0] + found.total",
         "norm = found.total",
         "log probabilities are not those of a softmax",
@@ -242,15 +242,15 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.drafts",
-        "py_src/capstan/generation/speculated_loop.py",
-        "room = row.room(self.reach)",
-        "room = row.room(self.max_length)",
+        "py_src/capstan/generation/speculation_policy.py",
+        "room = row.room(self.loop.reach)",
+        "room = row.room(self.loop.max_length)",
         "drafts past the original length are verified with the short factors",
         unit("long_rope::TestSequences::test_drafts_do_not_reach_past_it"),
     ),
     Mutation(
         "long_rope.kept",
-        "py_src/capstan/generation/row_prompts.py",
+        "py_src/capstan/generation/row_loop.py",
         """            for row in self.rows:
                 row.unsettle(0)
         self.long = long""",
@@ -260,7 +260,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.boundary",
-        "py_src/capstan/generation/row_prompts.py",
+        "py_src/capstan/generation/row_loop.py",
         "long = self.length > original",
         "long = self.length >= original",
         "a prompt of the original length begins with the long factors",
@@ -276,15 +276,15 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.grammar",
-        "py_src/capstan/generation/constrained_loop.py",
-        "        self.outgrow()\n",
+        "py_src/capstan/generation/grammar_policy.py",
+        "        loop.outgrow()\n",
         "",
         "under a grammar a sequence goes on with the short factors",
         unit("long_rope::TestSequences::test_a_grammar_goes_on"),
     ),
     Mutation(
         "long_rope.recovered",
-        "py_src/capstan/generation/row_prompts.py",
+        "py_src/capstan/generation/row_loop.py",
         "            decoder.rotate(self.long)\n",
         "            decoder.rotate(False)\n",
         "the first tables of another decoder are not those of the sequence",

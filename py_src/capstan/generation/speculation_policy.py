@@ -1,41 +1,36 @@
-"""The decode loop that drafts tokens and verifies them in one step, where that is faster."""
+"""Picks that draft tokens and verify them in one step, where that is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from ..device.row_interface import ONE, Burst, DraftedRows, RowDecoder
 from ..fallback import fall_back
-from ..memory import Pools
 from .generator_params import GeneratorParams
+from .plain_policy import PlainPolicy
 from .row_loop import RowLoop
 from .run_ahead import RunAhead
 from .speculation import NgramIndex, SpeculationStats, Worth
 
-if TYPE_CHECKING:
-    from ..model import Model
+__all__ = ["SpeculationPolicy"]
 
-__all__ = ["SpeculatedLoop"]
+BURST_MS = 3.0
+"""Drafting begins behind the bursts under way, so that these are shorter. Measured on an NVIDIA H200 with SmolLM2-135M
+and 7 drafts: a text to repeat comes 1.63 times as fast as without drafts, with bursts of 6 ms 1.40 times."""
 
 
-class SpeculatedLoop(RowLoop):
+class SpeculationPolicy(PlainPolicy):
     """One sequence. A drafted step runs the model over the last token and the drafts behind it, and picks at each
     position in turn, as steps of one token would, up to the first pick that is not the draft.
 
     Raises OptionError for several rows.
     """
 
-    burst_ms = 3.0
-    """Drafting begins behind the bursts under way, so that these are shorter. Measured on an NVIDIA H200 with
-    SmolLM2-135M and 7 drafts: a text to repeat comes 1.63 times as fast as without drafts, with bursts of 6 ms 1.40
-    times."""
+    takes_unrecorded = False  # Steps over drafts are made from the recorded one.
 
-    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        super().__init__(model, params, pools)
+    def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
+        super().__init__(loop, params)
         options = params.speculation
         assert options is not None
-        options.require_one_sequence(len(self.rows), params.search.num_beams)
+        options.require_one_sequence(len(loop.rows), params.search.num_beams)
         self.stats = SpeculationStats()
         self._speculation = options
         self._verifier: DraftedRows | None = None
@@ -51,21 +46,15 @@ class SpeculatedLoop(RowLoop):
         self._readable: float | None = None
         self._drafted_bursts: RunAhead | None = None
 
-    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
-        new = self.decoder is None
-        # Steps over drafts are made from the recorded one.
-        decoder = await super().ready_decoder(unrecorded=False)
-        if new:
-            await self._prepare(decoder)
-        return decoder
-
-    def _use(self, decoder: RowDecoder) -> None:
-        super()._use(decoder)
-        # No drafts for now: `_prepare` asks a decoder for them only when it is the sequence's first.
+    def run_ahead(self, decoder: RowDecoder) -> RunAhead:
+        # No drafts for now: `prepare` asks a decoder for them only when it is the sequence's first.
         self._verifier = None
+        return RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst, BURST_MS)
 
-    async def _prepare(self, decoder: RowDecoder) -> None:
-        """Ask the device whether it verifies drafts."""
+    async def prepare(self, decoder: RowDecoder, new: bool) -> None:
+        """Ask a new device whether it verifies drafts."""
+        if not new:
+            return
         assert isinstance(decoder, DraftedRows), "a decoder of one row"
         self._finds_drafts = decoder.finds_drafts
         reason = await decoder.prepare_drafts(self._speculation)
@@ -77,76 +66,75 @@ class SpeculatedLoop(RowLoop):
         self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
 
     async def pick(self) -> None:
-        verifier = None if self.sample_first else self._verifier
+        verifier = None if self.loop.sample_first else self._verifier
         if verifier is not None:
-            self._index.follow([*self.rows[0].tokens, *self.rows[0].ready])
+            self._index.follow([*self.loop.rows[0].tokens, *self.loop.rows[0].ready])
         if verifier is None or not self._worth.on:
             await super().pick()
             return
         assert self._drafted_bursts is not None
-        if self.flight and not self._finds_drafts:
+        if self.loop.flight and not self._finds_drafts:
             # The drafts follow from the picks under way, so these come first.
-            await self.read()
+            await self.loop.read()
             return
-        while len(self.flight) < self.open_decoder().max_in_flight:
+        while len(self.loop.flight) < self.loop.open_decoder().max_in_flight:
             if not self._submit_drafted(verifier, self._drafted_bursts) and not self._submit_plain():
                 break
-        await self.read()
+        await self.loop.read()
 
     def _submit_plain(self) -> bool:
         """Queue steps of one token, where drafts are not to be had or have no room."""
-        assert self.run_ahead is not None
-        return self.submit(self.run_ahead.next() if self._finds_drafts else 1)
+        assert self.loop.run_ahead is not None
+        return self.loop.submit(self.loop.run_ahead.next() if self._finds_drafts else 1)
 
     def _submit_drafted(self, decoder: DraftedRows, bursts: RunAhead) -> bool:
         """Queue a burst of drafted steps; whether there was one."""
-        [row] = self.rows
+        [row] = self.loop.rows
         most = 1 + self._speculation.max_draft_tokens
-        room = row.room(self.reach)
+        room = row.room(self.loop.reach)
         if row.ended or room < most:
             return False
         if self._finds_drafts:
             steps = min(bursts.next(), room // most)
-            self.flight.add(steps * most, decoder.submit_drafted(steps, None), self.rows, ONE)
+            self.loop.flight.add(steps * most, decoder.submit_drafted(steps, None), self.loop.rows, ONE)
             return True
-        began = self._model.host.now()
+        began = self.loop.model.host.now()
         drafts = self._index.drafts()
-        self.stats.drafting_ms += self._model.host.now() - began
+        self.stats.drafting_ms += self.loop.model.host.now() - began
         if not drafts:
             self.stats.misses += 1
             return False
-        self.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts), self.rows, ONE)
+        self.loop.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts), self.loop.rows, ONE)
         return True
 
-    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
+    def received(self, burst: Burst) -> bool:
         self._time(burst)
-        assert self._drafted_bursts is not None
+        [row], bursts = self.loop.rows, self._drafted_bursts
+        assert bursts is not None
         if not burst.steps:
-            super().receive(burst, numbers)
-            self._drafted_bursts.passed(burst)
+            bursts.passed(burst)
             self._imagine(burst.rows[0])
-            return
-        assert self.run_ahead is not None
-        self.counts.cross(burst.crossings)
-        self.run_ahead.passed(burst)
-        self._drafted_bursts.observe(burst)
-        self.timing.receive(burst)
+            return False
+        assert self.loop.run_ahead is not None
+        self.loop.run_ahead.passed(burst)
+        bursts.observe(burst)
         self._imagined = None
         start = 0
         for count in burst.steps:
             ids = burst.rows[0][start : start + count]
             start += count
-            end = next((place for place, token in enumerate(ids) if token in self._ends), count)
+            end = next((place for place, token in enumerate(ids) if token in self.loop.ends), count)
             ids = ids[: end + 1]
-            if self.rows[0].ended or self.rows[0].barren:
+            if row.ended or row.barren:
                 break
             self._verified(ids)
-            self.rows[0].receive(ids, self._ends)
+            row.receive(ids, self.loop.ends)
+        return True
 
     def _time(self, burst: Burst) -> None:
         """Learn what a step takes."""
         last, self._readable = self._readable, burst.readable
-        decoder = self.open_decoder()
+        decoder = self.loop.open_decoder()
         if decoder.max_in_flight == 1:
             self._worth.took((burst.entered - burst.submitted) / burst.picks, bool(burst.steps))
         elif last is not None and burst.submitted <= last:
@@ -178,6 +166,6 @@ class SpeculatedLoop(RowLoop):
                     self._worth.gave(self._seen)
                 self._imagined = None
 
-    def discard_ahead(self) -> None:
-        super().discard_ahead()
+    def discarded(self) -> None:
+        super().discarded()
         self._imagined = self._readable = None

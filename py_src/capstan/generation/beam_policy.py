@@ -1,28 +1,24 @@
-"""The loop of a beam search: rows are beams, which the device chooses in bursts of steps, or the host at each step."""
+"""The picks of a beam search: rows are beams, which the device chooses in bursts of steps, or the host at each step."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
 
 from ..device.beam_interface import BeamBurst, BeamOptions, BeamRows, Round
 from ..device.row_interface import Burst, RowDecoder
 from ..device.shortlist import Shortlist
 from ..fallback import fall_back
-from ..memory import Pools
 from ..stages.sampling import finite_logits
 from .beam_search import Beams, continuations, looked_at, without_numbers
 from .generator_params import GeneratorParams
+from .plain_policy import PlainPolicy
 from .row_loop import RowLoop
 
-if TYPE_CHECKING:
-    from ..model import Model
-
-__all__ = ["BeamLoop"]
+__all__ = ["BeamPolicy"]
 
 
-class BeamLoop(RowLoop):
+class BeamPolicy(PlainPolicy):
     """Rows of which each step keeps the best continuations.
 
     A device that searches by itself (beams.BeamRows) runs ahead, and tells what each step found; hypotheses are kept
@@ -30,8 +26,9 @@ class BeamLoop(RowLoop):
     tokens of each row, or all logits, and reorders the caches before each step.
     """
 
-    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        super().__init__(model, params, pools)
+    def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
+        super().__init__(loop, params)
+        self._options = loop.options
         self._beams = self._new_beams()
         """By prompt."""
         self._asked: RowDecoder | None = None
@@ -48,12 +45,8 @@ class BeamLoop(RowLoop):
         """The last tokens were handed out, and the model was not run on them yet."""
 
     @property
-    def sequences(self) -> int:
-        return self.options.batch_size * self.options.num_return_sequences
-
-    @property
-    def finish_reason(self) -> str | None:
-        return "eos" if all(beams.done for beams in self._beams) else super().finish_reason
+    def done(self) -> bool:
+        return all(beams.done for beams in self._beams)
 
     @property
     def ready(self) -> bool:
@@ -61,11 +54,10 @@ class BeamLoop(RowLoop):
 
     def sequence(self, index: int) -> list[int]:
         """The index-th hypothesis, best first, those of the first prompt before those of the second."""
-        prompt, place = divmod(index, self.options.num_return_sequences)
+        prompt, place = divmod(index, self._options.num_return_sequences)
         return self._beams[prompt].best(place + 1, self._sequences_of(prompt))[place]
 
-    def rewind(self, length: int) -> None:
-        super().rewind(length)
+    def rewound(self, length: int) -> None:
         self._beams = self._new_beams()
         self._by_host = False
 
@@ -76,16 +68,15 @@ class BeamLoop(RowLoop):
             ]
         else:
             tokens, self._chosen = self._chosen, []
-            for row, token in zip(self.rows, tokens, strict=True):
+            for row, token in zip(self.loop.rows, tokens, strict=True):
                 row.tokens.append(token)
             self._pending = True
-        self._tell()
         return tokens
 
     def _take(self, prompt: int, found: Round | None) -> list[int]:
         """Have a prompt's rows continued as the device chose."""
-        count = self.options.num_beams
-        rows = self.rows[prompt * count : (prompt + 1) * count]
+        count = self._options.num_beams
+        rows = self.loop.rows[prompt * count : (prompt + 1) * count]
         for row in rows:
             row.ready.popleft()
         choices = self._beams[prompt].take(found, lambda beam: rows[beam].sequence, len(rows[0]))
@@ -94,24 +85,22 @@ class BeamLoop(RowLoop):
             row.tokens = [*old[choice.parent], choice.token]
         return [choice.token for choice in choices]
 
-    def discard_ahead(self) -> None:
-        super().discard_ahead()
+    def discarded(self) -> None:
+        super().discarded()
         self._rounds.clear()
         self._chosen, self._pending = [], False
 
-    async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
-        decoder = await super().ready_decoder(unrecorded)
+    async def prepare(self, decoder: RowDecoder, new: bool) -> None:
         # Preparing a search may overwrite the caches.
-        if self._asked is not decoder and not any(row.valid for row in self.rows):
+        if self._asked is not decoder and not any(row.valid for row in self.loop.rows):
             self._searching = await self._prepared(decoder)
             self._asked = decoder
-        return decoder
 
     async def _prepared(self, decoder: RowDecoder) -> BeamRows | None:
         """The decoder, if it searches beams by itself."""
         if self._edited or not isinstance(decoder, BeamRows):
             return None
-        reason = await decoder.prepare_beams(BeamOptions(self.options.num_beams, self._wide, self._ends))
+        reason = await decoder.prepare_beams(BeamOptions(self._options.num_beams, self._wide, self.loop.ends))
         if reason is None:
             return decoder
         fall_back("beam search on the GPU", reason, "the host chooses the beams of each step")
@@ -121,34 +110,34 @@ class BeamLoop(RowLoop):
         """Choose the tokens of the next step, or have the device choose those of the next ones."""
         if self._barren:
             raise without_numbers()
-        if self._by_host or self._asked is not self.decoder or self._searching is None:
+        if self._by_host or self._asked is not self.loop.decoder or self._searching is None:
             await self._pick_here()
         else:
             await super().pick()
 
     def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
         assert self._searching is not None
-        if self.sample_first:
+        if self.loop.sample_first:
             self._begin(self._searching)
-        return self._searching.submit_beams(picks, self.sample_first)
+        return self._searching.submit_beams(picks, self.loop.sample_first)
 
     def _begin(self, decoder: BeamRows) -> None:
         """Begin a search at the end of the sequences."""
         sources: list[int] = []
-        for prompt in range(self.options.batch_size):
-            first = prompt * self.options.num_beams
-            rows = self.rows[first : first + self.options.num_beams]
+        for prompt in range(self._options.batch_size):
+            first = prompt * self._options.num_beams
+            rows = self.loop.rows[first : first + self._options.num_beams]
             alike = all(row.tokens == rows[0].tokens for row in rows)
             sources += [first if alike else first + place for place in range(len(rows))]
         decoder.begin_beams([score for beams in self._beams for score in beams.scores], sources)
-        for row in self.rows:
+        for row in self.loop.rows:
             # Behind the prompt caches are the beams' together.
             row.unsettle(row.appended[0][1])
 
-    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
-        super().receive(burst, numbers)
+    def received(self, burst: Burst) -> bool:
         if isinstance(burst, BeamBurst):
             self._rounds.extend(burst.rounds)
+        return False
 
     @property
     def _barren(self) -> bool:
@@ -159,33 +148,33 @@ class BeamLoop(RowLoop):
 
     async def _pick_here(self) -> None:
         await self.settle()
-        decoder = self.open_decoder()
+        decoder = self.loop.open_decoder()
         parents: list[int] = []
         chosen: list[int] = []
         for prompt, beams in enumerate(self._beams):
             first, sequences = prompt * beams.count, self._sequences_of(prompt)
             found = [] if beams.done else await self._continuations(decoder, range(first, first + beams.count))
-            if self.stale:
+            if self.loop.stale:
                 # The sequence was changed meanwhile.
                 return
             choices = beams.choose(found, sequences)
             parents += [first + choice.parent for choice in choices]
             chosen += [choice.token for choice in choices]
         decoder.reorder(parents)
-        old = self.rows
-        self.rows = [old[parent].copy() for parent in parents]
+        old = self.loop.rows
+        self.loop.rows = [old[parent].copy() for parent in parents]
         self._chosen = chosen
 
     async def settle(self) -> None:
-        if not self.stale and not self.sample_first:
+        if not self.loop.stale and not self.loop.sample_first:
             # The caches have to be computed again here: by the host's choices that happens once, not at each token.
             self._by_host = True
         await super().settle()
         if self._pending:
-            with self.losing():
-                await self.open_decoder().step([row.tokens[-1] for row in self.rows])
+            with self.loop.losing():
+                await self.loop.open_decoder().step([row.tokens[-1] for row in self.loop.rows])
             self._pending = False
-            for row in self.rows:
+            for row in self.loop.rows:
                 row.valid = len(row.tokens)
 
     async def _continuations(self, decoder: RowDecoder, numbers: Sequence[int]) -> list[list[tuple[float, int]]]:
@@ -193,28 +182,28 @@ class BeamLoop(RowLoop):
             return [continuations(found) for found in await decoder.shortlists(self._wide, numbers)]
         found = []
         for number in numbers:
-            row = self.rows[number]
-            logits = finite_logits(await decoder.row(number).logits(), self.options, row.sequence, row.unpicked)
+            row = self.loop.rows[number]
+            logits = finite_logits(await decoder.row(number).logits(), self._options, row.sequence, row.unpicked)
             found.append(continuations(Shortlist.of(logits, self._wide)))
         return found
 
     @property
     def _edited(self) -> bool:
         """Whether a stage edits logits."""
-        return any(stage.edit is not None for stage in self.options.stages())
+        return any(stage.edit is not None for stage in self._options.stages())
 
     @property
     def _wide(self) -> int:
         """The number of continuations of each beam that compete."""
-        return min(looked_at(self.options), self._model.config.vocab_size)
+        return min(looked_at(self._options), self.loop.model.config.vocab_size)
 
     def _sequences_of(self, prompt: int) -> list[list[int]]:
-        count = self.options.num_beams
-        return [row.sequence for row in self.rows[prompt * count : (prompt + 1) * count]]
+        count = self._options.num_beams
+        return [row.sequence for row in self.loop.rows[prompt * count : (prompt + 1) * count]]
 
     def _new_beams(self) -> list[Beams]:
-        search = self.options
+        search = self._options
         return [
-            Beams(search.num_beams, search.length_penalty, search.early_stopping, self._ends, search.pad_token_id)
+            Beams(search.num_beams, search.length_penalty, search.early_stopping, self.loop.ends, search.pad_token_id)
             for _ in range(search.batch_size)
         ]

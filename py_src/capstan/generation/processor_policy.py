@@ -1,40 +1,35 @@
-"""The loop with a logits processor: a function of the caller's edits the logits before each pick."""
+"""Picks with a logits processor: a function of the caller's edits the logits before each pick."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..device.row_interface import RowDecoder
-from ..memory import Pools
 from .generator_params import GeneratorParams
+from .plain_policy import PlainPolicy
 from .processors import checked_edits, checked_logits
 from .row_loop import RowLoop
 
-if TYPE_CHECKING:
-    from ..model import Model
-
-__all__ = ["ProcessedLoop"]
+__all__ = ["ProcessorPolicy"]
 
 
-class ProcessedLoop(RowLoop):
+class ProcessorPolicy(PlainPolicy):
     """Each step is run without a pick, then logits are edited, then the device picks. Nothing runs ahead."""
 
-    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        super().__init__(model, params, pools)
+    def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
+        super().__init__(loop, params)
         self._processors = params.processors
-        self._vocab = model.config.vocab_size
+        self._vocab = loop.model.config.vocab_size
 
     async def pick(self) -> None:
         await self.pick_prepared(self._process)
 
     async def _process(self, decoder: RowDecoder, number: int) -> None:
         # With an exception edits are lost: the logits are computed anew.
-        with self.losing():
+        with self.loop.losing():
             await self._edit(decoder, number)
-            self.require_open()
+            self.loop.require_open()
 
     async def _edit(self, decoder: RowDecoder, number: int) -> None:
-        given, tokens, row = self._processors, self.rows[number].sequence, decoder.row(number)
+        given, tokens, row = self._processors, self.loop.rows[number].sequence, decoder.row(number)
         if given.shortlist is not None:
             [found] = await decoder.shortlists(given.count, [number])
             edits = given.shortlist(tokens, [(token, logit) for logit, token in found.best])
