@@ -167,7 +167,7 @@ async def generate(
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0], "prompt_tokens": len(given)}
         if showing:
             decoder: Any = generator._loop.decoder
-            found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder._pace.size}
+            found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder.runs.pace.size}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 
 

@@ -84,12 +84,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device.wasm": ("cpu_graph wasm_device", "wasm_model"),
     "device.webgpu": (
         "gpu_engine",
-        "cache_spans prefill_chunk prefill_pace row_logits sequence_buffers sliding webgpu_graphs weight_lease",
+        "cache_spans gpu_waits prefill_chunk prefill_pace row_logits sequence_buffers sliding webgpu_graphs "
+        "weight_lease",
         "rehearsal row_buffers session_weights",
         "row_sampler",
         "tapes",
-        "beam_steps drafted_steps packed_prompts scored_runs webgpu_session",
-        "decoder webgpu_device",
+        "beam_steps drafted_steps packed_prompts sampled_rows scored_runs webgpu_session",
+        "prompt_runs webgpu_device",
+        "decoder",
         "joint_row loaded_model",
         "joint_rows",
         "rows step_source",

@@ -26,6 +26,7 @@ from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
+from capstan.device.webgpu.prompt_runs import PromptRuns
 from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.prefill_tapes import PrefillTapes
@@ -111,7 +112,7 @@ async def recorded_run(tapes: PrefillTapes, length: int, binding: int) -> tuple[
 
 
 async def recorded_several(
-    engine: PaperEngine, one: WebGpuDecoder, kind: TapeKind[Any], binding: int, fuse: object
+    engine: PaperEngine, one: PromptRuns, kind: TapeKind[Any], binding: int, fuse: object
 ) -> tuple[int, str]:
     """As `widened_tape` uses the engine."""
     recording = (await engine.record(binding))["handle"]

@@ -62,7 +62,7 @@ async def prefills(models: Mapping[str, str], *, model: str, capture: str, lengt
     opened = await load(models, model, capture=capture)
     decoder: Any = await opened.decoder(512)
     decoder.set_search(opened.search)
-    found: dict[str, Any] = {"chunk": decoder._buffers.chunk, "prefills": {}}
+    found: dict[str, Any] = {"chunk": decoder.buffers.chunk, "prefills": {}}
     for length in lengths:
         ids = [(37 * i + 11) % 509 for i in range(length)]
         await decoder.prefill(ids, 0)

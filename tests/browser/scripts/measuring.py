@@ -41,7 +41,7 @@ async def amid(
 
 async def state(decoder: Any) -> dict[str, bytes]:
     """The contents of a sequence that steps change, without its caches."""
-    spans = decoder._buffers.spans
+    spans = decoder.buffers.spans
     names = [name for name in KEPT if name in spans]
     return {name: (await decoder._device.copy_device_to_cpu(spans[name])).data for name in names}
 

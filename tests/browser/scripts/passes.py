@@ -48,12 +48,12 @@ async def picked_with(
         await decoder.close()
         for tape, verdict in tapes:
             passes = dict(verdict.passes)
-            decoder._step = replace(first, tape=tape, passes=passes)
+            decoder._take_step(replace(first, tape=tape, passes=passes))
             ids = await picked(opened, prompt, count, max_length=CAPACITY)
             loaded: Any = opened._loaded
             assert loaded._decoders == [decoder], "another decoder picked"
             found.append({"ids": ids, "passes": passes})
-        decoder._step = first
+        decoder._take_step(first)
         for tape, _ in tapes[1:]:
             first.engine.close_tape(tape)
     down = {name: times for name, times in fallbacks().items() if times > before.get(name, 0)}

@@ -52,7 +52,7 @@ async def again(
             finally:
                 del engine.run
             found.append({"ids": ids, "eager": eager[0], "report": generator.tape_passes["prefill"]})
-            found[-1]["sessions"] = len(decoder._prefill_tapes.sessions)
+            found[-1]["sessions"] = len(decoder.runs.tapes.sessions)
     return found
 
 
@@ -81,12 +81,12 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
     """How far logits and caches after `past` and `prompt` are apart, from tapes and eagerly."""
     opened = await load(models, model, passes=TAPED)
     decoder: Any = await opened.decoder(256)
-    tapes, engine, buffers = decoder._prefill_tapes, gpu(), decoder._buffers
+    tapes, engine, buffers = decoder.runs.tapes, gpu(), decoder.buffers
     for _ in range(2):
         await tapes.make(tapes.due(len(prompt)))
     found = []
     for taped in (True, False):
-        decoder._prefill_tapes = tapes if taped else None
+        decoder.runs.tapes = tapes if taped else None
         for cache in buffers.cache:
             engine.fill(cache, 0)
         if past:
@@ -95,7 +95,7 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
         spans = [buffers.spans["logits"].length, *(span.length for span in buffers.cache_spans)]
         handles = [buffers.logits, *buffers.cache]
         found.append([array("f", await engine.read(h, 0, n)) for h, n in zip(handles, spans, strict=True)])
-    decoder._prefill_tapes = tapes
+    decoder.runs.tapes = tapes
     await decoder.close()
     differences = [max(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in zip(*found, strict=True)]
     return {

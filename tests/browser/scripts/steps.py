@@ -22,7 +22,7 @@ async def tape_and_eager(
     """For each number of valid positions before the step: how far logits and caches of the two ways are apart."""
     opened = await load(models, model, passes=passes)
     decoder: Any = await opened.decoder(capacity)
-    engine, buffers, step = gpu(), decoder._buffers, decoder._step
+    engine, buffers, step = gpu(), decoder.buffers, decoder._step
     decoder.set_search(opened.search)
     found = []
     for cache in buffers.cache:
@@ -138,7 +138,7 @@ async def private_of_two(models: Mapping[str, str], model: str, lengths: Sequenc
     probe.forget_bound()
     for length in lengths:
         await decoder.prefill([(37 * i + 11) % 509 for i in range(length)], 0)
-    decoder._buffers.set_input(5, max(lengths))
+    decoder.buffers.set_input(5, max(lengths))
     await gpu().run(decoder._step.eager, max(lengths) + 1)
     bound = probe.bound_buffers(gpu())
     await decoder.close()
@@ -157,7 +157,7 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     opened = await load(models, model)
     loaded: Any = opened._loaded
     decoder: Any = await opened.decoder(256)
-    engine, buffers = gpu(), decoder._buffers
+    engine, buffers = gpu(), decoder.buffers
     session, binding = await loaded._steps.capture(buffers)
     buffers.set_input(5, 3)
     watched = [buffers.logits, *buffers.cache]

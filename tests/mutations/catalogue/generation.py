@@ -58,7 +58,7 @@ GENERATION = (
     ),
     Mutation(
         "scoring.overwritten_caches",
-        "py_src/capstan/device/webgpu/decoder.py",
+        "py_src/capstan/device/webgpu/prompt_runs.py",
         "                await self.prefill(tokens[:past], 0)\n        scored.ask",
         "                pass\n        scored.ask",
         "the caches that a tape's check overwrote count as right",

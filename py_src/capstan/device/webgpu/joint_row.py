@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor
@@ -10,26 +10,25 @@ from ..shortlist import ScoredToken
 from .cache_spans import CacheSpans
 from .decoder import WebGpuDecoder
 from .row_buffers import RowBuffers
-from .row_logits import RowLogits
 from .row_sampler import RowSampler
+from .sampled_rows import SampledRow
 from .sliding import reached
 
 __all__ = ["JointRow"]
 
 
-class JointRow:
+class JointRow(SampledRow):
     """rows.DecoderRow documents the methods.
 
     A decoder of one sequence runs the prompts; its KV cache and logits are then copied to the spans of the row.
     """
 
     def __init__(self, number: int, one: WebGpuDecoder, buffers: RowBuffers, sampler: RowSampler) -> None:
+        super().__init__(sampler, buffers.part("logits", number), buffers.require_open, number)
         self._one = one
         self._buffers = buffers
-        self._sampler = sampler
         self._followed: tuple[Sequence[int], int, int] | None = None
         """The last arguments of `follow`."""
-        self.number = number
 
     def begin(self, length: int) -> None:
         """Continue at a length; its next pick goes to the same ring index as those of all rows."""
@@ -46,14 +45,14 @@ class JointRow:
         """Copy the sequence of another decoder, and continue it."""
         self._buffers.require_open()
         self._buffers.from_one(self.number, one.buffers)
-        self.begin(one.length)
+        self.begin(one.runs.length)
         self._buffers.unstepped.add(self.number)
 
     def give(self, one: WebGpuDecoder) -> None:
         """Copy it to a decoder of one sequence, which continues it."""
         self._buffers.require_open()
         self._buffers.to_one(self.number, one.buffers, [*self._buffers.caches, "logits"])
-        one.begin(self._buffers.lengths[self.number])
+        one.runs.begin(self._buffers.lengths[self.number])
 
     def reachable(self, length: int) -> int:
         return reached(self._buffers.window(self.number), length)
@@ -98,29 +97,6 @@ class JointRow:
         if self._followed is not None:
             self._sampler.follow(*self._followed, self.number)
 
-    def allow(self, mask: bytes) -> None:
-        self._buffers.require_open()
-        self._sampler.allow(mask, self.number)
-
-    def follow_grammar(self, position: Sequence[int]) -> None:
-        self._buffers.require_open()
-        self._sampler.follow_grammar(position, self.number)
-
-    async def logits(self) -> memoryview[float]:
-        return await self._logits().read()
-
-    def set_logits(self, values: memoryview[float]) -> None:
-        self._logits().write(values)
-
-    def edit_logits(self, edits: Mapping[int, float]) -> None:
-        self._logits().edit(edits)
-
     async def carried(self, name: str) -> CarriedTensor:
         self.give(self._one)
         return await self._one.carried(name)
-
-    def _logits(self) -> RowLogits:
-        buffers = self._buffers
-        buffers.require_open()
-        about, part = buffers.about, buffers.part("logits", self.number)
-        return RowLogits(buffers.device, part, about.logits_dtype, about.vocab_size, buffers.owner)

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from ...fallback import fall_back
-from ...memory import Loan
 from ...stages.search import SearchOptions
 from ..beam_interface import BeamBurst, BeamOptions
-from ..casts import ELEMENT_BYTES
 from ..lora_weights import LoraWeights
-from ..row_interface import ONE, Burst, Counters, RowPrompts
-from ..shortlist import Shortlist
+from ..row_interface import ONE, Burst, RowPrompts
 from .beam_steps import BeamSteps
 from .decoder import WebGpuDecoder
 from .gpu_engine import GpuEngine
@@ -23,6 +20,7 @@ from .joint_row import JointRow
 from .packed_prompts import LONGEST, TOGETHER, PackedPrompts
 from .row_buffers import RowBuffers
 from .row_sampler import RowSampler, read_burst
+from .sampled_rows import SampledRows
 from .tapes.beam_tapes import BeamBuffers
 from .tapes.pack_tapes import PackBuffers, placed
 from .tapes.row_tapes import RowTape
@@ -30,7 +28,7 @@ from .tapes.row_tapes import RowTape
 __all__ = ["JointRows"]
 
 
-class JointRows:
+class JointRows(SampledRows):
     """A RowDecoder that advances all its rows with one tape, a beams.BeamRows with another, and a
     rows.PackedRows with a third; these document the methods.
 
@@ -39,7 +37,6 @@ class JointRows:
     all rows runs.
     """
 
-    follows_grammars = True
     records_after = None
 
     def __init__(
@@ -51,27 +48,21 @@ class JointRows:
         make_beams: Callable[[], Awaitable[RowTape[BeamBuffers] | str]],
         make_packs: Callable[[], Awaitable[RowTape[PackBuffers] | str | None]] | None,
     ) -> None:
-        self._engine = engine
+        buffers = tape.buffers
+        logits = [buffers.part("logits", row) for row in range(buffers.rows)]
+        super().__init__(RowSampler(engine, buffers, buffers.rows), logits, buffers.require_open)
         self._one = one
-        self._buffers = buffers = tape.buffers
+        self._buffers = buffers
         self._tape = tape
         self._give_back = give_back
-        self._about = buffers.about
-        self._device = buffers.device
         self._options: list[SearchOptions | None] = [None] * buffers.rows
         self._search: SearchOptions | None = None
-        self._steps = 0
-        self.lent: Loan | None = None
-        """The loan of the buffers that the tapes use as scratch; `destroy` ends it."""
-        self.rows = buffers.rows
-        self.capacity = buffers.capacity
         self.capture = one.capture
         self.max_in_flight = one.max_in_flight
         self.max_burst = one.max_burst
         self.behind_first = one.behind_first
         self.usual_burst = one.usual_burst
-        self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
-        self._rows = [JointRow(number, one, buffers, self._sampler) for number in range(buffers.rows)]
+        self._rows = [JointRow(row, one, buffers, self._sampler) for row in range(buffers.rows)]
         self._beams = BeamSteps(engine, buffers, make_beams)
         self._packed = PackedPrompts(engine, buffers, one.scratch, make_packs)
 
@@ -232,24 +223,6 @@ class JointRows:
         self._steps += 1
         self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
 
-    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
-        self._require_open()
-        about, first = self._about, min(rows)
-        part = self._buffers.part("logits", first)
-        numbers = await self._engine.shortlist(
-            part.buffer.handle,
-            about.logits_dtype,
-            about.vocab_size,
-            count,
-            part.offset // ELEMENT_BYTES[about.logits_dtype],
-            max(rows) - first + 1,
-        )
-        size = 1 + 2 * count
-        return [Shortlist.read(numbers[(row - first) * size : (row - first + 1) * size]) for row in rows]
-
-    def counters(self) -> Counters:
-        return {"steps": self._steps, **self._engine.counters()}
-
     async def close(self) -> None:
         if not self._buffers.closed:
             await self._give_back(self)
@@ -267,6 +240,3 @@ class JointRows:
         await self._one.close()
         if self.lent is not None:
             self.lent.end()
-
-    def _require_open(self) -> None:
-        self._buffers.require_open()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...fallback import fall_back
 from .gpu_engine import GpuEngine
+from .gpu_waits import to_its_end
 from .row_buffers import RowBuffers
 from .tapes.pack_tapes import PackBuffers, Placed
 from .tapes.row_tapes import RowTape
@@ -64,15 +65,10 @@ class PackedPrompts:
         return {"prompts": f"{self._made.said}; {done}"}
 
     async def ready(self) -> bool:
-        """Whether there is a tape, which is made if its time has come. A wait that is cancelled goes on until it is:
-        work on the GPU cannot be cancelled, and uses the buffers that the next caller gets."""
+        """Whether there is a tape, which is made if its time has come."""
         if self._make is not None and self._made is None:
-            self._preparing = preparing = asyncio.ensure_future(self._prepare())
-            try:
-                await asyncio.shield(preparing)
-            except asyncio.CancelledError:
-                await asyncio.wait([preparing])
-                raise
+            self._preparing = asyncio.ensure_future(self._prepare())
+            await to_its_end(self._preparing)
         return isinstance(self._made, RowTape)
 
     async def _prepare(self) -> None:

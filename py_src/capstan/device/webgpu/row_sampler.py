@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
 
-from ...graph import GraphDescription
 from ...memory import DeviceBuffer
 from ...stages import Drafting, SamplerProgram, position_words
 from ...stages.search import SearchOptions
@@ -19,12 +18,10 @@ __all__ = ["RowSampler", "read_burst"]
 class RowSampler:
     """Owns the engine's sampler, not the buffers."""
 
-    def __init__(
-        self, engine: GpuEngine, about: GraphDescription, buffers: SequenceBuffers | RowBuffers, rows: int = 1
-    ) -> None:
-        self._engine = engine
-        self._vocab = about.vocab_size
-        self._capacity = buffers.capacity
+    def __init__(self, engine: GpuEngine, buffers: SequenceBuffers | RowBuffers, rows: int = 1) -> None:
+        about = buffers.about
+        self.engine = engine
+        self.buffers = buffers
         self._search = (SearchOptions(), 0)
         """The search options, and the number of the first row that draws."""
         self._program: SamplerProgram | None = None
@@ -55,31 +52,31 @@ class RowSampler:
     def set_drafts(self, drafting: Drafting, input_ids: DeviceBuffer, logits: DeviceBuffer) -> None:
         """Let steps find drafts, for a tape that takes its ids and leaves its logits there."""
         self._set_program(drafting)
-        self._engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most)
+        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most)
 
     def _set_program(self, drafting: Drafting) -> None:
         options, row = self._search
-        self._program = options.sampler_program(self._vocab, self._capacity, row, drafting)
-        self._engine.set_sampling(self.handle, self._program)
+        self._program = options.sampler_program(self.buffers.about.vocab_size, self.buffers.capacity, row, drafting)
+        self.engine.set_sampling(self.handle, self._program)
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int, row: int = 0) -> None:
         """See rows.DecoderRow."""
         if self._program is not None and self._program.row_words:
-            self._engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding), row)
+            self.engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding), row)
 
     def allow(self, mask: bytes, row: int = 0) -> None:
         """See rows.DecoderRow."""
         if self._program is not None and self._program.own_at is not None:
-            self._engine.set_sampler_own(self.handle, position_words(()), row)
-        self._engine.set_allowed(self.handle, mask, row)
+            self.engine.set_sampler_own(self.handle, position_words(()), row)
+        self.engine.set_allowed(self.handle, mask, row)
 
     def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         """See rows.DecoderRow."""
-        self._engine.set_sampler_own(self.handle, position_words(position), row)
+        self.engine.set_sampler_own(self.handle, position_words(position), row)
 
     def destroy(self) -> None:
         """Free it; for when nothing picks with it any more."""
-        self._engine.destroy_sampler(self.handle)
+        self.engine.destroy_sampler(self.handle)
 
 
 async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
@@ -104,7 +104,15 @@ class RowSource:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(one.close)
             try:
-                found = await self._rows_of(one, rows, given)
+                self._require_taped(one)
+                owner = f"{self.loaded.owner} rows of {one.owner}"
+                buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
+                tape = await self._tape(one, row_kind(self.loaded.engine, one.runs, buffers), self._recorded)
+                undo.push_async_callback(tape.release)
+                beams, packs = partial(self.beams, one, buffers), partial(self.packs, one, buffers)
+                found = JointRows(
+                    self.loaded.engine, one, tape, self._give_back, beams, packs if "prompts" in self.passes else None
+                )
             except REFUSALS as error:
                 self.refused[rows, one.capacity] = self._reason(error)
                 return None
@@ -120,13 +128,13 @@ class RowSource:
 
     async def drafts(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over that many positions, or the reason for none."""
-        return await self._tried(one, partial(draft_kind, self.loaded.engine, one, positions), self._tape)
+        return await self._tried(one, partial(draft_kind, self.loaded.engine, one.runs, positions), self._recorded)
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
         if rows.windows:
             return "caches of windows slide, and the table of beams tells places of whole caches"
-        return await self._tried(one, partial(beam_kind, self.loaded.engine, one, rows), self._tape)
+        return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
         """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
@@ -137,8 +145,9 @@ class RowSource:
         self.prompted[what] = reason = self.prompted.get(what, "")
         if reason:
             return reason
-        kind = partial(pack_kind, self.loaded.engine, one, rows, run_length(self.loaded.interface.about().software))
-        found = await self._tried(one, kind, self._tape if again else self._stored_tape)
+        length = run_length(self.loaded.interface.about().software)
+        kind = partial(pack_kind, self.loaded.engine, one.runs, rows, length)
+        found = await self._tried(one, kind, self._recorded if again else unrecorded)
         if isinstance(found, str):
             self.prompted[what] = found
         return found
@@ -147,46 +156,25 @@ class RowSource:
         self,
         one: WebGpuDecoder,
         kind: Callable[[], Awaitable[TapeKind[B]]],
-        make: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]],
-    ) -> T | str:
-        """The tape that is made for a kind of step, or the reason for none."""
+        missing: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]],
+    ) -> RowTape[B] | T | str:
+        """`_tape` of a kind of step, or the reason for none."""
         try:
             self._require_taped(one)
-            return await make(one, await kind())
+            return await self._tape(one, await kind(), missing)
         except REFUSALS as error:
             return self._reason(error)
 
-    async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
-        self._require_taped(one)
-        owner = f"{self.loaded.owner} rows of {one.owner}"
-        buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
-        tape = await self._tape(one, row_kind(self.loaded.engine, one, buffers))
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(tape.release)
-            packs = partial(self.packs, one, buffers) if "prompts" in self.passes else None
-            made = JointRows(self.loaded.engine, one, tape, self._give_back, partial(self.beams, one, buffers), packs)
-            undo.pop_all()
-        return made
-
-    async def _tape(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
-        """The tape of a step of several tokens: a stored one, else one that is recorded and checked. It owns the kind's
-        buffers, which are closed on failure."""
+    async def _tape(
+        self, one: WebGpuDecoder, kind: TapeKind[B], missing: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]]
+    ) -> RowTape[B] | T:
+        """The tape of a step of several tokens: a stored one, else what `missing` makes. A tape owns the kind's
+        buffers, which are closed if there is none."""
         async with AsyncExitStack() as undo:
             undo.callback(kind.buffers.close)
             async with self.recording:
-                tape = await self._restored(one, kind) or await self._recorded(one, kind)
-            undo.push_async_callback(tape.release)
-            await one.scratch.add(tape.tape, f"the {kind.name}", kind.sequences)
-            undo.pop_all()
-        return tape
-
-    async def _stored_tape(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
-        """`_tape`, or None where none is stored."""
-        async with AsyncExitStack() as undo:
-            undo.callback(kind.buffers.close)
-            async with self.recording:
-                tape = await self._restored(one, kind)
-            if tape is not None:
+                tape = await self._restored(one, kind) or await missing(one, kind)
+            if isinstance(tape, RowTape):
                 undo.push_async_callback(tape.release)
                 await one.scratch.add(tape.tape, f"the {kind.name}", kind.sequences)
                 undo.pop_all()
@@ -219,7 +207,7 @@ class RowSource:
             fuse = partial(
                 fuse_step, passes=self.passes, left_out=left_out, weights=steps.quantized(), tables=steps.tables()
             )
-            tape, said = await widened_tape(engine, one, kind, binding, fuse)
+            tape, said = await widened_tape(engine, one.runs, kind, binding, fuse)
             undo.pop_all()
             made = RowTape(engine, tape, session, binding, said, kind.buffers, one.scratch)
             undo.push_async_callback(made.release)
@@ -249,3 +237,7 @@ class RowSource:
         self.free.clear()
         while self.made:
             await self.made.pop().destroy()
+
+
+async def unrecorded(one: WebGpuDecoder, kind: TapeKind[Any]) -> None:
+    """No tape is recorded in place of one that is not stored."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from ...errors import OptionError
 from ...memory import Loan
 from ..separate_rows import SeparateRows
 from .decoder import WebGpuDecoder
+from .gpu_waits import to_its_end
 from .joint_rows import JointRows
 
 __all__ = ["WebGpuRows", "give_scratch", "require_movable", "sequences_of", "take_over"]
@@ -27,29 +29,21 @@ async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
     """Have the tapes work in the lent buffers, largest first, or in scratch of their own; what was submitted keeps its
     own. A wait that is cancelled goes on until the tapes are bound: buffers must not be let go before. On failure they
     work where they did; raises OutOfMemoryError."""
-    giving = asyncio.ensure_future(_give_scratch(rows, loan))
-    try:
-        await asyncio.shield(giving)
-    except asyncio.CancelledError:
-        await asyncio.wait([giving])
-        raise
+    await to_its_end(asyncio.ensure_future(_give_scratch(rows, loan)))
 
 
 async def _give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
-    moved: list[WebGpuDecoder] = []
     await rows.rest()
-    try:
+    old, new = (None if lent is None else tuple(lent.spans.values()) for lent in (rows.lent, loan))
+    async with AsyncExitStack() as undo:
         for one in sequences_of(rows):
             await one.rest()
-            await one.scratch.give(None if loan is None else tuple(loan.spans.values()))
-            moved.append(one)
-    except BaseException:
-        for one in moved:
-            await one.scratch.give(None if rows.lent is None else tuple(rows.lent.spans.values()))
-        raise
-    old, rows.lent = rows.lent, loan
-    if old is not None:
-        old.end()
+            await one.scratch.give(new)
+            undo.push_async_callback(one.scratch.give, old)
+        undo.pop_all()
+    lent, rows.lent = rows.lent, loan
+    if lent is not None:
+        lent.end()
 
 
 def require_movable(rows: WebGpuRows) -> None:

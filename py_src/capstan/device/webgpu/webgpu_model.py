@@ -25,6 +25,7 @@ from ..separate_rows import separate_rows
 from .decoder import WebGpuDecoder
 from .loaded_model import Loaded, load, passes_for
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
+from .prompt_runs import PromptRuns
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
 from .scored_runs import ScoredRuns
@@ -196,10 +197,9 @@ class WebGpuModel:
         loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
         try:
             await give_scratch(rows, loan)
-        except BaseException:
+        finally:
             if loan is not None and rows.lent is not loan:
                 loan.end()
-            raise
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         rows = cast(WebGpuRows, decoder)
@@ -295,7 +295,8 @@ class WebGpuModel:
         prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
         undo.callback(self._engine.unbind, prompt)
         tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
-        return WebGpuDecoder(self._engine, about, buffers, scratch, step, prompt, self._pace, tapes, self)
+        runs = PromptRuns(self._engine, buffers, prompt, self._pace, tapes, self)
+        return WebGpuDecoder(self._engine, buffers, scratch, step, runs, self)
 
     async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
         """Take care of the scratch of a step's tape; remember the reason where there is none."""
@@ -309,7 +310,7 @@ class WebGpuModel:
         if decoder.scratch.given is not None:
             return
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
-        self._longest = max(self._longest, decoder.longest_run)
+        self._longest = max(self._longest, decoder.runs.longest)
         self._scratch[0, 0] = of.get(self._loaded.owner, 0)
         self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
 

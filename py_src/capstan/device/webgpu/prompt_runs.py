@@ -1,0 +1,274 @@
+"""Runs of several tokens of one sequence: its prompts, and tokens that are scored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ...errors import ClosedError
+from ...memory import SNAPSHOTS
+from ..shortlist import ScoredToken
+from ..snapshots import Snapshots
+from .gpu_engine import GpuEngine
+from .prefill_pace import PrefillPace
+from .scored_runs import ScoredRuns
+from .sequence_buffers import SequenceBuffers
+from .tapes.prefill_tapes import SHORT, PrefillTapes, Run, cut_prompt
+
+__all__ = ["PromptRuns", "RunMaker"]
+
+T = TypeVar("T")
+
+SHORT_PROMPT, LONG_PROMPT = 8, 64
+"""Tokens of the two prompts of a warm-up. onnxruntime-web changes its matrix products at 4 tokens and its attention at
+32: one prompt is longer than the first limit, the other is longer than both."""
+
+
+class RunMaker(Protocol):
+    """The model, by what prompt runs ask of it; WebGpuModel documents the methods."""
+
+    def take_warm_up(self) -> bool: ...
+    async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns: ...
+
+
+@dataclass(eq=False)
+class PromptRuns:
+    """Runs the model on prompts and on scored tokens, from tapes where there are any, and keeps the place in the
+    sequence, from which decode steps count on. rows.DecoderRow and RowDecoder document the other methods."""
+
+    engine: GpuEngine
+    buffers: SequenceBuffers
+    binding: int
+    """The binding of the prefill session, for any number of prompt ids."""
+    pace: PrefillPace
+    tapes: PrefillTapes | None
+    maker: RunMaker
+    scored: ScoredRuns | None = None
+    snapshots: Snapshots | None = None
+    step_tape: int = 0
+    """The tape of a decode step, 0 without one."""
+    length: int = 0
+    """Positions of the sequence."""
+    cursor: int = 0
+    """The ring index of the next pick."""
+    held: int = 0
+    """Positions that growing KV caches hold now."""
+    mask_bound: int | None = None
+    """The position behind which the mask is known to be zero; None if unknown."""
+    longest: int = 0
+    """Tokens of the longest run so far."""
+    closed: bool = False
+    making: asyncio.Future[None] | None = None
+    """Something that is made over the sequence's buffers."""
+    unfinished: bool = False
+    """Whether a wait for onnxruntime-web was cancelled while its run continues."""
+
+    def __post_init__(self) -> None:
+        buffers = self.buffers
+        if buffers.about.states:
+            self.snapshots = Snapshots(SNAPSHOTS, buffers.keep_states, buffers.bring_states)
+
+    async def warm_up(self) -> None:
+        if self.buffers.capacity >= LONG_PROMPT and self.maker.take_warm_up():
+            for tokens in (SHORT_PROMPT, LONG_PROMPT):
+                await self.prefill([0] * min(tokens, self.buffers.chunk), 0)
+        tapes = self.tapes
+        if tapes is not None:
+            # One after another: a request that comes meanwhile waits for one tape.
+            for length in tapes.untried(tapes.seen):
+                await self._make_tapes(tapes, [length])
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        await self.rest()
+        tapes = self.tapes
+        self._go_to(past)
+        await self.pace.known()
+        if tapes is not None and past == 0:
+            await self._make_tapes(tapes, tapes.due(len(ids)))
+        runs: list[Run] = []
+        done = 0
+        while done < len(ids):
+            runs = runs or await self._next_runs(done, len(ids))
+            run = runs.pop(0)
+            done = run.start + run.length
+            part = ids[run.start : done]
+            valid = self._begin_run(part, past + run.start, done == len(ids))
+            begun = self.pace.now()
+            if tapes is not None and tapes.play(len(part), valid):
+                pass
+            elif tapes is not None and self.step_tape and len(part) < min(SHORT):
+                self.step_through(part, past + run.start)
+            else:
+                await self.run(self.binding, valid, len(part))
+            self.pace.measure(len(part), begun)
+            self._end_run(part)
+        self._rest_at(past + len(ids))
+
+    async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
+        await self.rest()
+        buffers, end = self.buffers, len(tokens) - 1
+        if self.scored is None:
+            await self.finish(self._make_scored())
+            await self.rest()
+        scored = self.scored
+        assert scored is not None
+        # Caches over a window may have lost positions before that.
+        back = 0 if buffers.sliding is None else past
+        self._go_to(past)
+        if scored.tapes is not None and (wanted := scored.wanted(past, end, back)):
+            before = len(scored.tapes.tapes)
+            await self._make_tapes(scored.tapes, wanted)
+            if past and len(scored.tapes.tapes) > before:
+                # Their checks overwrote the caches.
+                await self.prefill(tokens[:past], 0)
+        scored.ask(tokens[past + 1 :])
+        done = past
+        for run in scored.cut(past, end, back):
+            part = tokens[run.start : run.start + run.length]
+            # Another continuation of the same context may come.
+            valid = self._begin_run(part, run.start, done == past)
+            await self.waited(scored.run(run.length, valid))
+            self._end_run(part)
+            scored.keep(run, done, done - past)
+            done = run.start + run.length
+        self._rest_at(end)
+        return await scored.read(end - past)
+
+    async def _make_scored(self) -> None:
+        self.scored = await self.maker.scored_runs(self.buffers, self.binding, self.tapes)
+
+    def _go_to(self, past: int) -> None:
+        """Continue from the first `past` positions."""
+        if self.snapshots is not None:
+            self.snapshots.go_to(past)
+        if self.buffers.about.growing and past < self.held:
+            self.buffers.cut(self.held, past)
+            self.held = past
+
+    def _begin_run(self, ids: Sequence[int], start: int, last: bool) -> int:
+        """Write the inputs of a prompt run, the `last` one or another. How many positions are there behind it."""
+        # The model may have been closed while onnxruntime-web computed the run before.
+        self.require_open()
+        self.buffers.make_room(start, len(ids))
+        self.buffers.write_prompt(ids, start, self.mask_bound)
+        self.mask_bound = start + len(ids)
+        if self.snapshots is not None:
+            if last:
+                self.snapshots.before_last_run()
+            self.snapshots.live = None
+        return self.mask_bound
+
+    def _end_run(self, ids: Sequence[int]) -> None:
+        """A prompt run over these ids is queued."""
+        assert self.mask_bound is not None
+        self.longest = max(self.longest, len(ids))
+        self.settle(self.mask_bound)
+        if self.snapshots is not None:
+            self.snapshots.live = self.mask_bound
+
+    def _rest_at(self, length: int) -> None:
+        """So many positions were run."""
+        self.length = length
+        self.cursor = 0
+        self.buffers.set_length(length)
+
+    async def _next_runs(self, start: int, end: int) -> list[Run]:
+        """The prefill runs for ids `start` to `end` of a prompt; only the next one until the run size has settled."""
+        pace, tapes = self.pace, self.tapes
+        await pace.known()
+        runs = tapes.cut(end - start) if tapes is not None else cut_prompt(end - start, pace.size, ())
+        return [Run(start + run.start, run.length) for run in (runs if pace.settled else runs[:1])]
+
+    def step_through(self, ids: Sequence[int], past: int) -> None:
+        """Queue a step of the tape for each of a few ids; encoding one run in onnxruntime-web would take longer."""
+        for position, token in enumerate(ids, past):
+            self.buffers.make_room(position, 1)
+            self.buffers.set_input(token, position)
+            self.engine.play_once(self.step_tape, position + 1)
+        self.mask_bound = past + len(ids)
+
+    async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
+        """Make prefill tapes. If the wait is cancelled the making goes on: work on the GPU needs its buffers."""
+        if lengths:
+            self.require_open()
+            # The checks of the tapes overwrite the mask.
+            self.mask_bound = None
+            await self.finish(tapes.make(lengths))
+
+    async def finish(self, making: Coroutine[Any, Any, None]) -> None:
+        """Make something over the sequence's buffers; their next use waits for it, also if this wait is cancelled."""
+        self.making = asyncio.ensure_future(making)
+        await asyncio.shield(self.making)
+
+    async def finished(self) -> None:
+        """Wait for all that is under way, for good."""
+        if self.making is not None:
+            await asyncio.wait([self.making])
+        await self.engine.idle()
+
+    async def rest(self) -> None:
+        self.require_open()
+        if self.making is not None:
+            await asyncio.wait([self.making])
+            self.making = None
+        if self.unfinished:
+            await self.engine.idle()
+            self.unfinished = False
+        self.require_open()
+
+    async def run(self, binding: int, valid: int, tokens: int = 1) -> None:
+        """Have onnxruntime-web run so many tokens, behind which there are `valid` positions."""
+        await self.waited(self.engine.run(binding, valid, tokens, self.buffers.base))
+
+    async def waited(self, run: Awaitable[T]) -> T:
+        """Wait for a run, which goes on if the wait is cancelled."""
+        try:
+            return await run
+        except asyncio.CancelledError:
+            self.unfinished = True
+            raise
+
+    def settle(self, valid: int) -> None:
+        """Bring what a run wrote to where the next one reads it."""
+        self.buffers.settle(valid)
+        self.held = valid
+
+    def before_steps(self, end: int) -> None:
+        """Decode steps come next, up to so many positions."""
+        if self.closed:
+            self.require_open()
+        if self.snapshots is not None:
+            self.snapshots.before_burst()
+            self.snapshots.live = end
+
+    def begin(self, length: int) -> None:
+        """Continue from the KV caches and logits of `length` positions that another decoder has written."""
+        self.buffers.set_mask(length)
+        self.buffers.set_length(length)
+        self.length = self.mask_bound = length
+        self.cursor = 0
+
+    def copy_from(self, other: PromptRuns) -> None:
+        """Continue from a copy of another sequence."""
+        self.require_open()
+        other.require_open()
+        self.buffers.copy_from(other.buffers, other.length)
+        self.length, self.held = other.length, other.held
+        self.cursor, self.mask_bound = 0, other.length
+        if self.snapshots is not None and other.snapshots is not None:
+            # Snapshots stay with the other one: a rewind runs the tokens from the start.
+            self.snapshots.taken, self.snapshots.live = {}, other.snapshots.live
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the model of this generator was closed; load it again")
+
+    async def release(self) -> None:
+        """Free the tapes and the binding; nothing is under way."""
+        if self.scored is not None:
+            await self.scored.release()
+        self.engine.unbind(self.binding)
+        if self.tapes is not None:
+            await self.tapes.release()
