@@ -43,19 +43,16 @@ class FileLock:
 def held(path: Path) -> BinaryIO:
     """The file, open and locked. Raises HeldError, OSError."""
     while True:
-        file = path.open("a+b")
-        try:
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(path.open("a+b"))
             if not try_lock(file.fileno()):
                 file.seek(0)
                 raise HeldError(file.read(MOST_NAME).decode(errors="replace") or "another process")
             # Its last holder may have removed it since it was opened.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    undo.pop_all()
                     return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
 
 
 if sys.platform == "win32":

@@ -91,10 +91,9 @@ class LoraModel(WebGpuModel):
             making = self._variants[rank] = asyncio.ensure_future(self._make(rank))
         try:
             return await asyncio.shield(making)
-        except BaseException:
+        finally:
             if making.done() and (making.cancelled() or making.exception() is not None):
                 self._variants.pop(rank, None)
-            raise
 
     async def _make(self, rank: int) -> WebGpuModel:
         return WebGpuModel(await load_adapted(self._base, rank), self._options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,16 +168,14 @@ class StepRecorder:
         direct = False
         played, tables = await self._with_tables(recording, lean, range(len(lean)), report)
         if tables:
-            try:
-                other = await self._checked_tape(recording, played, poison=cleared, tables=tables)
-            except TapeError as error:
-                report["direct"] = f"{indirect_count(lean)} indirect dispatches kept: {error}"
-            except BaseException:
-                self.step.engine.close_tape(tape)
-                raise
-            else:
-                self.step.engine.close_tape(tape)
-                tape, direct = other, True
+            with ExitStack() as undo:
+                undo.callback(self.step.engine.close_tape, tape)
+                try:
+                    tape = await self._checked_tape(recording, played, poison=cleared, tables=tables)
+                    direct = True
+                except TapeError as error:
+                    undo.pop_all()
+                    report["direct"] = f"{indirect_count(lean)} indirect dispatches kept: {error}"
         return tape, Verdict(form, passes=report, direct=direct, lasting=lasting)
 
     async def _fused(
@@ -217,7 +215,8 @@ class StepRecorder:
         left: dict[int, str] = {}
         while True:
             fused = await self._fused(recording, ops, left, report)
-            try:
+            with ExitStack() as undo:
+                undo.callback(self.step.engine.close_tape, fused.tape)
                 recorded = {place.id for place in fused.placement.places.values() if place.kind == "recorded"}
                 poison = self.check.poisoned(recording, {*cleared, *recorded})
                 wrong = await self.check.faults(recording, ops, fused, poison, recognise=not left)
@@ -225,11 +224,8 @@ class StepRecorder:
                     await self.check.compare(recording, fused.tape, poison, gross(recording))
                     if left:
                         report["left out"] = "; ".join(dict.fromkeys(left.values()))
+                    undo.pop_all()
                     return fused.tape, left
-            except BaseException:
-                self.step.engine.close_tape(fused.tape)
-                raise
-            self.step.engine.close_tape(fused.tape)
             lost = [reason for index, reason in wrong.items() if index in fused.irreplaceable]
             if lost:
                 raise TapeError(lost[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from ....tape import Recording
@@ -41,12 +41,11 @@ async def make_tape(
     `played` names, `tables` the workgroup counts by length. Raises TapeError, OutOfMemoryError.
     """
     tape = await engine.make_tape(recording.handle, played, written, fused)
-    try:
+    with ExitStack() as undo:
+        undo.callback(engine.close_tape, tape)
         for table in tables:
             engine.add_table(tape, table)
         if check:
             await check(tape)
-    except BaseException:
-        engine.close_tape(tape)
-        raise
+        undo.pop_all()
     return tape

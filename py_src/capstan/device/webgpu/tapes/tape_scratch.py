@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import zip_longest
 
 from ....fallback import fall_back
@@ -55,16 +56,12 @@ class TapeScratch:
     async def give(self, spans: Sequence[DeviceSpan] | None) -> None:
         """Have all tapes work in these buffers, or each in scratch of its own again. On failure all work where they
         did; raises OutOfMemoryError."""
-        old, moved = self.given, list[int]()
-        try:
+        async with AsyncExitStack() as undo:
             for tape in self._tapes:
-                if self._fits(tape, spans) or self._fits(tape, old):
+                if self._fits(tape, spans) or self._fits(tape, self.given):
                     await self._move(tape, spans)
-                    moved.append(tape)
-        except BaseException:
-            for tape in moved:
-                await self._move(tape, old)
-            raise
+                    undo.push_async_callback(self._move, tape, self.given)
+            undo.pop_all()
         self.given = spans
 
     def _fits(self, tape: int, spans: Sequence[DeviceSpan] | None) -> bool:
