@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capstan.model_files.gguf.header import GgmlType
+from tests.gguf_experts import EXPERTS
 from tests.gguf_models import FIXTURES, Made, make
 
 __all__ = ["CASES", "QWEN35", "SCORED", "SCORES", "Case", "ids_of", "scores"]
@@ -131,6 +132,13 @@ CASES: Mapping[str, Case] = {
     "qwen35": Case("qwen35", QWEN35),
     "more heads of values than of keys": Case("qwen35", {**QWEN35, "ssm.group_count": 2}),
     "layers by a list": Case("qwen35", {**QWEN35, "attention.recurrent_layers": (True, False) * 2}, same_as="qwen35"),
+    "qwen3moe": Case("qwen3moe", EXPERTS),
+    "one expert a token": Case("qwen3moe", {**EXPERTS, "expert_used_count": 1}),
+    "the size of experts left out": Case(
+        "qwen3moe",
+        {**EXPERTS, "expert_feed_forward_length": None, "feed_forward_length": 128},
+        same_as="qwen3moe",
+    ),
     "phi3": Case("phi3", {"attention.sliding_window": 0}),
     "part of a head": Case("phi3", {"rope.dimension_count": 32}),
     "short factors": Case("phi3", LONG_ROPE),

@@ -6,9 +6,9 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from capstan.device.reference.unpacked import weight_bytes
 from capstan.graph import external_entries
+from capstan.graph.float_experts import float_experts
 from capstan.graph.gguf.builder import write_graph
 from capstan.graph.gguf.rotary import DIVISORS, LONG, SHORT, SMALL_TENSORS
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.model_files.gguf.gguf_config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
+from tests.gguf_experts import EXPERT_TYPES, EXPERTS, WITH_EXPERTS, expert_shapes, mixed
 from tests.gguf_files import gguf_file, text, tokenizer_metadata
 from tests.gguf_tensors import float32_of, weights
 
@@ -36,6 +38,7 @@ __all__ = [
     "before",
     "contents",
     "folder_of",
+    "in_floats",
     "make",
     "write",
     "write_shards",
@@ -72,8 +75,11 @@ FURTHER: dict[str, dict[str, Any]] = {
     "granite": {"attention.scale": 0.1, "embedding_scale": 4.0, "residual_scale": 0.6, "logit_scale": 3.0},
     "smollm3": {"block_count": 5},
     "lfm2": {"block_count": 3, "attention.head_count_kv": (0, 2, 0), "shortconv.l_cache": 3},
+    "qwen3moe": {**EXPERTS, "attention.key_length": 128},
 }
 NEIGHBOURS = ("llama", "granite", "smollm3")
+UNPACKED = ("shortconv.conv.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight")
+"""Matrices of float32 in every file."""
 MIXED = {"": GgmlType.Q4_K, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0, "ffn_down": GgmlType.Q5_1}
 """As in a file of a K mix: attention reads three products, and the table is that of the output."""
 
@@ -101,7 +107,8 @@ class Made:
     def session(self, rewrite: Callable[[ModelProto], ModelProto] | None = None) -> Any:
         """onnxruntime's session over the graph, or over what `rewrite` makes of it, its weights made by the
         definition."""
-        model = rewrite(self.graph()) if rewrite else self.graph()
+        model, _ = float_experts(self.graph())
+        model = rewrite(model) if rewrite else model
         entries = {entry.name: entry for entry in external_entries(model)}
         for tensor in model.graph.initializer:
             if tensor.name in entries:
@@ -156,9 +163,12 @@ class Made:
                 made = made @ of("attn_output.weight").T  # type: ignore[union-attr]
             x = x + residual * (self.norm(made, of("post_attention_norm.weight")) if gemma else made)
             n = self.norm(x, of("ffn_norm.weight"))
-            gate, up = (n @ of(f"ffn_{name}.weight").T for name in ("gate", "up"))  # type: ignore[union-attr]
-            gelu = gate * (1 + np.tanh(sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
-            made = ((gelu if gemma else gate / (1 + np.exp(-gate))) * up) @ of("ffn_down.weight").T  # type: ignore[union-attr]
+            if family in WITH_EXPERTS:
+                made = mixed(n, of, int(self.meta("expert_used_count")))
+            else:
+                gate, up = (n @ of(f"ffn_{name}.weight").T for name in ("gate", "up"))  # type: ignore[union-attr]
+                gelu = gate * (1 + np.tanh(sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+                made = ((gelu if gemma else gate / (1 + np.exp(-gate))) * up) @ of("ffn_down.weight").T  # type: ignore[union-attr]
             x = x + residual * (self.norm(made, of("post_ffw_norm.weight")) if gemma else made)
         logits = (
             self.norm(x, w.get("output_norm.weight", w.get("token_embd_norm.weight")))
@@ -207,8 +217,9 @@ def make(
     tied: bool = True,
     vocabulary: int = VOCABULARY,
 ) -> Made:
-    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others.
-    None in `given` leaves a key out."""
+    """A model. Its matrices are of the type of the longest name in `types` that begins theirs; "" is for the others but
+    for experts. None in `given` leaves a key out."""
+    types = {**EXPERT_TYPES, **types}
     told: dict[str, Any] = {**SIZES, "attention.layer_norm_rms_epsilon": 1e-5, **(given or {})}
     told = {key: value for key, value in told.items() if value is not None}
     hidden, inner, heads = told["embedding_length"], told["feed_forward_length"], told["attention.head_count"]
@@ -229,10 +240,14 @@ def make(
     }
     if family == "qwen2":
         layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-    if family in ("qwen3", "qwen35", "gemma3", "lfm2"):
+    if family in ("qwen3", "qwen3moe", "qwen35", "gemma3", "lfm2"):
         layer |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
     if family.startswith("gemma"):
         layer |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+    if family in WITH_EXPERTS:
+        for name in ("gate", "up", "down"):
+            del layer[f"ffn_{name}.weight"]
+        layer |= expert_shapes(told)
     shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     shapes |= {} if tied else {"output.weight": (vocabulary, hidden)}
     shapes |= {f"blk.{i}.{name}": dims for i in range(told["block_count"]) for name, dims in layer.items()}
@@ -260,15 +275,16 @@ def make(
     for seed, (name, dims) in enumerate(shapes.items()):
         short = name.split(".", 2)[-1] if name.startswith("blk.") else name
         kind = GgmlType.F32
-        if len(dims) == 2 and not name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
+        if len(dims) > 1 and not name.endswith(UNPACKED):
             kind = types[max((each for each in types if short.startswith(each)), key=len)]
-        held = weights(kind, dims, seed)
+        rows = (prod(dims[:-1]), dims[-1]) if len(dims) > 1 else dims
+        held = weights(kind, rows, seed)
         if name.endswith("ssm_a"):
             held = (-np.frombuffer(held, np.float32)).tobytes()
         if name == LONG:
             held = (np.frombuffer(held, np.float32) * 4).tobytes()
         tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))
-        found[name] = float32_of(kind, held, dims[0]).reshape(dims)
+        found[name] = float32_of(kind, held, rows[0]).reshape(dims)
         data += held + bytes(-len(held) % 32)
     for i in range(told["block_count"] if family == "phi3" else 0):
         parts = np.split(found.pop(f"blk.{i}.attn_qkv.weight"), [q, q + kv])
@@ -313,6 +329,17 @@ def contents(made: Made) -> tuple[dict[str, Any], dict[str, Any]]:
         for name, each in made.file.tensors.items()
     }
     return {**made.file.metadata, **tokenizer_metadata(FIXTURES / "nano-llama", "gpt-2"), **ENDS}, tensors
+
+
+def in_floats(made: Made) -> Made:
+    """The same in float32: llama.cpp rounds activations for products by other types."""
+    if {each.type for each in made.file.tensors.values()} == {GgmlType.F32}:
+        return made
+    data, tensors = bytearray(), dict[str, GgufTensor]()
+    for name, held in made.tensors.items():
+        tensors[name] = GgufTensor(name, held.shape, GgmlType.F32, len(data), held.nbytes)
+        data += held.tobytes() + bytes(-held.nbytes % 32)
+    return Made(replace(made.file, tensors=tensors), bytes(data), made.tensors)
 
 
 def write(made: Made, path: Path) -> Path:

@@ -26,22 +26,26 @@ MODELS = {
     "gemma2": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
     "smollm3": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
     "lfm2": MIXED,
+    "qwen3moe": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
 }
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares. Soft
-caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state."""
-LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3}
+caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state.
+Experts of two types."""
+LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3, "qwen3moe": 1}
 VOCABULARIES = {"gemma2": 515}
 """Behind an odd one the logits' buffer has an element that onnxruntime-web writes and our kernels do not."""
-LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15}
-"""Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation, and
-convolutions."""
+WIDTHS = {"qwen3moe": 192}
+"""Rows of experts for which onnxruntime-web rounds no activations in float32."""
+LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15, "qwen3moe": 9}
+"""Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation,
+convolutions, and experts."""
 
 
 @pytest.mark.one_in
 @pytest.mark.parametrize("family", list(MODELS))
 def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteServer, tmp_path: Path) -> None:
     further = {key: value for key, value in FURTHER[family].items() if key != "block_count"}
-    given = {**further, "block_count": LAYERS.get(family, 2)}
+    given = {**further, "block_count": LAYERS.get(family, 2), "embedding_length": WIDTHS.get(family, 256)}
     made = make(family, MODELS[family], given, vocabulary=VOCABULARIES.get(family, 512))
     name = f"gguf-{family}"
     site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
@@ -63,6 +67,7 @@ ON_CPU = {
     "gemma3": MIXED,
     "phi3": {"": GgmlType.Q4_K, "ffn_down": GgmlType.Q6_K, "token_embd": GgmlType.F16},
     "lfm2": MIXED,
+    "qwen3moe": MIXED,
 }
 LONG = [(37 * i + 11) % 509 for i in range(250)]
 """The caches get more room in the steps after it."""

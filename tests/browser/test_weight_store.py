@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -420,6 +420,29 @@ def test_tensors_of_a_gguf_file_are_unpacked_on_the_gpu(origin: Origin) -> None:
     for part, bytes_ in zip(parts, wanted, strict=False):
         assert found[at : at + len(bytes_)] == bytes_, part
         at += len(bytes_)
+
+
+ALTERNATING: dict[str, tuple[Literal["quants", "scales"], int, int]] = {
+    "quants in 4 bits": ("quants", 4, 1),
+    "in 8": ("quants", 8, 1),
+    "scales": ("scales", 16, 16),
+}
+
+
+@pytest.mark.parametrize("what", list(ALTERNATING))
+def test_rows_of_tensors_alternate_on_the_gpu(origin: Origin, what: str) -> None:
+    """As those of experts; in more bits, and with scales for fewer elements, than the file has."""
+    rows, columns = 8, 512
+    kinds = [GgmlType.Q4_0, GgmlType.Q3_K if "4" in what else GgmlType.Q6_K]
+    tensors = [random_tensor(kind, rows, columns, seed=kind) for kind in kinds]
+    part, bits, block = ALTERNATING[what]
+    between = columns // block * bits // 8
+    changes = [graph.Unpack(kind, part, rows, columns, bits, block, between=between) for kind in kinds]
+    parts = [graph.Part(0, len(tensors[0]), changes[0]), graph.Part(len(tensors[0]), len(tensors[1]), changes[1])]
+    wanted = np.concatenate([definition.unpacked(*each) for each in zip(changes, tensors, strict=True)], axis=1)
+    data = base64.b64encode(b"".join(tensors)).decode()
+    found = origin.run("unpacked", model=origin.model, data=data, parts=fields(parts), made=wanted.nbytes)
+    assert base64.b64decode(found) == wanted.tobytes()
 
 
 def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) -> None:

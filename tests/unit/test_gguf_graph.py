@@ -248,6 +248,45 @@ def test_heads_that_attention_does_not_take_are_refused_on_each_device(said: str
     graph.require_computed(make("phi3", {"": GgmlType.Q4_0}, {"rope.dimension_count": 48}).graph(), "webgpu")
 
 
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0"), ("IQ4_NL", "Q8_0"), ("Q8_0", "Q6_K"), ("Q3_K", "Q4_0")])
+def test_experts_are_held_as_their_types_need(kinds: tuple[str, str]) -> None:
+    gate, down = (GgmlType[kind] for kind in kinds)
+    types = {"": GgmlType.F32, "ffn_gate_exps": gate, "ffn_up_exps": gate, "ffn_down_exps": down}
+    made = make("qwen3moe", types, {**FURTHER["qwen3moe"], "block_count": 1, "expert_feed_forward_length": 256})
+    compared(made)
+    [node] = [node for node in made.graph().graph.node if node.op_type == "QMoE"]
+    numbers = {item.name: item.i for item in node.attribute}
+    held = [PACKED[kind] for kind in (gate, down)]
+    bits, block = max(each.bits for each in held), min(each.block for each in held)
+    assert (numbers["expert_weight_bits"], numbers["block_size"]) == (bits, block)
+    entries = [entry for entry in graph.external_entries(made.graph("float16")) if ".moe.experts." in entry.name]
+    assert sum(entry.length for entry in entries) == 6 * 3 * 256 * 256 * (bits / 8 + 2 / block)
+    assert {entry.name for entry in entries} <= set(node.input)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_1", "F16"])
+def test_types_that_experts_cannot_be_held_in_are_refused(kind: str) -> None:
+    types = {"": GgmlType.Q8_0, "ffn_down_exps": GgmlType[kind]}
+    made = make("qwen3moe", types, {**FURTHER["qwen3moe"], "expert_feed_forward_length": 256})
+    with pytest.raises(
+        UnsupportedModelError,
+        match=rf"tensor blk\.0\.ffn_down_exps\.weight is of type {kind}, experts may be of Q4_0, Q5_0, .*; convert "
+        "the file with llama-quantize to Q4_0 or Q8_0",
+    ):
+        made.graph()
+
+
+def test_experts_whose_rows_cannot_alternate_are_refused() -> None:
+    made = make("qwen3moe", {"": GgmlType.Q4_0}, {**FURTHER["qwen3moe"], "embedding_length": 224})
+    assert made.graph().graph.node
+    with pytest.raises(UnsupportedModelError, match=r"ffn_gate_exps\.weight have 224 elements, only multiples of 64"):
+        made.graph("float16")
+    tensors = {name: replace(each, shard=int("_up_" in name)) for name, each in made.file.tensors.items()}
+    made.file = replace(made.file, tensors=tensors)
+    with pytest.raises(UnsupportedModelError, match=r"are in different shards; make one file .* --merge"):
+        made.graph()
+
+
 def test_what_a_graph_would_leave_out_is_refused() -> None:
     for key, value, part in (
         ("expert_count", 8, r"metadata llama\.expert_count \(8\) is not supported"),

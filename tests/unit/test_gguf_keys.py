@@ -85,6 +85,24 @@ def test_values_that_are_wrong(name: str) -> None:
         assert f"gemma2.{name}" in str(error), (value, error)
 
 
+def test_values_of_experts_that_are_wrong_or_not_supported() -> None:
+    wrong: dict[str, tuple[Any, ...]] = {
+        "expert_count": (0, 8.0, "8"),
+        "expert_used_count": (0, 7, True),
+        "expert_feed_forward_length": (0, [64, 64]),
+        "expert_gating_func": (2, 3, "softmax"),
+        "expert_weights_norm": (False, 1.5),
+        "expert_weights_scale": (2.5, "1"),
+        "expert_group_count": (2,),
+        "expert_shared_count": (1,),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            assert f"qwen3moe.{name}" in str(refused("qwen3moe", {name: value})), (name, value)
+    for name, value in {"expert_gating_func": 1, "expert_weights_norm": True, "expert_weights_scale": 1.0}.items():
+        assert told("qwen3moe", {name: value}).graph() == plain("qwen3moe").graph()
+
+
 def test_a_key_that_is_not_read_is_refused_by_its_name() -> None:
     """Among them those that llama.cpp reads for other families only."""
     others = {"attention.scale": 0.1, "logit_scale": 2.0, "num_loops": 2, "of nobody": [1], "expert_count": 8, "x": ""}

@@ -48,6 +48,16 @@ def test_a_product_s_weights_are_the_values_but_for_one_rounding(kind: GgmlType)
     assert np.all(np.abs(found - wanted) <= (allowed[:, :, None] + np.spacing(np.abs(wanted)) / 2) * bool(minima))
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind, held in PACKED.items() if held.shift is None], ids=lambda kind: kind.name
+)
+def test_experts_have_the_values_in_more_bits_and_smaller_blocks(kind: GgmlType) -> None:
+    data = random_tensor(kind, ROWS, COLUMNS, seed=kind)
+    quants = unpacked(Unpack(kind, "quants", ROWS, COLUMNS, 8), data).astype(np.float32) - 128
+    scales = unpacked(Unpack(kind, "scales", ROWS, COLUMNS, 32, 16), data)
+    assert np.array_equal(quants * np.repeat(scales, 16, axis=1), float32_of(kind, data, ROWS))
+
+
 def held(kind: GgmlType, data: bytes) -> list[NDArray[Any]]:
     """A tensor's quants, scales and minima, if it has any."""
     found = {how.what: unpacked(how, data) for how in ways(kind, ROWS, COLUMNS) if how.bits != 16}

@@ -132,11 +132,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
         "text_positions turned_weights uncomputed whole_caches wide_products",
-        "angle_tables every_position gguf split_caches split_weights unpacked_weights",
+        "angle_tables every_position float_experts gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",
     ),
-    "graph.gguf": ("gguf_types", "gguf_tensors rotary", "states", "builder"),
+    "graph.gguf": ("gguf_types", "gguf_tensors rotary", "experts states", "builder"),
     "guidance": (
         "grammar schema_keywords string_formats",
         "byte_graph character_classes dfa json_text merging vocabulary",

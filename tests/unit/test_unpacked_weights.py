@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 from capstan.graph import Part, Unpack, UnpackedWeight, external_entries, unpacked_weights
+from capstan.graph.float_experts import float_experts
 from capstan.graph.gguf.gguf_types import DENSE
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FURTHER, MIXED, make
@@ -85,7 +86,7 @@ TYPES = {
 def test_each_family_computes_what_its_weights_say(family: str, types: str, node: subprocess.Popen[str]) -> None:
     made = make(family, TYPES[types], FURTHER[family])
     ids = np.array([[5, 60, 17, 80, 33, 2, 90, 11]])
-    rewritten, weights = unpacked_weights(made.graph())
+    rewritten, weights = unpacked_weights(float_experts(made.graph())[0])
     kinds = [each.op_type for each in rewritten.graph.node]
     assert not PACKED - {"ReduceSum"} & {*kinds}
     assert kinds.count("ReduceSum") == 1, "that of the mask"

@@ -17,6 +17,7 @@ from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import ELEMENT_BYTES, GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
+from .float_experts import float_experts
 from .float_islands import float_islands_in_half
 from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
@@ -120,6 +121,8 @@ class Rewriting:
     """The weights that became inputs."""
     from_gguf: tuple[UnpackedWeight, ...] = ()
     """The float32 weights made of a GGUF file, for the CPU."""
+    experts_widened: bool = False
+    """Whether experts of a GGUF file became experts in float32."""
     wide: tuple[WideWeight, ...] = ()
     """Those float32 weights."""
     description: GraphDescription | None = None
@@ -322,6 +325,11 @@ def weights_unpacked(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def experts_in_floats(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.experts_widened = float_experts(model)
+    return model
+
+
 def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.wide = wide_products(model, facts.wide_bytes)
     return model
@@ -363,6 +371,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("split_weights", WEBGPU, large_split),
     GraphPass("split_caches", WEBGPU, caches_split),
     GraphPass("quantized_caches", WEBGPU, caches_quantized),
+    GraphPass("float_experts", frozenset(["wasm", "reference"]), experts_in_floats),
     GraphPass("angle_tables", frozenset(["decode", "wasm"]), lambda model, _: angle_tables(model)),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),

@@ -93,11 +93,15 @@ class Unpack:
     stride: int = 0
     """Elements of a row of the buffer that is [columns, rows]: `rows` of them, and those of other parts beside; 0 for a
     buffer of [rows, columns]."""
+    between: int = 0
+    """Bytes of other parts' rows between two rows, a multiple of 4."""
 
     def made(self, length: int) -> int:
         return self.rows * (self.columns // self.block) * self.bits // 8
 
     def step(self, length: int) -> int:
+        if self.between:
+            return self.made(length) // self.rows
         return self.rows * self.bits // 8 if self.stride > self.rows else self.made(length)
 
 

@@ -72,7 +72,7 @@ def some_rows(piece: Part, rows: int, first: int, count: int) -> Part:
         return Part(offset, length, change)
     if isinstance(change, Turn) and change.columns == 1 and change.rows % rows == 0 and share * rows == piece.length:
         return Part(offset, length, replace(change, rows=change.rows // rows * count))
-    if isinstance(change, Unpack) and change.rows == rows and not change.stride:
+    if isinstance(change, Unpack) and change.rows == rows and not change.stride and not change.between:
         return unpacked_rows(piece, change, first, count)
     if isinstance(change, Turn):
         raise NotInRangesError("its rows are columns in the file")

@@ -276,24 +276,26 @@ export function unpack(weight: UnpackedWeight, files: ReadonlyMap<string, Uint8A
     const from = file.subarray(offset, offset + length);
     if (!change) new Uint8Array(made).set(from, begin);
     else if (change[0] === "angles") new Uint8Array(made).set(angleTable(change), begin);
-    else if (change[0] !== "unpack" || change[2] !== "values" || change[9])
+    else if (change[0] !== "unpack" || change[2] !== "values" || change[9] || (change[10] && change[5] !== 32))
       throw new Error(`${change.join()} on the CPU`);
     else {
-      const [, type, , rows, columns, bits, , halves] = change;
-      const values = bits === 32 ? new Float32Array(made, begin, rows * columns) : new Float32Array(rows * columns);
-      readRows(type, from, rows, columns, halves, values);
+      const [, type, , rows, columns, bits, , halves, , , between] = change;
+      const apart = columns + between / 4;
+      const count = (rows - 1) * apart + columns;
+      const values = bits === 32 ? new Float32Array(made, begin, count) : new Float32Array(count);
+      readRows(type, from, rows, apart, halves, values);
       if (bits === 16) new Uint16Array(made, begin, values.length).set(Uint16Array.from(values, toHalf));
     }
     begin += step;
   }
 }
 
-/** The rows of a tensor; for `halves`, rows of a head, one half of these behind the other. */
+/** The rows of a tensor, so many elements `apart`; for `halves`, rows of a head, one half of these behind the other. */
 function readRows(
   type: number,
   from: Uint8Array,
   rows: number,
-  columns: number,
+  apart: number,
   halves: number,
   made: Float32Array,
 ): void {
@@ -305,7 +307,7 @@ function readRows(
       const inside = row % halves;
       source = row - inside + ((inside % (halves / 2)) * 2 + Math.floor(inside / (halves / 2)));
     }
-    read(from, source * rowBytes, rowBytes, made, row * columns);
+    read(from, source * rowBytes, rowBytes, made, row * apart);
   }
 }
 

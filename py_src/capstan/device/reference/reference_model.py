@@ -53,14 +53,15 @@ def described(
     model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None, file: bytes = b""
 ) -> tuple[ModelMemory, LoraGraph, ModelProto]:
     """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless it chooses
-    rotary factors by the length of one run. `defaults` are the bytes of those inputs' defaults in data files, `file`
-    the bytes of the graph's file."""
+    rotary factors by the length of one run, with experts of a GGUF file in float32. `defaults` are the bytes of those
+    inputs' defaults in data files, `file` the bytes of the graph's file."""
     facts = Rewriting(config, defaults=defaults or {}, file=file)
     made = rewritten(model, "reference", facts)
-    weights = tuple(graph.external_entries(model))
+    runs = made if facts.rope is not None or facts.experts_widened else model
+    weights = tuple(graph.external_entries(made if facts.experts_widened else model))
     context = facts.about.context_within(config.context_length)
     memory = ModelMemory(ReferenceDevice(), facts.about, weights, PREFILL_CHUNK, context, graph.activations(model))
-    return memory, LoraGraph(facts.lora, facts.others), model if facts.rope is None else made
+    return memory, LoraGraph(facts.lora, facts.others), runs
 
 
 class ReferenceModel(HostSampledModel):
@@ -94,7 +95,7 @@ class ReferenceModel(HostSampledModel):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
-        if made := made_weights(parsed, self.folder / decoder.folder):
+        if made := made_weights(runs, self.folder / decoder.folder):
             options.add_external_initializers(list(made), list(made.values()))
         if made or self._tables is not None:
             onnx = runs.SerializeToString()

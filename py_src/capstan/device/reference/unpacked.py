@@ -165,7 +165,8 @@ def weight_bytes(entry: WeightEntry, read: Callable[[int, int], bytes]) -> bytes
     for part in entry.pieces:
         data = read(part.offset, part.length)
         made.append(unpacked(part.change, data) if isinstance(part.change, Unpack) else np.frombuffer(data, np.uint8))
-    if any(isinstance(part.change, Unpack) and part.change.stride > part.change.rows for part in entry.pieces):
+    changes = [part.change for part in entry.pieces if isinstance(part.change, Unpack)]
+    if any(each.stride > each.rows or each.between for each in changes):
         made = [np.concatenate(made, axis=1)]
     return b"".join(each.tobytes() for each in made)
 
@@ -175,7 +176,7 @@ def of_blocks(how: Unpack, kind: GgmlType, data: Bytes) -> NDArray[Any]:
     if how.what == "quants":
         return (q + (1 << (how.bits - 1)) - how.shift).astype(np.uint8)
     if how.what == "scales":
-        return d
+        return np.repeat(d, PACKED[kind].block // how.block, axis=1)
     if how.what == "minima":
         assert m is not None, f"{kind.name} has no minima"
         return d * np.float32(how.shift) + m

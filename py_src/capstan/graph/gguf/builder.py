@@ -20,6 +20,7 @@ from ..attention_writer import Rotary
 from ..onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from ..rotary_nodes import ComputedRows, write_rows
 from ..wiring import value_info
+from .experts import Experts
 from .gguf_tensors import Rows, TensorWriter, node_name
 from .rotary import Rotations
 from .states import Convolutions, DeltaNets
@@ -69,6 +70,8 @@ class Builder:
         """Whether a layer has attention; else it has states."""
         made = STATES.get(self.family.states)
         self.stateful = None if made is None else made(self.t, file, self.hidden, self.epsilon)
+        mixture = self.family.mixture
+        self.experts = None if mixture is None else Experts(self.t, file, mixture, self.hidden, self.inner)
         self.windows = self.family.windows(file, self.layers)
         self.rotated = [self.family.rotated(file, layer) for layer in range(self.layers)]
         self.attention_cap, self.logits_cap = self.family.attention_cap(file), self.family.logits_cap(file)
@@ -243,6 +246,8 @@ class Builder:
         return self.t.node("Reshape", f"{node}/Reshape_2", [normed, self.t.integers(0, -1, size)])
 
     def mlp(self, layer: int, x: str) -> str:
+        if self.experts is not None:
+            return self.experts.write(layer, x)
         front, node = f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp"
         if self.family.joined:
             both = self.t.tensor(f"blk.{layer}.ffn_up.weight", 2 * self.inner, self.hidden)

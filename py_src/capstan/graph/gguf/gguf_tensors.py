@@ -24,6 +24,7 @@ __all__ = ["Rows", "TensorWriter", "node_name"]
 EXACT_ACTIVATIONS = 1
 """The accuracy_level of products whose activations stay floats."""
 HALF_BITS = 16
+WORD = 4
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,29 @@ class TensorWriter:
         minima = self._weight(f"{name}.weight_minima", [columns // packing.block, n], rows, parts, self.element)
         below = self.node("MatMul", f"{front}_minima", [self._block_sums(x, columns, packing.block), minima])
         return self.node("Add", f"{front}_whole", [made, below])
+
+    def alternating(self, name: str, tensors: Sequence[GgufTensor], packing: Packing, count: int) -> list[str]:
+        """The quants and the scales of `count` matrices behind one another, put together of tensors [all rows, columns]
+        of one file whose rows alternate."""
+        rows, columns = tensors[0].dims
+        n, bits, block = len(tensors) * rows // count, packing.bits, packing.block
+        if len(tensors) > 1 and columns // block * self._bits % (8 * WORD):
+            raise UnsupportedModelError(
+                f"{self.file.name}: rows of tensor {tensors[0].name} have {columns} elements, only multiples of "
+                f"{2 * block} are supported; take an ONNX export of the model"
+            )
+        things: Sequence[tuple[Literal["quants", "scales"], str, int, int, int]] = (
+            ("quants", f"Q{bits}", bits, 1, TensorProto.UINT8),
+            ("scales", "scales", self._bits, block, self.element),
+        )
+        held = []
+        for what, suffix, size, shared, kind in things:
+            between = (len(tensors) - 1) * (columns // shared) * size // 8
+            changes = [Unpack(each.type, what, rows, columns, size, shared, between=between) for each in tensors]
+            parts = [Part(each.offset, each.length, how) for each, how in zip(tensors, changes, strict=True)]
+            dims = [count, n, columns * bits // 8 if what == "quants" else columns // block]
+            held.append(self._weight(f"{name}.weight_{suffix}", dims, [Rows(tensors[0])], parts, kind))
+        return held
 
     def lookup(self, name: str, tensor: GgufTensor, ids: str) -> str:
         """The rows of a table at some ids."""

@@ -121,6 +121,29 @@ def logits_divided(file: GgufFile) -> float:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts. Each has `gate sigmoid(alpha gate) (up + beta)` before its last product; the shares of the
+    chosen ones add up to 1."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = 0.0
+    """The most that a gate may be, and the size of up; 0 for any."""
+    shares_inner: bool = False
+    """Whether feed_forward_length, in a file that does not say more, is that of all chosen experts."""
+    gating: int = 1
+    """The number that means this in expert_gating_func: 1 for a softmax over all experts, 3 over those chosen."""
+
+    def require_known(self, file: GgufFile) -> None:
+        """Raises ConfigError for keys that say something else of the shares."""
+        file.integer(file.key("expert_gating_func"), self.gating, least=self.gating, most=self.gating)
+        for name, known in (("expert_weights_norm", (True,)), ("expert_weights_scale", (0.0, 1.0))):
+            key = file.key(name)
+            if file.value(key, known[0]) not in known:
+                raise file.error(key, " or ".join(map(str, known)), "take an ONNX export of the model")
+
+
+@dataclass(frozen=True)
 class Family:
     """A family, and how its layers differ from llama's."""
 
@@ -161,12 +184,15 @@ class Family:
     """Tensors that a decoder of so many layers does not need."""
     last_norm: str = "output_norm"
     """The tensor of the norm before the logits."""
+    mixture: Mixture | None = None
+    """The experts in place of the MLP, if there are any."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", neighbours=True, divisors=True),
     "qwen2": Family("qwen2"),
     "qwen3": Family("qwen3"),
+    "qwen3moe": Family("decoder", mixture=Mixture(shares_inner=True)),
     "smollm3": Family("smollm3", neighbours=True, rotated=lambda file, layer: (layer + 1) % NO_ROTATION_STEP != 0),
     "gemma2": Family(
         "gemma2",
@@ -214,7 +240,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 ONNX_ONLY: Mapping[str, str] = {
-    **dict.fromkeys(("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
+    **dict.fromkeys(("qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
     "gemma4": "caches of several sizes",
 }
 """Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""

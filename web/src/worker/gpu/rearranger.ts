@@ -26,6 +26,7 @@ export type Change =
       halves: number,
       shift: number,
       stride: number,
+      between: number,
     ]
   | Angles;
 
@@ -74,9 +75,10 @@ export class Rearranger {
         return encode(halfCode + narrowCode, words, (threads) => [words, at / 4, threads, 0, 0, 0, 0, 0]);
       }
       case "unpack": {
-        const [, type, what, rows, columns, bits, block, halves, shift, stride] = change;
+        const [, type, what, rows, columns, bits, block, halves, shift, stride, between] = change;
         const words = Math.ceil((rows * (columns / block) * bits) / 32);
-        const told = (threads: number): number[] => [rows, columns, block, halves, stride, at, words, threads, shift];
+        const sizes = [rows, columns, block, halves, stride, at, words];
+        const told = (threads: number): number[] => [...sizes, threads, shift, between / 4];
         const constants = { KIND: type, WHAT: THINGS.indexOf(what), BITS: bits };
         return encode(halfCode + unpackCode, words, told, constants);
       }

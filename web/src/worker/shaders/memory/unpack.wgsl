@@ -22,6 +22,7 @@ struct Params {
   words: u32, // of the result
   invocations: u32,
   shift: u32, // the q that becomes zero
+  between: u32, // words of other parts' rows between two rows of the result
 }
 
 const QUANTS = 0u;
@@ -260,6 +261,14 @@ fn element(row: u32, column: u32) -> u32 {
   return bits;
 }
 
+// The place of a word of rows of so many elements, which are whole words if others are between them.
+fn apart(word: u32, columns: u32) -> u32 {
+  if (params.between == 0u) {
+    return word;
+  }
+  return word + word / (columns * BITS / 32u) * params.between;
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let word = id.x + id.y * params.invocations;
@@ -267,12 +276,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   if (WHAT == QUANTS) {
-    unpacked[params.at / 4u + word] = quants(word);
+    unpacked[params.at / 4u + apart(word, params.columns)] = quants(word);
     return;
   }
   let columns = params.columns / params.block;
   let each = 32u / BITS; // elements of a word
-  var place = word;
+  var place = apart(word, columns);
   var packed = 0u;
   for (var i = 0u; i < each; i++) {
     let index = word * each + i;
