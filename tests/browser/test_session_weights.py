@@ -157,7 +157,7 @@ def test_a_file_that_changes_between_two_sessions_is_told_and_used(provider: str
     second = visit.open(other, provider)
     assert visit.sent == SIZE
     [warning] = second["warnings"]
-    assert "model.data is another file than the one that was stored: it was " in warning
+    assert "model.data changed since it was stored: it was " in warning
     require_near(visit.run("run_kept", keep="first", x=given(BIG.x)), BIG)
     visit.run("close", keep="first")
     assert second["stored"] == [["model.data", SIZE, True]]

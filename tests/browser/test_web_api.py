@@ -431,6 +431,6 @@ def test_a_page_looks_after_the_models_that_it_keeps(blank_page: Page) -> None:
     assert found["verified"] == [listed]
     code, said = found["around"]
     assert code == "OptionError"
-    assert "/models/ names no stored model, but a folder around http" in said
+    assert "/models/ is not a stored model but a folder that has http" in said
     assert found["freed"] >= size
     assert found["left"] == 0

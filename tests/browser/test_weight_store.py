@@ -721,7 +721,7 @@ def test_a_changed_file_is_loaded_anew(origin: Origin) -> None:
     found = origin.load()
     assert (found["error"], found["stored"], origin.sent) == (None, [WHOLE], SIZE)
     [warning] = found["warnings"]
-    assert f"{origin.path} is another file than the one that was stored: it was etag " in warning
+    assert f"{origin.path} changed since it was stored: it was etag " in warning
 
 
 def test_a_file_that_changes_during_the_download_is_an_error_and_what_was_stored_stays(origin: Origin) -> None:

@@ -222,7 +222,9 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
 
 
 def test_a_grammar_that_is_too_large_is_refused(model: Model) -> None:
-    with pytest.raises(GuidanceError, match="regex: it takes more than 40000 states; ask for less, or for fewer"):
+    with pytest.raises(
+        GuidanceError, match="regex: it takes more than 40000 states; ask for fewer alternatives or repetitions"
+    ):
         guided(model, "regex", "(?:abc|de[fg]){10000}(?:hij){9000}")
 
 

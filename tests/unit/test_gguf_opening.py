@@ -279,7 +279,7 @@ def test_eviction_removes_what_was_noted_of_a_file(
     assert min(sizes) > 10_000
     for each in (file, *shards):
         asyncio.run(stored(each, each.read_bytes(), shelves))
-    with pytest.raises(OptionError, match=f"one names no stored model, but a folder around file:{file}: name one"):
+    with pytest.raises(OptionError, match=f"one is not a stored model but a folder that has file:{file}: name one"):
         asyncio.run(WeightStore().evict(f"file:{file.parent}"))
     names = {"file": file, "shard": shards[1], "shards": shards[0]}
     held = {"file": (file,), "shard": shards[1:], "shards": shards, None: (file, *shards)}[which]

@@ -33,7 +33,7 @@ TOO_LARGE = [
     (
         "json_schema",
         '{"pattern": "^(a|b)*a(a|b){30}$", "maxLength": 99}',
-        "#/pattern: its shortest text is behind mo",
+        "#/pattern: its shortest text takes more",
     ),
     ("json_schema", '{"pattern": "(?:.{0,900}x){1,20}", "maxLength": 9}', "#/pattern: it takes more than 20000 states"),
     (

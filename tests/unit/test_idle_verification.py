@@ -50,11 +50,11 @@ class Worker:
     def __init__(self) -> None:
         self.server = PaperServer(BYTES)
         self.backing = PaperBacking()
-        self.told: list[Verification] = []
+        self.notified: list[Verification] = []
         self.free = asyncio.Event()
         """Set while nothing else goes on."""
         self.free.set()
-        self.idle = IdleVerification(WeightStore(self.backing), self.told.append, self.free.wait)
+        self.idle = IdleVerification(WeightStore(self.backing), self.notified.append, self.free.wait)
 
     async def load(self) -> None:
         async def no_manifest() -> None:
@@ -108,7 +108,7 @@ async def test_what_was_loaded_from_the_store_is_compared_once() -> None:
     worker = Worker()
     await worker.stored()
     await worker.rest()
-    assert (worker.idle.counters["files"], worker.shards, worker.told) == (1, 10, [])
+    assert (worker.idle.counters["files"], worker.shards, worker.notified) == (1, 10, [])
     await worker.idle.stop()
     await worker.load()
     await worker.rest()
@@ -117,7 +117,7 @@ async def test_what_was_loaded_from_the_store_is_compared_once() -> None:
 
 
 @in_a_loop
-async def test_damage_is_told_and_counted_and_the_next_load_fetches_just_that() -> None:
+async def test_damage_is_reported_and_counted_and_the_next_load_fetches_just_that() -> None:
     worker = Worker()
     await worker.stored()
     worker.spoil(555, 940)
@@ -125,7 +125,7 @@ async def test_damage_is_told_and_counted_and_the_next_load_fetches_just_that() 
         FallbackWarning, match=r"2 of 10 shards \(5, 9\) changed on disk since they were stored; the next"
     ):
         await worker.rest()
-    [found] = worker.told
+    [found] = worker.notified
     assert (found.sources, found.shards, found.damaged) == ((worker.server.url,), 10, (5, 9))
     assert worker.idle.counters["damaged"] == 2
     assert worker.idle.distrusted
@@ -145,12 +145,12 @@ async def test_a_request_stops_it_at_once_and_it_goes_on_where_it_was() -> None:
         warnings.simplefilter("ignore", FallbackWarning)
         await worker.rest_until(3)
         await worker.idle.stop()
-    assert (worker.idle.counters["stopped"], [found.damaged for found in worker.told]) == (1, [(0,)])
+    assert (worker.idle.counters["stopped"], [found.damaged for found in worker.notified]) == (1, [(0,)])
     assert not any(worker.backing.open_files.values())
     await asyncio.sleep(0.01)
     assert worker.shards == 3
     await worker.rest()
-    assert (worker.shards, worker.idle.counters["files"], len(worker.told)) == (10, 1, 1)
+    assert (worker.shards, worker.idle.counters["files"], len(worker.notified)) == (10, 1, 1)
 
 
 @in_a_loop
@@ -190,4 +190,4 @@ async def test_what_was_evicted_or_is_another_tabs_is_left_alone() -> None:
             [data] = [name for name in worker.backing.files if name.endswith(DATA)]
             del worker.backing.files[data][900:]
         await worker.rest()
-        assert (worker.shards, worker.told, idle.unverified) == (0, [], {})
+        assert (worker.shards, worker.notified, idle.unverified) == (0, [], {})

@@ -70,6 +70,6 @@ def test_a_name_removes_that_model_alone(which: str | None, places: list[int]) -
 def test_a_folder_of_models_is_no_name(which: str) -> None:
     store = asyncio.run(filled())
     for act in (store.evict, store.verify):
-        with pytest.raises(OptionError, match="names no stored model, but a folder around https://.*: name one"):
+        with pytest.raises(OptionError, match="is not a stored model but a folder that has https://.*: name one"):
             asyncio.run(act(which))
     assert len(asyncio.run(store.list())) == len(SOURCES)

@@ -323,7 +323,7 @@ def test_a_changed_source_is_loaded_anew_told_and_takes_the_place_of_the_old() -
     traffic = []
     [warning] = warned(lambda: traffic.append(page.traffic()))
     assert traffic == [(950, [(0, 950)])]
-    assert "https://host/m/data is another file than the one that was stored: it was etag" in warning
+    assert "https://host/m/data changed since it was stored: it was etag" in warning
     assert 'it was etag "1" with 950 bytes, and is etag "2" with 950 bytes; the new one was stored' in warning
     assert warned(page.load) == []
     [after] = page.listed()

@@ -2,8 +2,8 @@
 
 A state and a byte give the next state, and the states that are pushed: the automaton continues from those when a rule
 called here has ended. If a state may end its rule, the state on top of the stack may replace it. If the next byte
-always tells whether a rule has ended, and which one begins, there is one stack, and a GPU can follow it. Rules for
-which it does not are copied into each place of their use. If that is not possible, each reading has a stack.
+always tells whether a rule has ended, and which one begins, there is one stack, and a GPU can follow it. Other rules
+are copied into each place of their use. If that is impossible, each reading has a stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_WORDS = 1 << 21
 """The largest table."""
 MOST_STACKS = 500
 """The readings of one output."""
-SMALLER = "ask for less, or for fewer"
+SMALLER = "ask for fewer alternatives or repetitions"
 
 Stack = tuple[int, ...]
 """Its top, the state that reads the next byte, is last."""
@@ -39,7 +39,7 @@ Step = tuple[tuple[int, ...], int]
 
 
 class _ClashError(Exception):
-    """Rules cannot be told apart by the next byte; of each such set the one that is used least."""
+    """The next byte does not tell some rules apart; the error has the least used rule of each such set."""
 
     def __init__(self, sets: Iterable[set[str]], graph: ByteGraph) -> None:
         # Names of repeated nodes are addresses: the order of the graph makes the same automaton each time.
@@ -74,7 +74,7 @@ class Automaton:
         return position
 
     def step(self, position: Position, symbol: int) -> Position:
-        """The same after a byte of a class."""
+        """The position after a byte of that class."""
         found: set[Stack] = set()
         for stack in position:
             for at in reversed(range(len(stack))):
@@ -84,12 +84,12 @@ class Automaton:
                     break
         if len(found) > MOST_STACKS:
             raise NodeError(
-                f"the output can be read in more than {MOST_STACKS} ways", "let what comes next tell which rule it is"
+                f"the output can be read in more than {MOST_STACKS} ways", "begin the rules with different text"
             )
         return frozenset(found)
 
     def forced(self, position: Position, most: int) -> str:
-        """The text that must come next, whole characters of at most so many bytes; "" if there is a choice. Raises
+        """The text that must come next, in whole characters and at most `most` bytes; "" if there is a choice. Raises
         NodeError."""
         found = bytearray()
         while len(found) < most and not self.may_end(position):
@@ -109,7 +109,7 @@ class Automaton:
         return any(all(self.accepting[state] for state in stack) for stack in position)
 
     def table(self, tokens: TokenBytes) -> GrammarTable:
-        """The same as the GPU takes it. Raises NoTableError."""
+        """The automaton as the GPU's table. Raises NoTableError."""
         width = max(self.classes) + 2
         lists: dict[tuple[int, ...], int] = {(): 0}
         pushes = array("I", [0])
@@ -174,13 +174,13 @@ class _Builder:
         self._visits = 0
         self._clashes: list[set[str]] = []
         self._calls: dict[str, list[tuple[str, int]]] = {name: [] for name in graph.starts}
-        """Who calls a rule, and the state where it goes on."""
+        """The callers of a rule, and the state after each call."""
 
     def automaton(self) -> Automaton:
         graph = self._graph
         for name in ("root", *(name for name in graph.starts if name != "root")):
             self._state([graph.starts[name]], name)
-        for number in reversed(range(len(self._members))):  # Called rules stand behind their callers.
+        for number in reversed(range(len(self._members))):  # Called rules come after their callers.
             self._row(number)
         at = 0
         while at < len(self._members):
@@ -228,7 +228,9 @@ class _Builder:
         if found is not None:
             return found
         if number in self._making:
-            raise NodeError("a rule begins with itself behind what may be empty", "write the repetition with * or +")
+            raise NodeError(
+                "a rule begins with itself after an element that may be empty", "write the repetition with * or +"
+            )
         self._making.add(number)
         graph, owner = self._graph, self._owner[number]
         inside: dict[int, set[int]] = {}
@@ -264,7 +266,7 @@ class _Builder:
         return row
 
     def _require_ends_told(self, accepting: list[bool]) -> None:
-        """Raise _ClashError for rules that may go on with a byte that may also follow them."""
+        """Raise _ClashError for rules that may continue with a byte that may also follow them."""
         first = [set(row or ()) for row in self._steps]
         follow: dict[str, set[int]] = {name: set() for name in self._calls}
         changed = True

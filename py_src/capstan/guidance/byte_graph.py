@@ -1,8 +1,7 @@
 """A grammar as a graph whose edges are bytes of its outputs, the source of an automaton.
 
-A node of the grammar is turned into states with the state in mind that comes behind it, so that what ends in the same
-way is there once. A rule is either part of where it is used, or called: an edge that says which rule, and where it goes
-on behind it.
+States of a node are made for the state that follows it, so that nodes with equal ends share states. A rule is either
+copied into the place of its use, or called: an edge names the rule and the state after the call.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _WORTH_A_CALL = 8
 
 
 Compiling = Generator[tuple[Node, int], Any, int]
-"""Asks for the states of other nodes with what is behind them, and returns that of its own."""
+"""Yields each inner node with the state after it, receives the node's first state, and returns its own first state."""
 
 
 class ByteGraph:
-    """States by number. `joined` are rules that are not called, where it can be helped."""
+    """States by number. `joined` are rules that are copied, not called, where possible."""
 
     def __init__(self, grammar: Grammar, joined: Collection[str] = ()) -> None:
         self.edges: list[list[tuple[int, int, int]]] = []
@@ -49,7 +48,7 @@ class ByteGraph:
         self.empty: list[list[int]] = []
         """The states that each state reaches without a byte."""
         self.calls: list[tuple[str, int] | None] = []
-        """The rule that a state calls, and where it goes on behind it."""
+        """The rule that a state calls, and the state after the call."""
         self.starts: dict[str, int] = {}
         """The first state of the output, "root", and of every called rule."""
         self.accepts: dict[str, int] = {}
@@ -60,7 +59,7 @@ class ByteGraph:
         self._joined = joined
         self._sizes: dict[int, int] = {}
         self._made: dict[tuple[int, int], int] = {}
-        """By the node, as the object that it is, and the state behind it."""
+        """By the node's object identity and the state after it."""
         self._runs: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
         self._called = worth_calling(grammar) - set(joined)
         require_no_circle(grammar, self._called)
@@ -77,15 +76,16 @@ class ByteGraph:
 
     def _state(self) -> int:
         if len(self.edges) >= MOST_STATES:
-            raise NodeError(f"it takes more than {MOST_STATES} states", "ask for less, or for fewer")
+            raise NodeError(f"it takes more than {MOST_STATES} states", "ask for fewer alternatives or repetitions")
         self.edges.append([])
         self.empty.append([])
         self.calls.append(None)
         return len(self.edges) - 1
 
     def _compiled(self, node: Node, behind: int) -> int:
-        """The state from which what the node matches leads to `behind`. Nested nodes wait in a list: calls within each
-        other would be as many as an object has properties."""
+        """The state from which the node's texts lead to `behind`. Nested nodes wait in a list, since recursion would be
+        as deep as an object has properties.
+        """
         waiting = [((id(node), behind), self._compile(node, behind))]
         found: int | None = None
         while waiting:
@@ -253,8 +253,9 @@ def worth_calling(grammar: Grammar) -> set[str]:
 
 
 def circles(inner: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
-    """The rules that contain each other, together, behind those that they contain; by the rules that each contains.
-    Tarjan's algorithm."""
+    """The sets of rules that contain each other, each after the rules that it contains, from the rules that each
+    contains. Tarjan's algorithm.
+    """
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     open_: dict[str, None] = {}
@@ -303,4 +304,6 @@ def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
     inner = {name: [other for other in used(node) if other not in called] for name, node in grammar.rules.items()}
     for group in circles(inner):
         if len(group) > 1 or group[0] in inner[group[0]]:
-            raise NodeError("a rule contains itself where its end cannot be told from a part of it", "simplify it")
+            raise NodeError(
+                "a rule contains itself, and the next byte does not tell whether it has ended", "simplify it"
+            )

@@ -1,7 +1,7 @@
 """The characters of an expression's classes: \\d, \\w, \\s, `.` and \\p{...}.
 
-Libraries differ in them. A class surely has a character that it has in all of them; it possibly has one that it has in
-any.
+Libraries differ in them. A class surely has the characters that it has in all libraries, and possibly those that it has
+in some.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _PICTOGRAPHS: Ranges = (
     *((0x1F442, 0x1F4F7), (0x1F4F9, 0x1F4FC), (0x1F500, 0x1F53D), (0x1F550, 0x1F567), (0x1F5FB, 0x1F64F)),
     *((0x1F680, 0x1F6C5), (0x1F90D, 0x1F93A), (0x1F93C, 0x1F945), (0x1F947, 0x1F9AF), (0x1F9B4, 0x1F9FF)),
 )
-"""Emoji that Unicode has had for long, as blocks without a gap."""
+"""Old emoji, as blocks without a gap."""
 _EMOJI: Mapping[str, Ranges] = {
     "Emoji_Component": _EMOJI_PARTS,
     "Extended_Pictographic": _PICTOGRAPHS,
     "Emoji_Presentation": intersected(_PICTOGRAPHS, ((0x1F300, 0x1F320), (0x1F400, 0x1F43E), (0x1F600, 0x1F64F))),
     "Regional_Indicator": ((0x1F1E6, 0x1F1FF),),
 }
-"""Properties of emoji; of those that grow with each version of Unicode only what has been there for long."""
+"""Properties of emoji; of properties that grow with each version of Unicode only their old characters."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The characters of an expression's classes, by their letters, and of `.`."""
+    """The characters of an expression's classes, by letter, and of `.`."""
 
     surely: Mapping[str, Ranges]
     possibly: Callable[[], Mapping[str, Ranges]]

@@ -43,11 +43,11 @@ class Constraint:
         self._given: list[tuple[int, int]] = []
         """(start, end) of each range of appended tokens."""
         self._begun: list[int] = []
-        """Positions where the grammar began anew."""
+        """Positions where the grammar began again."""
         self._accepted: list[int] = []
         """The output that was read."""
         self._positions: list[Position] = [automaton.start]
-        """In the automaton, from the start on, one more behind each token of that."""
+        """Positions in the automaton: that of the start, then one after each token of the output."""
         self._seen: int | None = 0
         """Tokens of the sequence that were read; None after `appended` or `rewound`."""
 
@@ -97,7 +97,7 @@ class Constraint:
         if not any(mask):
             raise GuidanceError(
                 f"{self._guidance.kind}: no token of the vocabulary continues {len(self._accepted)} output tokens; the "
-                "tokenizer lacks a character that the grammar asks for: change the grammar"
+                "tokenizer lacks a character that the grammar needs; change the grammar"
             )
         return mask
 

@@ -1,8 +1,8 @@
 """Deterministic automata over characters: the texts that several conditions all allow.
 
-A pattern beside a length, a format or another pattern is one automaton, whose states are those of all of them together.
-Its states are found from the first one on, the shorter texts first. At most MOST_WEIGHT of them are made: if there are
-more, longer texts are left out, and the automaton is not `whole`.
+A pattern with a length, a format or another pattern is one automaton, whose states combine theirs. States are found
+from the first one on, shorter texts first. At most MOST_WEIGHT are made: if there are more, longer texts are left out,
+and the automaton is not `whole`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Dfa:
-    """It begins in state 0. One without states matches no text."""
+    """An automaton that begins in state 0. Without states it matches no text."""
 
     symbols: tuple[Ranges, ...]
-    """Sets of characters that no step tells apart; characters in none of them are in no text."""
+    """Sets of characters that all steps treat alike; texts have no characters outside these sets."""
     steps: tuple[tuple[int, ...], ...]
     """By state and symbol the next state, -1 for none."""
     ends: tuple[bool, ...]
     """By state, whether the text may end there."""
     whole: bool = True
-    """Whether no text was left out for want of room."""
+    """Whether no text was left out because of the limit."""
 
     def matches(self, text: str) -> bool:
         state = 0 if self.ends else -1
@@ -52,7 +52,7 @@ class Dfa:
         if not self.ends:
             if self.whole:
                 raise NodeError(what, remedy)
-            raise NodeError(f"its shortest text is behind more than {MOST_WEIGHT} states", "write a shorter expression")
+            raise NodeError(f"its shortest text takes more than {MOST_WEIGHT} states", "write a shorter expression")
         return self
 
     def machine(self) -> Machine:
@@ -71,14 +71,14 @@ class Dfa:
 
 
 def lengths(least: int, most: int | None, characters: Ranges) -> Dfa:
-    """Texts of so many characters of a set."""
+    """Texts of `least` to `most` characters of a set."""
     last = least if most is None else most
     steps = [(state + 1,) for state in range(last)] + [(last if most is None else -1,)]
     return Dfa((characters,), tuple(steps), tuple(state >= least for state in range(last + 1)))
 
 
 def both(all_of: Sequence[Dfa], none_of: Sequence[Dfa] = ()) -> Dfa:
-    """The texts that all of some match and none of others, which have to be whole."""
+    """The texts that all automata of `all_of` match and none of `none_of`, which have to be whole."""
     if not all(part.whole for part in none_of):
         raise NodeError("it takes too many states to tell which texts do not match", "write a shorter pattern")
     parts = [*all_of, *none_of]
@@ -89,7 +89,7 @@ def both(all_of: Sequence[Dfa], none_of: Sequence[Dfa] = ()) -> Dfa:
             keys.append(key)
             symbols.append(ranges)
 
-    # A text that fits none of `none_of` any more goes on in state -1 there.
+    # A text that no longer fits an automaton of `none_of` has state -1 there.
     def after(states: tuple[int, ...], symbol: int) -> tuple[int, ...] | None:
         following = tuple(
             -1 if state < 0 or own is None else part.steps[state][own]
@@ -190,7 +190,7 @@ def _merged(rows: Mapping[int, tuple[int, ...]], ends: Sequence[bool]) -> dict[i
 
 
 def _last_first(rows: Mapping[int, tuple[int, ...]]) -> list[int] | None:
-    """The states, each behind those that it leads to; None if there is a circle."""
+    """The states, each after those that it leads to; None if there is a circle."""
     leaving = {state: len({target for target in row if target >= 0}) for state, row in rows.items()}
     before: dict[int, list[int]] = {state: [] for state in rows}
     for state, row in rows.items():
@@ -206,7 +206,9 @@ def _last_first(rows: Mapping[int, tuple[int, ...]]) -> list[int] | None:
 
 
 def partition(parts: Sequence[Mapping[int, Ranges]]) -> dict[tuple[int | None, ...], Ranges]:
-    """The characters by the set of each part that has them, None where none has; sets of one part are apart."""
+    """Sets of characters, by the set of each part that has them (None if a part has none); the sets of one part do not
+    overlap.
+    """
     changes: dict[int, list[tuple[int, int | None]]] = {}
     for number, sets in enumerate(parts):
         for name, ranges in sets.items():

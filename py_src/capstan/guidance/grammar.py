@@ -31,17 +31,17 @@ Ranges = tuple[tuple[int, int], ...]
 _SURROGATES = (0xD800, 0xDFFF)
 _LAST = 0x10FFFF
 MOST_STATES = 100_000
-"""The largest grammar, in characters that a matcher has to tell apart."""
+"""The largest grammar, in states."""
 MOST_RULES = 5_000
 MOST_DEPTH = 64
 """The deepest nesting of groups."""
 _CALLED = 8
-"""A repeated part with as many states is there once, and so are the places where it is used."""
+"""A repeated part with at least this many states is made once and shared."""
 ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 class NodeError(Exception):
-    """No grammar can have such a node. A reader, which knows the place, makes a GuidanceError of it."""
+    """A node that no grammar can have. The reader, which knows the place, makes a GuidanceError of it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -50,7 +50,9 @@ class NodeError(Exception):
 
 def bounded(states: int) -> int:
     if states > MOST_STATES:
-        raise NodeError(f"it takes {states} states, at most {MOST_STATES} are matched", "ask for less, or for fewer")
+        raise NodeError(
+            f"it takes {states} states, at most {MOST_STATES} are matched", "ask for fewer alternatives or repetitions"
+        )
     return states
 
 
@@ -145,7 +147,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repeat:
-    """So many times, `most` None for any number."""
+    """The item `least` to `most` times; with `most` None any number of times."""
 
     item: Node
     least: int
@@ -157,7 +159,7 @@ class Repeat:
         times = max(1, self.least, self.most or 0)
         states = self.item.states * times if self.item.states < _CALLED else self.item.states + times
         if self.item.empty and times > 1:
-            # Each of them may be left out: every state leads to all behind it.
+            # Each of them may be left out: every state leads to all that follow it.
             states = (self.item.states * times) ** 2
         object.__setattr__(self, "states", bounded(states))
         object.__setattr__(self, "empty", self.item.empty or self.least == 0)
@@ -192,7 +194,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Edge:
-    """The start or the end of the text. Only nfa.py reads it, and Look, to make a Machine."""
+    """The start or the end of the text. Only nfa.py reads this node and Look, to make a Machine."""
 
     end: bool
     states = 1
@@ -201,7 +203,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Look:
-    """Nothing, where the text ahead begins with `item`, or, with `behind`, the text before ends with it."""
+    """Look-around: the empty text, if the text ahead begins with `item` or, with `behind`, the text before ends with
+    it.
+    """
 
     item: Node
     behind: bool
@@ -238,7 +242,7 @@ def intersected(a: Ranges, b: Ranges) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters; surrogates are none."""
+    """All other characters, without surrogates."""
     found, start = [], 0
     for first, last in united(ranges):
         if start < first:
@@ -265,7 +269,7 @@ class Grammar:
             self._numbers[name] = self._numbers.get(name, 1) + 1
             unique = f"{name}_{self._numbers[name]}"
         if len(self.rules) >= MOST_RULES:
-            raise NodeError(f"it takes more than {MOST_RULES} rules", "ask for less, or for fewer")
+            raise NodeError(f"it takes more than {MOST_RULES} rules", "ask for fewer alternatives or repetitions")
         self.set(Rule(unique), node)
         return Rule(unique)
 
@@ -300,7 +304,7 @@ def _renamed(node: Node, prefix: str) -> Node:
 
 
 def byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
-    """The UTF-8 of all characters from one to another: for each run the range of each byte."""
+    """The UTF-8 of a range of characters, as runs: each run has the range of each byte."""
     for limit in (0x7FF, 0xFFFF):
         if first <= limit < last:
             yield from byte_runs(first, limit)

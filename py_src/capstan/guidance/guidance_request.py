@@ -61,7 +61,7 @@ class Guidance:
             raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None
 
     def automaton(self) -> Automaton:
-        """Made anew at each call. Raises GuidanceError."""
+        """A new automaton at each call. Raises GuidanceError."""
         try:
             return automaton_of(self.grammar)
         except NodeError as error:

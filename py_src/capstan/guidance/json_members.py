@@ -14,9 +14,11 @@ from .nfa import determined
 __all__ = ["key_groups", "members", "permuted"]
 
 MOST_PERMUTED = 8
-"""Values that may come in any order, since each set of them is a rule; more come in the order of the schema."""
+"""The most values that may come in any order, since each set of them is a rule; more come in the order of the
+schema.
+"""
 MOST_PATTERNS = 5
-"""Patterns for names, since each set of them is a kind of name."""
+"""The most patterns for names, since each set of them is a kind of name."""
 
 
 def members(
@@ -27,9 +29,10 @@ def members(
     least: int,
     most: int | None,
 ) -> Node | None:
-    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; those that
-    are not needed (False) may be missing. Behind them come any number of `others`, which may all be the same one.
-    White space follows if there is any: an empty object has the one before. None if there are too few pairs."""
+    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; those that are
+    not needed (False) may be missing. After them come any number of `others`. White space follows unless there are no
+    pairs: an empty object has only the white space before them. None if there are too few pairs.
+    """
     comma, blank = layout.comma, layout.blank
     top = max(1, least, most or 0)
 
@@ -46,7 +49,7 @@ def members(
         more = Repeat(Series((comma, others)), 0, None if room is None else room - 1)
         return Repeat(Series((others, more, blank)), missing, 1)
 
-    # By the number of pairs that are there, of which `top` is that or more: what may come next.
+    # The next node by the number of pairs so far, where `top` stands for `top` or more.
     nexts = [behind_pairs(count) for count in range(top + 1)]
     for pair, needed in reversed(pairs):
         behind = [None if node is None else grammar.add("members", node) for node in nexts]
@@ -71,7 +74,7 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
     if least > most:
         return None
     rules: dict[int, Rule] = {}
-    # By the set of values that were there, a bit for each, from the largest sets on.
+    # By the set of values so far, a bit for each, from the largest sets on.
     for there in reversed(range(1 << len(values))):
         count = there.bit_count()
         branches: list[Node] = [layout.blank if count else Text("")] if count >= least else []
@@ -87,8 +90,9 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
 def key_groups(
     names: Collection[str], allowed: Dfa | None, patterns: Mapping[str, tuple[Dfa, Dfa]]
 ) -> Iterator[tuple[tuple[str, ...], Dfa]]:
-    """Names that are none of `names`, by the patterns that they match: each set of these that a name can match. A
-    pattern comes with the names that match it in all libraries, and with those that match it in one."""
+    """Names other than `names`, by the set of patterns that they match. A pattern comes with the names that match it in
+    all libraries, and with those that match it in one.
+    """
     if len(patterns) > MOST_PATTERNS:
         raise NodeError(f"{len(patterns)} patterns", f"there may be {MOST_PATTERNS}")
     named = [determined(Choice(tuple(map(Text, names))))] if names else []

@@ -14,18 +14,19 @@ from .grammar import Choice, Node, Repeat, Series, Text, chars
 __all__ = ["MOST_DIGITS", "MOST_STEP", "digits_of", "integer_range", "multiples", "number_range"]
 
 FRACTION_DIGITS = 6
-"""Digits behind the point, more only where a bound has more: beyond 15 in all a reader's double would round them."""
+"""The most digits after the point, unless a bound has more: a reader's double would round more than 15 digits."""
 
 MOST_DIGITS = 64
-"""The digits of a bound, before and behind the point: the grammar grows with their square."""
+"""The most digits of a bound, before and after the point: the grammar grows with their square."""
 
 MOST_STEP = 5000
-"""The largest `multipleOf` of integers, since each remainder is a state; one with digits behind its point is counted in
-units of the last one, times the number of its digits."""
+"""The largest `multipleOf` of integers, since each remainder is a state; one with digits after its point is counted in
+units of the last digit, times the number of its digits.
+"""
 
 _DIGIT = chars(("0", "9"))
 _MINUS, _POINT = 10, 11
-"""The symbols behind those of the ten digits."""
+"""The symbols after those of the ten digits."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class _Bounds:
 
 
 def digits_of(bound: float) -> int:
-    """How many digits a bound has, before and behind the point, without an exponent."""
+    """The number of digits of a bound, before and after the point, without an exponent."""
     if isinstance(bound, int) and abs(bound) >= 10**MOST_DIGITS:
         return int(bound.bit_length() * log10(2)) + 1
     exponent = Decimal(repr(bound)).as_tuple().exponent
@@ -69,7 +70,7 @@ def multiples(kind: str, step: float) -> Dfa | None:
     """Multiples of a step, written without an exponent; None for steps that are too small, too large or too long."""
     exact = Decimal(repr(step)).normalize() if step > 0 else Decimal(0)
     places = max(0, -int(exact.as_tuple().exponent)) if kind == "number" else 0
-    # A number is a multiple if it is one of `size` without the point, with so many digits behind that.
+    # A number is a multiple if its digits without the point, padded to that many decimals, are a multiple of `size`.
     size = Fraction(exact).numerator if kind == "integer" else int(exact.scaleb(places))
     if size < 1 or size * (places + 1) > MOST_STEP:
         return None
@@ -173,7 +174,7 @@ def _decimals(low: Decimal, above: bool, high: Decimal | None, below: bool) -> l
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    """Its integer part, and the digits behind the point."""
+    """Its integer part, and the digits after the point."""
     whole, _, digits = f"{value:f}".partition(".")
     return int(whole), digits.rstrip("0")
 
@@ -188,7 +189,9 @@ def _cell(whole: int, low: str | None, above: bool, high: str | None, below: boo
 
 
 def _fractions(low: str | None, above: bool, high: str | None, below: bool, room: int) -> tuple[bool, Node | None]:
-    """Whether no digit at all is between the two, and what runs of one to `room` digits are; None is no bound."""
+    """Whether the empty run is between the two bounds, and the runs of one to `room` digits between them; None is no
+    bound.
+    """
     low = None if low == "" and not above else low
     empty = low is None and not (high == "" and below)
     if room == 0 or (high == "" and below):

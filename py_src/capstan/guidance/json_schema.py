@@ -1,7 +1,7 @@
 """JSON schemas as a grammar: every text that it allows is JSON and fits the schema.
 
 Properties come in the order of the schema, those it does not name last. Between any two parts there may be a blank, or
-a line feed with up to 64 blanks or 16 tabs: without a limit a model can go on with white space for ever.
+a line feed with up to 64 blanks or 16 tabs: without a limit a model could write white space for ever.
 A keyword that is not enforced is refused, with its place as a JSON pointer; it is never ignored.
 """
 
@@ -101,7 +101,7 @@ class _Converter:
                 return self._choice(schema, name, at)
         if "const" in schema or "enum" in schema:
             return self._values(schema, "const" if "const" in schema else "enum", at)
-        # Keywords of other types than the value's ask for nothing; an integer is a number.
+        # Keywords of other types than the value's have no effect; an integer is a number.
         types = types_of(schema, at)
         kinds = [kind for kind in types if not (kind == "integer" and "number" in types)]
         branches = [self._of_type(kind, schema, at) for kind in kinds]
@@ -230,7 +230,7 @@ class _Converter:
                 bound = bounds[name] = schema[name]
                 if (digits := digits_of(bound)) <= MOST_DIGITS:
                     continue
-                # A number is written with up to as many digits: such a bound is beyond all of them.
+                # Numbers have at most that many digits: such a bound is beyond all of them.
                 if abs(bound) < 1 or (bound > 0) is not name.endswith("aximum"):
                     refuse(f"{at}/{name}", f"a number of {digits} digits", f"there may be {MOST_DIGITS}: leave it out")
                 bounds[name] = (10**MOST_DIGITS - 1) * (1 if bound > 0 else -1)

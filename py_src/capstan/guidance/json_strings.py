@@ -1,4 +1,4 @@
-"""Strings of a schema as grammar: `pattern`, `format` and lengths, each alone or all at once."""
+"""Strings of a schema as grammar: `pattern`, `format` and lengths, alone or together."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def string_node(schema: Schema, at: str) -> Node:
 
 
 def strings(schema: Schema, at: str) -> Dfa:
-    """An automaton for the strings that fit a schema. Refuses one that none fits."""
+    """An automaton for the strings that fit a schema. Refuses a schema that no string fits."""
     least, most = _bounds(schema, at)
     patterns, formats = _listed(schema, "pattern"), _formats(schema, at)
     asked = [name for name in _CONDITIONS if name in schema]
     try:
         found = both([lengths(0, None, WRITABLE), *(searched(pattern, f"{at}/pattern") for pattern in patterns)])
         formatted = both([found, *(_format(kind, bool(patterns)) for kind in formats)])
-        # A pattern that no text of the format fits is what the writer of the schema meant.
+        # If no text of the format fits the pattern, the pattern alone counts.
         found = formatted if formatted.ends or not patterns else found
         if least or most is not None:
             found = both([found, lengths(least, most, WRITABLE)])
@@ -83,7 +83,7 @@ def _listed(schema: Schema, name: str) -> Sequence[str]:
 
 
 def _formats(schema: Schema, at: str) -> list[str]:
-    """The formats that are enforced: beside a pattern, others than these are names for it."""
+    """The formats that are enforced: another format beside a pattern is a name for the pattern."""
     found = []
     for kind in _listed(schema, "format"):
         if kind in FORMATS:

@@ -51,7 +51,7 @@ class Layout:
     """The text between the parts of arrays and objects."""
 
     blank: Node
-    """Behind an opening bracket and before a closing one."""
+    """White space after an opening bracket and before a closing one."""
     comma: Node
     colon: Node
 
@@ -71,15 +71,15 @@ _HEX = chars(("0", "9"), ("A", "F"), ("a", "f"))
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NEEDS_ESCAPE = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN = Chars(intersected(ANY_CHARACTER, complement(_NEEDS_ESCAPE)))
-"""Characters that stand for themselves."""
+"""Characters that are written as themselves."""
 WRITABLE = intersected(ANY_CHARACTER, complement(((0, 7), (0x0B, 0x0B), (0x0E, 0x1F))))
-"""These, and characters that have an escape of one letter."""
+"""The same, and characters with an escape of one letter."""
 
 CHARACTER: Node = Choice(
     (
         _PLAIN,
         Series((Text("\\"), chars('"', "\\", "/", "b", "f", "n", "r", "t"))),
-        # No halves of surrogate pairs: a reader could not make text of one alone.
+        # No halves of surrogate pairs: a reader cannot decode one alone.
         Series((Text("\\u"), chars(("0", "9"), ("A", "C"), ("E", "F"), ("a", "c"), ("e", "f")), _HEX, _HEX, _HEX)),
         Series((Text("\\u"), chars("D", "d"), chars(("0", "7")), _HEX, _HEX)),
     )
@@ -109,7 +109,7 @@ def json_grammar() -> tuple[Grammar, Rule]:
 
 
 def literal(value: Any, layout: Layout = FREE) -> Node:
-    """A value: its texts and numbers as json.dumps writes them."""
+    """A given value, with texts and numbers as json.dumps writes them."""
     if not isinstance(value, list | dict):
         return Text(json.dumps(value, ensure_ascii=False))
     parts: list[Node] = []
@@ -173,7 +173,9 @@ def quoted(node: Node) -> Node:
 
 
 def _quoted_machine(machine: Machine) -> Machine:
-    """With a state behind each backslash; control characters without an escape of one letter are left out."""
+    """The automaton with a state after each backslash; control characters without an escape of one letter are left
+    out.
+    """
     steps: list[tuple[tuple[int, int, int], ...]] = []
     escaping: dict[tuple[tuple[int, int, int], ...], int] = {}
     for row in machine.steps:
@@ -202,7 +204,7 @@ def _control(ranges: tuple[tuple[int, int], ...]) -> Node:
 
 
 def other_key(grammar: Grammar, names: set[str]) -> Node:
-    """A string that is none of these, written without escapes, which could hide one of them."""
+    """A string other than these, written without escapes, which could hide one of them."""
     plain = grammar.add("key_end", Series((Repeat(_PLAIN, 0, None), Text('"'))))
     writable = {name for name in names if not set(name) & set(_ESCAPED) and not any(c < " " for c in name)}
 

@@ -12,7 +12,7 @@ __all__ = ["fitting"]
 
 
 def fitting(values: list[Any], schema: Schema, at: str, name: str) -> list[Any]:
-    """Those of the values of a keyword that fit the schema."""
+    """The values of a keyword that fit the schema."""
     types = types_of(schema, at)
     return [value for value in values if any(is_a(kind, value) for kind in types) and _fits(value, schema, at, name)]
 

@@ -1,10 +1,10 @@
 """Grammars in Lark's notation, as llguidance reads it: rules in lower case, terminals in upper case, from `start` on.
 
-A terminal is a rule like others here, not a word that a lexer cuts out first: what the grammar allows in any reading is
-allowed. `%ignore`d text may stand behind each terminal and each text of a rule. Named besides: `%json { schema }`,
+A terminal is a rule like others here, not a word that a lexer cuts out first: texts are allowed if the grammar allows
+them in any reading. `%ignore`d text may follow each terminal and each text of a rule. Also taken: `%json { schema }`,
 `%regex { "substring_chunks": [...] }`, `%import common.NAME`; in rules, special tokens of the model as `<|name|>` and
-by their ids as `<[5]>`, `<[5-7,9]>`. One that ends outputs stands last. Refused: lookaround, templates, `%declare`, `&`
-and `~` of terminals.
+by their ids as `<[5]>`, `<[5-7,9]>`. A special token that ends outputs stands last. Refused: lookaround, templates,
+`%declare`, `&` and `~` of terminals.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Reader:
         self._scan = Scanner("lark_grammar", text, _BLANKS)
         self._special = special
         self._ends: dict[int, int] = {}
-        """The first places of the special tokens that end outputs."""
+        """The first place of each special token that ends outputs."""
         self._grammar = Grammar()
         self._named: list[tuple[str, int]] = []
         """The names in use, with their places."""
@@ -216,7 +216,7 @@ class _Reader:
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
     def _require_last(self) -> None:
-        """Refuse a special token that ends outputs where something comes behind it."""
+        """Refuse a special token that ends outputs and is not last."""
         waiting: list[tuple[Node, bool]] = [(Rule("root"), True)]
         seen: set[tuple[str, bool]] = set()
         while waiting:
@@ -238,7 +238,7 @@ class _Reader:
                     waiting.append((self._grammar.rules[name], last))
 
     def _without_ends(self, node: Node) -> Node:
-        """A node whose output ends where a special token ends it: that one is no text."""
+        """The node without its last special token if that ends the output: the token is not part of the text."""
         match node:
             case Special(token):
                 return Text("") if token in self._ends else node
@@ -252,7 +252,7 @@ class _Reader:
                 return node
 
     def _spaced(self, node: Node) -> Node:
-        """With what is ignored behind it, in a rule."""
+        """The node followed by ignored text, in a rule."""
         return node if self._in_terminal or self._ignore is None else Series((node, self._ignore))
 
     def _text(self, at: int) -> Node:
@@ -290,7 +290,7 @@ class _Reader:
             scan.refuse(str(error), "or write it as rules", at)
 
     def _substring(self, at: int) -> Node:
-        """A run of chunks that follow each other in a list."""
+        """A run of adjacent chunks of a list."""
         given, _ = self._value()
         if not isinstance(given, dict) or len(given) != 1 or not given.keys() & {"substring_chunks", "substring_chars"}:
             remedy = 'write {"substring_chunks": ["a", "b"]} or {"substring_chars": "ab"}'

@@ -12,12 +12,13 @@ __all__ = ["without_left_recursion"]
 MOST_BRANCHES = 1_000
 
 Branch = tuple[Node, ...]
-"""Its first item is no Series and, unless it is the only one, no empty text."""
+"""A series whose first item is neither a Series nor, unless it is the only item, an empty text."""
 
 
 def without_left_recursion(grammar: Grammar) -> Grammar:
-    """The same grammar without rules that begin with themselves or each other. Those behind what may be empty stay.
-    Raises NodeError if there are too many branches."""
+    """The same grammar without rules that begin with themselves or each other. Left recursion after an element that may
+    be empty stays. Raises NodeError if there are too many branches.
+    """
     begins = {
         name: [branch[0].name for branch in branches(node) if isinstance(branch[0], Rule)]
         for name, node in grammar.rules.items()
@@ -26,14 +27,14 @@ def without_left_recursion(grammar: Grammar) -> Grammar:
     found.rules = dict(grammar.rules)
     for group in circles(begins):
         if len(group) > 1 or group[0] in begins[group[0]]:
-            # As of Paull: what a rule begins with comes behind it in the order, so that no circle is left.
+            # Paull's algorithm: rules that a rule begins with come after it in the order, so that no circle is left.
             for number, name in enumerate(group):
                 found.rules[name] = unrolled(found, name, group[:number])
     return found
 
 
 def unrolled(grammar: Grammar, name: str, before: Collection[str]) -> Node:
-    """A rule that begins neither with itself nor with those before it."""
+    """The rule, changed so that it begins neither with itself nor with earlier rules."""
     waiting, others, again = branches(grammar.rules[name]), [], []
     while waiting:
         branch = waiting.pop(0)

@@ -53,7 +53,7 @@ class Masks:
         self._error: NodeError | None = None
 
     def mask(self, position: Position) -> bytes:
-        """See TokenWalk.mask; a token that ends an output is among them where the output may end. Raises NodeError."""
+        """The mask of TokenWalk.mask, with the tokens that end an output if the output may end. Raises NodeError."""
         if self._walk is None or len(self._positions) > MOST_POSITIONS:
             self.close()
             self._walk = self._walks().walk(self._automaton.classes, self._step)

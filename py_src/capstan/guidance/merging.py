@@ -19,7 +19,7 @@ _TEXTS = ("pattern", "format")
 
 
 class MergeError(Exception):
-    """Two schemas say what one schema of supported keywords cannot; the message says what."""
+    """No schema of supported keywords says what two schemas say together; the message has the reason."""
 
 
 def merged(a: Any, b: Any) -> Any:

@@ -1,8 +1,8 @@
 """Expressions with look-around and anchors as deterministic automata, whose states are sets of an expression's states.
 
-Look-ahead is a promise that a walk through the expression carries along: a set of states of its own, which later text
-keeps or breaks. Look-behind has a set of states that follows every text. Look-behind within look-ahead is taken; other
-look-around within look-around is refused.
+Look-ahead is a promise that a walk through the expression carries along: a set of states that later text keeps or
+breaks. Look-behind has a set of states that follows every text. Look-behind within look-ahead works; other look-around
+within look-around is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ANYTHING", "determined", "looks", "plain"]
 ANYTHING = Repeat(Chars(ANY_CHARACTER), 0, None)
 _MOST_STATES = 20_000
 MOST_VISITS = 500_000
-"""The members of all sets of states."""
+"""The most members of all sets of states together."""
 
 _Test = Edge | tuple[Look, int]
 """An anchor, or look-around with its first state, or the number of a look-behind."""
@@ -42,11 +42,11 @@ _Promise = tuple[bool, frozenset[int]]
 """Whether the text must break it, and its states."""
 _Walk = tuple[int, frozenset[_Promise]]
 _Key = tuple[frozenset[_Walk], tuple[frozenset[int], ...], bool]
-"""The walks, the states of each look-behind, and whether nothing was read before."""
+"""The walks, the states of each look-behind, and whether this is the start of the text."""
 
 
 def looks(node: Node) -> bool:
-    """Whether there is look-around or an anchor in it."""
+    """Whether the node has look-around or an anchor."""
     match node:
         case Look() | Edge():
             return True
@@ -59,8 +59,7 @@ def looks(node: Node) -> bool:
 
 
 def plain(node: Node) -> Node:
-    """The node itself, or, if there is look-around in it, a machine for the texts that it matches. Raises NodeError if
-    there are none."""
+    """The node itself or, if it has look-around, a machine for its texts. Raises NodeError if it matches no text."""
     if not looks(node):
         return node
     return determined(node).require_some("no text matches it", "correct its look-around or anchors").machine()
@@ -76,9 +75,9 @@ class _State:
     moves: list[tuple[int, int]] = field(default_factory=list)
     """Numbers of sets of characters, each with the next state."""
     jumps: list[int] = field(default_factory=list)
-    """The states that it reaches without a character."""
+    """The states that a state reaches without a character."""
     test: tuple[_Test, int] | None = None
-    """With the state behind it."""
+    """The anchor or look-around of a state, with the state after it."""
 
 
 class _Walks:
@@ -138,7 +137,7 @@ class _Walks:
                 return self._machine(node, behind)
             case Edge(end):
                 if end and self._within and self._within[-1].behind:
-                    raise NodeError("an end within look-behind", "write it without")
+                    raise NodeError("an end within look-behind", "write the expression without it")
                 found = self._state()
                 self._states[found].test = (node, behind)
                 return found
@@ -172,7 +171,7 @@ class _Walks:
 
     def _look(self, node: Look, behind: int) -> int:
         if self._within and (self._within[-1].behind or not node.behind):
-            raise NodeError("look-around within look-around", "write it without")
+            raise NodeError("look-around within look-around", "write the expression without it")
         first = self._known.get(node)
         if first is None:
             self._within.append(node)
@@ -262,14 +261,14 @@ class _Walks:
         return frozenset(state for state in seen if state in self._last or self._goes_on(state))
 
     def _goes_on(self, state: int) -> bool:
-        """Whether what comes next, a character or the end, matters to a state."""
+        """Whether the next character, or the end of the text, matters to a state."""
         test = self._states[state].test
         return bool(self._moves[state]) or (test is not None and isinstance(test[0], Edge) and test[0].end)
 
     def _walks(
         self, given: set[_Walk], behind: tuple[frozenset[int], ...], first: bool, end: bool = False
     ) -> frozenset[_Walk]:
-        """Some walks and those that they lead to without a character."""
+        """Some walks and those that they reach without a character."""
         seen = set(given)
         waiting = list(seen)
         while waiting:

@@ -1,8 +1,8 @@
 """Regular expressions as a grammar: the syntax that Rust's `regex` crate, Python and JavaScript share.
 
-The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is anything but a line
-feed (with `(?s)` anything). Back references are refused, with their column. A schema's `pattern` is for any library: it
-matches a text only if Python and JavaScript, which have other classes, both say so.
+The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is any character but a
+line feed (with `(?s)` any). Back references are refused, with their column. A schema's `pattern` is for any library: it
+matches a text only if it does in both Python and JavaScript, whose classes differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["counted", "parse_regex", "parse_searched"]
 LONGEST = 20_000
 """The characters of an expression."""
 MOST_REPEATS = 10_000
-"""A counted repetition is as many states."""
+"""The largest count of a repetition, since each is a state."""
 
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 _NOT_POSSIBLE = {
@@ -45,7 +45,7 @@ _NOT_POSSIBLE = {
     **dict.fromkeys("123456789k", "a back reference"),
 }
 _UNFOLDED = 0x3000
-"""Sets with more characters are taken to have both cases of each letter already."""
+"""Larger sets are assumed to have both cases of each letter."""
 
 
 def parse_regex(pattern: str) -> Node:
@@ -62,7 +62,7 @@ def parse_searched(pattern: str, possibly: bool = False) -> Node:
 
 
 def _found(branches: list[Node]) -> Node:
-    """Any text before and behind each branch that is not anchored."""
+    """Any text before and after each branch that is not anchored."""
     nodes: list[Node] = []
     for branch in branches:
         items = branch.items if isinstance(branch, Series) else (branch,)
@@ -81,7 +81,9 @@ class _Parser:
         self._ignore_case = False
         self._dot_all = False
         self._possibly = possibly
-        """Whether classes have what they have in one library, not in all: the other way round in what is negated."""
+        """Whether classes have the characters that they have in one library, rather than in all; inverted within a
+        negation.
+        """
 
     def checked(self, read: Callable[[], Node]) -> Node:
         if len(self._text) > LONGEST:
@@ -138,7 +140,7 @@ class _Parser:
         if character == "^" or (character == "\\" and self._take("A")):
             return Edge(False)
         if character == "$" or (character == "\\" and (self._take("z") or self._take("Z"))):
-            # To some libraries it is before a line feed at the end, too.
+            # In some libraries `$` also matches before a line feed at the end.
             line_feed = (Repeat(Text("\n"), 0, 1),) if self._possibly and self._classes.portable else ()
             return Series((*line_feed, Edge(True))) if line_feed else Edge(True)
         if character == "\\" and self._text[self._at : self._at + 1] in ("b", "B"):
@@ -173,12 +175,12 @@ class _Parser:
         return node if look is None else Look(node, "<" in look, "!" in look)
 
     def _class(self, letter: str) -> Ranges:
-        """The characters that a class has surely, or, in what is negated, possibly."""
+        """The characters that a class surely has or, within a negation, possibly."""
         return (self._classes.possibly() if self._possibly else self._classes.surely)[letter]
 
     def _word_boundary(self, positive: bool) -> Node:
         word, other = Chars(self._classes.surely["w"]), Chars(complement(self._classes.possibly()["w"]))
-        # By what is before and behind: a word's character, another one, nothing.
+        # By the characters before and after: a word's character, another one, none.
         before: dict[str, Node] = {"word": Look(word, True, False), "other": Look(other, True, False), "": Edge(False)}
         behind: dict[str, Node] = {"word": Look(word, False, False), "other": Look(other, False, False), "": Edge(True)}
         # Libraries disagree about an empty text.
@@ -212,14 +214,14 @@ class _Parser:
                 least, most = counts
             else:
                 break
-            self._take("?")  # Lazy: which texts match is the same.
+            self._take("?")  # A lazy repetition matches the same texts.
             if self._take("+"):
                 self._refuse("possessive repetition is not supported", "write it without the +")
             item = Repeat(item, least, most)
         return item
 
     def _counts(self, start: int) -> tuple[int, int | None] | None:
-        """The numbers behind a {, which was read; None if it begins no repetition."""
+        """The counts after a {, which was read; None if it begins no repetition."""
         close = self._text.find("}", self._at)
         least, comma, most = self._text[self._at : close].partition(",")
         if close < 0 or not least.isdecimal() or not (most == "" or most.isdecimal()):
@@ -358,12 +360,12 @@ class _Parser:
 
 
 def counted(digits: str) -> int:
-    """The number of repetitions; one more than the limit if the digits are too many for any number below it."""
+    """The number of repetitions; one more than the limit if it has more digits than the limit."""
     return int(digits) if len(digits) < 9 else MOST_REPEATS + 1
 
 
 def _sequence(items: list[Node]) -> Node:
-    """Characters that stand alone become one text."""
+    """Adjacent single characters become one text."""
     joined: list[Node] = []
     alone: list[str] = []
     for item in [*items, None]:

@@ -30,12 +30,12 @@ class Scanner:
         self.at = found.end() if found else self.at
 
     def looks(self, pattern: str) -> re.Match[str] | None:
-        """Whether that comes next, behind what is skipped."""
+        """Whether that text comes next, after skipped text."""
         self.skip()
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """The same, and go behind it."""
+        """The same, and move after it."""
         found = self.looks(pattern)
         if found:
             self.at = found.end()
@@ -119,7 +119,7 @@ class Scanner:
         return from_all
 
     def repeated(self, item: Node, least: int, most: int | None, at: int) -> Node:
-        """A repetition that was read at `at`, if its counts are sound."""
+        """The repetition that was read at `at`. Refuses invalid counts."""
         if max(least, most or 0) > MOST_REPEATS:
             self.refuse(f"{max(least, most or 0)} repetitions", f"there may be {MOST_REPEATS}", at)
         if most is not None and most < least:

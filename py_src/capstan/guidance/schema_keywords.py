@@ -1,6 +1,6 @@
 """The keywords of JSON schemas: which are enforced, and which values are valid.
 
-A keyword that no version of JSON Schema has asks for nothing, unless it looks like a misspelt one. An invalid value is
+A keyword that no version of JSON Schema has is ignored, unless it looks like a misspelt one. An invalid value is
 refused with a GuidanceError that names its place as a JSON pointer.
 """
 
@@ -65,7 +65,7 @@ _NOT_ENFORCED = {
 }
 _KNOWN = ANNOTATIONS | TYPED | _COMBINED | {"type", "enum", "const"}
 _NO_CHANGE = {"minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
-"""Keywords that are taken at the value with which they ask for nothing."""
+"""Keywords that are taken only at the value at which they have no effect."""
 
 
 def require_known(schema: Schema, at: str) -> None:
@@ -80,12 +80,14 @@ def require_known(schema: Schema, at: str) -> None:
 
 
 def asks(name: str) -> bool:
-    """Whether a keyword may ask for something."""
+    """Whether a keyword may have an effect."""
     return name in _KNOWN | _NOT_ENFORCED and name not in ANNOTATIONS
 
 
 def modern(schema: Schema) -> Any:
-    """A schema as the newest version writes it: what OpenAPI 3.0 and draft 4 write another way, and `not` of all."""
+    """A schema in the form of the newest version: translates the other forms of OpenAPI 3.0 and draft 4, and `not` of
+    all.
+    """
     if not schema.keys() & {"nullable", "not", "exclusiveMinimum", "exclusiveMaximum"}:
         return schema
     found = dict(schema)
@@ -112,7 +114,7 @@ _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _MOST_BRANCHES = 500
 _NEAR = 0.8
-"""How like a keyword a name is that is taken for it, from 0 to 1."""
+"""The similarity, from 0 to 1, from which on a name counts as a misspelt keyword."""
 
 
 def require_sound(value: Any, at: str) -> None:
@@ -191,7 +193,7 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def told_apart(parts: Sequence[Any]) -> Sequence[Any]:
-    """Objects with a property that has other fixed values in each, which is required then: it tells them apart."""
+    """The branches with a property required that has different fixed values in each, which tells them apart."""
     if len(parts) < 2 or not all(isinstance(part, Mapping) and part.get("type") == "object" for part in parts):
         return parts
     for name in parts[0].get("properties", {}):
@@ -212,7 +214,7 @@ def require_apart(parts: Sequence[Any], at: str) -> None:
 
 
 def apart(a: Any, b: Any) -> bool:
-    """Whether it is plain that no value fits both."""
+    """Whether it is certain that no value fits both."""
     if a is True or b is True or not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return False
     values = [fixed(a), fixed(b)]

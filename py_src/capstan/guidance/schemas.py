@@ -27,11 +27,11 @@ from .schema_keywords import (
 __all__ = ["Schemas"]
 
 MOST_VALUES = 200
-"""Values of which an array may have each once."""
+"""The most values of which an array may have each once."""
 
 
 class Schemas:
-    """A schema, its references, and what several schemas say together."""
+    """A schema, its references, and merged schemas."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -46,7 +46,7 @@ class Schemas:
             refuse(at, str(error), "write one schema that says both")
 
     def resolved(self, schema: Any, at: str) -> Any:
-        """The schema, or the one that it refers to with nothing besides."""
+        """The schema or, if it is a reference alone, the one that it refers to."""
         seen = []
         while isinstance(schema, Mapping) and "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
             if schema["$ref"] in seen:

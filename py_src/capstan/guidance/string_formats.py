@@ -65,11 +65,11 @@ FORMATS = {
     "base64url": r"([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}(==)?|[A-Za-z0-9_-]{3}=?)?",
     "jwt": r"eyJ[A-Za-z0-9_-]+\.eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
 }
-"""Narrower than a definition where that is long: a host of a URI is a name or an IPv4 address."""
+"""Narrower than a long definition: the host of a URI is a name or an IPv4 address."""
 FORMATS |= {"idn-email": FORMATS["email"], "idn-hostname": _HOST, "iri": _URI, "iri-reference": _REFERENCE}
 
 WIDER = {"email": r".+@.+", "idn-email": r".+@.+"}
-"""Wider expressions, which stand beside a pattern that says the rest."""
+"""Wider expressions, used beside a pattern that is narrower."""
 
 ANY_TEXT = ("password", "binary", "byte", "path", "file-path", "directory-path")
-"""Formats of any text."""
+"""Formats that any text has."""

@@ -1,4 +1,4 @@
-"""The bytes of each token, from tokenizer.json, in the alphabet of byte-level tokenizers: a character a byte."""
+"""The bytes of each token, from tokenizer.json, in the alphabet of byte-level tokenizers: one character per byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLANK = "\u2581"
 
 
 class TokenBytes:
-    """The bytes of all tokens of a `vocabulary`, behind one another."""
+    """The bytes of all tokens of a `vocabulary`, one after another."""
 
     def __init__(self, tokens: Sequence[str], stop: Collection[int]) -> None:
         self.stop = stop
@@ -48,10 +48,11 @@ class TokenBytes:
         for id_ in stop:
             ends[id_] |= _STOP
         self.ends = ends
-        """u32: where each token's begin, and the end of the last one's; the highest bit is set for ids in `stop`, which
-        have none."""
+        """u32: the offset of each token's bytes, and the end of the last one's; the highest bit is set for ids in
+        `stop`, which have no bytes.
+        """
         self.data = array("I")
-        """u32: 4 bytes a word."""
+        """The bytes as u32, 4 in a word."""
         self.data.frombytes(self._bytes + bytes(-len(self._bytes) % 4))
 
     def __getitem__(self, token: int) -> bytes:
@@ -83,13 +84,13 @@ class SpecialTokens:
     """The special tokens of a vocabulary, as grammars name them."""
 
     ids: Mapping[str, int] = field(default_factory=dict)
-    """By their texts."""
+    """The special tokens by text."""
     ends: Collection[int] = ()
-    """Those that end an output."""
+    """The special tokens that end an output."""
 
 
 def special_tokens(tokenizer_json: str, size: int, stop: Collection[int]) -> SpecialTokens:
-    """See SpecialTokens; ids are below `size`."""
+    """The special tokens with ids below `size`."""
     added = parse_object(tokenizer_json, "tokenizer.json").get("added_tokens") or ()
     return SpecialTokens(
         {each["content"]: each["id"] for each in added if each.get("special") and each["id"] < size}, stop
@@ -107,7 +108,7 @@ def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _writer(content: Mapping[str, Any]) -> Callable[[str], str]:
-    """The function that brings a token of the vocabulary into the alphabet, chosen by the tokenizer's decoder."""
+    """The function that translates a token of the vocabulary into the alphabet, chosen by the tokenizer's decoder."""
     kinds = [part.get("type") for part in _decoders(content.get("decoder"))]
     if "ByteLevel" in kinds:
         return lambda token: token
@@ -133,13 +134,13 @@ def _replaces_blank(content: Mapping[str, Any]) -> bool:
 
 
 def _of_pieces(token: str) -> str:
-    """SentencePiece's: <0x0A> is a byte, U+2581 a blank."""
+    """The function for SentencePiece: <0x0A> is a byte, U+2581 a blank."""
     byte = _BYTE.fullmatch(token)
     return _in_alphabet(bytes([int(byte[1], 16)]) if byte else token.replace(_BLANK, " ").encode())
 
 
 def _bytes_of(text: str) -> bytes:
-    """The bytes of a token in the alphabet; one that has other characters is text."""
+    """The bytes of a token in the alphabet; a token with other characters is text."""
     return text.translate(_TO_BYTE).encode("latin-1") if set(text) <= _ALPHABET_SET else text.encode()
 
 

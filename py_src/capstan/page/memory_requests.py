@@ -18,11 +18,11 @@ __all__ = ["idle_verification", "live_memory", "stored_weights"]
 def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerification:
     """The idle verification of the stored weights, which reports damage to the page."""
 
-    def told(found: Verification) -> None:
-        told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
-        host_calls.emit({"kind": "damaged", **told_of})
+    def notify(found: Verification) -> None:
+        damage = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
+        host_calls.emit({"kind": "damaged", **damage})
 
-    return IdleVerification(WeightStore(), told, others)
+    return IdleVerification(WeightStore(), notify, others)
 
 
 async def stored_weights(request: ModelsRequest) -> dict[str, Any]:

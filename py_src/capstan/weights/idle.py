@@ -18,44 +18,45 @@ from .store import Verification, WeightStore, is_sound
 __all__ = ["IdleVerification", "taken_as_it_is"]
 
 PAUSE_SECONDS = 0.05
-"""The pause between two shards, which leaves the machine to others."""
+"""The pause between two shards, in which the machine can do other work."""
 
 unverified: dict[str, str] = {}
 """The sources of stored files that were loaded without a comparison, by content hash, in the order of loading."""
 
 
 def taken_as_it_is(content: str, source: str) -> None:
-    """Note that a stored file was loaded without a comparison with its digests."""
+    """Note that a stored file was loaded and not compared with its digests."""
     unverified.setdefault(content, source)
 
 
 class IdleVerification:
-    """Reads through what was loaded from the store, each file once, shard by shard, as long as nothing else is done.
+    """Compares each file that was loaded from the store with its digests, once, shard by shard, while nothing else
+    runs.
 
     It works between `begin` and `stop`, and resumes unfinished files after the next `begin`. A damaged shard is marked,
-    so that the next load fetches it again, and reported by a FallbackWarning and to `told`, once for each pass that
-    found one. A file that cannot be opened is left to the next load.
+    so that the next load fetches it again. A pass that found one reports it once, by a FallbackWarning and to `notify`.
+    A file that cannot be opened is left to the next load.
     """
 
     def __init__(
-        self, store: WeightStore, told: Callable[[Verification], None], others: Callable[[], Awaitable[object]]
+        self, store: WeightStore, notify: Callable[[Verification], None], others: Callable[[], Awaitable[object]]
     ) -> None:
-        """`others` returns when no work is left that runs between two requests, such as a load."""
+        """`others` returns when no other work between two requests is left, such as a load."""
         self.counters: Counter[str] = Counter()
         """`files` and `shards` that were compared, shards that were `damaged`; how often work was `stopped`."""
         self.distrusted = False
-        """Whether damage was found since somebody set this to False: what is on the device may be wrong, too."""
+        """Whether damage was found since this was set to False: the weights on the device may be wrong, too."""
         self._store = store
-        self._told = told
+        self._notify = notify
         self._others = others
         self._task: asyncio.Task[None] | None = None
         self._done: set[str] = set()
         self._next: dict[str, int] = {}
-        """The shard to go on with, by content hash."""
+        """The shard to continue with, by content hash."""
         self._working = False
 
     def begin(self, after: float) -> None:
-        """Begin in that many seconds: the page has no requests from now on. math.inf is never."""
+        """Begin after `after` seconds: the page has no requests from now on. With math.inf it never begins."""
         if self._task is None and not math.isinf(after):
             self._task = asyncio.ensure_future(self._run(after))
 
@@ -106,7 +107,7 @@ class IdleVerification:
                 self._tell(Verification(content, (source,), count, tuple(damaged)))
 
     async def _reads_sound(self, record: StoredRecord, shard: int) -> bool:
-        """Whether a shard is what its digest says. The file is open for this one only: other tabs may want it."""
+        """Whether a shard has its digest. The file is open for this shard only, since other tabs may want it."""
         manifest = record.manifest
         backing = await self._store.backing()
         assert backing is not None
@@ -126,4 +127,4 @@ class IdleVerification:
             "were stored",
             "the next load fetches them again; answers of a model that was loaded from them may be wrong",
         )
-        self._told(found)
+        self._notify(found)

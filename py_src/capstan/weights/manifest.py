@@ -96,8 +96,8 @@ def manifest_of(tree: Any, name: str) -> Manifest:
     if type(size) is not int or not 0 <= size <= MOST_BYTES:
         raise ModelFileError(f"{name}: size is {clipped(size)}, expected a number of bytes; {remedy}")
     if type(shard_size) is not int or not 0 < shard_size <= MAX_SHARD_BYTES:
-        told = f"shard_size is {clipped(shard_size)}, expected 1 to {MAX_SHARD_BYTES} bytes"
-        raise ModelFileError(f"{name}: {told}; {remedy}")
+        problem = f"shard_size is {clipped(shard_size)}, expected 1 to {MAX_SHARD_BYTES} bytes"
+        raise ModelFileError(f"{name}: {problem}; {remedy}")
     if not isinstance(shards, list) or not all(isinstance(d, str) and DIGEST.fullmatch(d) for d in shards):
         raise ModelFileError(f"{name}: shards must be a list of SHA-256 digests, 64 hex digits each; {remedy}")
     if len(shards) != shard_count(size, shard_size):

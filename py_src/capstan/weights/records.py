@@ -96,7 +96,9 @@ class UploadNote:
 
     @staticmethod
     def is_damaged(text: str) -> bool:
-        """Whether it is no such note. Capstan 0.2.0 and before wrote the plan itself, which is not taken."""
+        """Whether the text is not a note of this form. Capstan 0.2.0 and before wrote the plan itself, which is not
+        read.
+        """
         tree = tree_of(text) or {}
         plan = tree.get("plan")
         return "requests" not in tree and not (isinstance(plan, str) and tree.get(SEAL) == digest(plan))
@@ -126,7 +128,7 @@ class Journal:
 
     @classmethod
     def parse(cls, text: str | None) -> Journal | None:
-        """Entries that are torn or cannot be are left out."""
+        """Torn and impossible entries are left out."""
         first, *lines = (text or "").split("\n")
         tree = tree_of(first)
         identity = identity_of(tree)
@@ -153,7 +155,7 @@ def sealed(tree: Mapping[str, Any]) -> str:
 
 
 def unsealed(text: str | None) -> dict[str, Any] | None:
-    """The record in a text; None if that is not what was sealed."""
+    """The record in a text; None if the text differs from what was sealed."""
     tree = tree_of(text)
     seal = tree.pop(SEAL, None) if tree else None
     return tree if seal is None or seal == digest(json.dumps(tree)) else None

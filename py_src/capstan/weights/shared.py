@@ -1,4 +1,6 @@
-"""Weight buffers on the GPU that everything on the page shares: one set for each content, freed with its last user."""
+"""Weight buffers on the GPU that all models and sessions of the page share: one set for each content, freed with its
+last user.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +73,14 @@ class Lease:
         return Lease(self._shared, self._held)
 
     def release(self) -> None:
-        """Free the buffers that nobody else holds; releasing twice is harmless."""
+        """Free the buffers without another holder; releasing twice is harmless."""
         held, self._held = self._held, []
         self._shared.give_back(held)
 
 
 class SharedWeights:
-    """The weights on one device.
-
-    A file is known by its content hash, or, while that is not known, by what its source vouches for; `also` notes that
-    two such names mean the same bytes.
+    """The weights on one device. A file's key is its content hash or, until that is known, the identity that its source
+    gives; `also` notes that two keys mean the same bytes.
     """
 
     def __init__(self, owner: BufferOwner, largest: int) -> None:
@@ -98,8 +98,8 @@ class SharedWeights:
         owner: str,
         load: Callable[[list[tuple[Span, int]]], Awaitable[None]],
     ) -> Lease:
-        """The buffers of these spans; `load` is called with those that are not on the device yet, if any, and fills
-        them. Without `content` nothing is shared. Nothing stays allocated if it fails.
+        """The buffers of these spans. `load` fills those that are not on the device yet; it is called only if there are
+        any. Without `content` nothing is shared. Nothing stays allocated if it fails.
         """
         for span in spans:
             if span.length > self._largest:
@@ -139,12 +139,12 @@ class SharedWeights:
         return Lease(self, held)
 
     def also(self, name: str, content: str) -> None:
-        """From now on `content` names what is loaded under `name`, unless it names buffers already."""
+        """From now on `content` is a second key of the buffers of `name`, unless it is a key already."""
         if name != content and not any(key[0] == content for key in self._entries):
             self._names[content] = self._names.get(name, name)
 
     def give_back(self, held: Sequence[tuple[Key, Shared]]) -> None:
-        """One user less for each."""
+        """Count one user less for each."""
         for key, entry in held:
             entry.users -= 1
             if entry.users == 0:

@@ -1,7 +1,5 @@
-"""Weight files in the browser's storage, by what they contain.
-
-A file is there only once everything else is: data first, its record after that, then where it came from; what is
-removed goes in the order data, record, source. So a crash at any point leaves nothing that looks whole and is not.
+"""Weight files in the browser's storage, by their content. A file is written in the order data, record, source, and
+removed in the order data, record, source. So a crash at any point leaves no file that looks complete and is not.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class StoredWeights:
     """URLs, or 'file:' and the path of a picked file."""
     size: int
     stored_bytes: int
-    """Less than `size` for a download that was interrupted: loading the model again goes on from there."""
+    """Less than `size` for an interrupted download: the next load of the model continues from there."""
     suspect: tuple[int, ...] = ()
     """Shards that `verify` found damaged; the next load fetches them again."""
 
@@ -50,17 +48,15 @@ class StoredWeights:
         return self.content is not None
 
     def called(self, which: str | None) -> bool:
-        """Whether it is this file: by its content hash, its URL, or the URL of its model. That of a folder around the
-        model's is no name of it.
-
-        A URL that begins with a slash is any host's.
+        """Whether `which` names this file: by its content hash, its URL, or the URL of its model. The URL of a folder
+        around the model's does not. A URL that begins with a slash matches any host.
         """
         if which is None or which == self.content:
             return True
         return which.rstrip("/") in {name.rstrip("/") for name in self._names(which)}
 
     def below(self, which: str) -> bool:
-        """Whether its URL is below another one, which may be no model's."""
+        """Whether its URL is below another one, which need not be a model's."""
         folder = which.rstrip("/") + "/"
         return any(name.startswith(folder) for name in self._names(which))
 
@@ -93,11 +89,11 @@ class Verification:
 
 
 class WeightStore:
-    """The weights that this origin keeps: in its private file system, else in the Cache API, else not at all.
+    """The weights that this origin keeps: in its private file system, else in the Cache API, else nowhere.
 
     `which` of the methods is a content hash, a data file's URL, or the URL of a model folder or of a hub's repository
-    (HUB/OWNER/NAME), each exactly: a folder of several models is refused with OptionError. Without it they are about
-    everything. All tabs of the origin see the same files.
+    (HUB/OWNER/NAME), each exactly: a folder of several models is refused with OptionError. Without it they take all
+    files. All tabs of the origin see the same files.
     """
 
     def __init__(self, backing: Backing | None = None) -> None:
@@ -136,7 +132,7 @@ class WeightStore:
 
     async def evict(self, which: str | None = None) -> int:
         """Remove files and return how many bytes they held. Notes about them go too: the graph and the tokenizer of a
-        GGUF file. So do the small files of a hub's repository; the next load asks the hub what it is now.
+        GGUF file. So do the small files of a hub's repository; the next load asks the hub for its current version.
 
         Raises StorageError, with nothing of that file removed, while another tab has it open, and OptionError for a
         folder of several models.
@@ -165,9 +161,8 @@ class WeightStore:
         return freed
 
     async def verify(self, which: str | None = None) -> builtins.list[Verification]:
-        """Read complete files through and compare each shard with its SHA-256; damaged ones are marked.
-
-        The next load fetches just those again.
+        """Read complete files and compare each shard with its SHA-256; damaged ones are marked. The next load fetches
+        only those again.
         """
         backing = await self.backing()
         results = []
@@ -186,13 +181,13 @@ class WeightStore:
         return results
 
     async def _called(self, which: str | None) -> builtins.list[StoredWeights]:
-        """The files of that name. Raises OptionError for the URL of a folder that has models in it but is none."""
+        """The files of that name. Raises OptionError for the URL of a folder of several models."""
         files = await self.list()
         found = [stored for stored in files if stored.called(which)]
         others = [] if found or which is None else [stored.sources[0] for stored in files if stored.below(which)]
         if others:
             shown = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-            raise OptionError(f"{which} names no stored model, but a folder around {shown}: name one, or none for all")
+            raise OptionError(f"{which} is not a stored model but a folder that has {shown}: name one, or none for all")
         return found
 
     async def backing(self) -> Backing | None:
@@ -257,8 +252,9 @@ class WeightStore:
         return journal.digests if journal.identity == identity and journal.shard_size == shard_size else {}
 
     async def begin(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
-        """The data file of a download is about to be written, and holds these shards: no record may call it complete
-        meanwhile."""
+        """Note that the data file of a download will be written and holds these shards: until then no record may call
+        it complete.
+        """
         backing = await self._present()
         await self._unrecord(backing, f"{identity.key}{DATA}")
         await backing.write_text(self.journal_of(identity), Journal(identity, shard_size, digests).serialize())
@@ -297,8 +293,9 @@ class WeightStore:
         await (await self._present()).write_text(record.name, record.marked(suspect).serialize())
 
     async def note_upload(self, identity: SourceIdentity, plan: str) -> None:
-        """Keep how a source's file is put on the GPU: the next page begins with that while Python starts
-        (web/src/worker/before_python.ts)."""
+        """Keep the plan by which a source's file is put on the GPU: the next page begins with it while Python starts
+        (web/src/worker/before_python.ts).
+        """
         backing = await self._present()
         name, note = identity.name_key + UPLOAD, UploadNote(plan).serialize()
         before = await backing.read_text(name)
@@ -354,9 +351,9 @@ class WeightStore:
 
 
 def tell_damage(text: str | None, what: str) -> None:
-    """Count a step down if there is a text, which is `what` and could not be read."""
+    """Count a step down for `what` if there is a text, since it could not be read."""
     if text is not None:
-        fall_back(what, "it is damaged", "the weights are looked for as if there were none, and it is rewritten")
+        fall_back(what, "it is damaged", "it is ignored, and rewritten by the next load")
 
 
 async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:

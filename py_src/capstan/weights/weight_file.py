@@ -1,5 +1,6 @@
-"""Loads one weight file: from the store as far as it is there, else from its source, each byte once unless there is a
-problem."""
+"""Loads one weight file: stored bytes from the store, all others from its source, each byte once unless there is a
+problem.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ FROM_THE_NETWORK = "the weights come from their source"
 class WeightFile:
     """A data file that is being loaded. `manifest` is known if it was written beforehand, or the file is stored.
 
-    Make it with `open`, use `read` for a few bytes and `load` for all, and `close` it. The store failing is a step
-    down, with a warning; the source failing is an error.
+    Make it with `open`, use `read` for a few bytes and `load` for all, and `close` it. A failure of the store is a step
+    down, with a warning; a failure of the source is an error.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class WeightFile:
         """The shards in the open data file, each with its expected digest."""
         self._suspect: set[int] = set(record.suspect) if record else set()
         self._digests_are_stored = record is not None and manifest is record.manifest
-        """Whether the digests are those of the store, and no file's beside the data."""
+        """Whether the digests come from the store, not from a file beside the data."""
         self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
         """The hash of the first `_hashed` bytes; kept only if no manifest can confirm the download."""
         self._hashed = 0
@@ -87,7 +88,7 @@ class WeightFile:
             if size is not None and size != manifest.size:
                 raise ModelFileError(
                     f"{source.identity.name}: {size} bytes, {name} was written for {manifest.size}; "
-                    "copy the file again, or write its shards anew with build.py models shards"
+                    "copy the file again, or write its shards again with build.py models shards"
                 )
             with suppress(StorageError):
                 record = await store.find_content(manifest.content) if store else None
@@ -95,7 +96,7 @@ class WeightFile:
 
     @property
     def content(self) -> str | None:
-        """The name under which models share these bytes: the content hash, else the key of the source's identity, else
+        """The key by which models share these bytes: the content hash, else the key of the source's identity, else
         None."""
         if self.manifest is not None:
             return "content " + self.manifest.content
@@ -103,17 +104,17 @@ class WeightFile:
 
     @property
     def key(self) -> str | None:
-        """A name of these bytes as their source tells them, which stays when they are stored; None if it does not."""
+        """The name that the source gives these bytes, which stays when they are stored; None if it gives none."""
         return self.identity.key
 
     @property
     def address(self) -> str:
-        """The address of their source, by which they are stored."""
+        """The address of the source, under which the bytes are stored."""
         return self.identity.name
 
     @property
     def size(self) -> int | None:
-        """The file's bytes, None if that is not told."""
+        """The size of the file in bytes; None if the source does not say it."""
         return self._size
 
     def require(self, end: int) -> None:
@@ -126,7 +127,9 @@ class WeightFile:
         self._close_file()
 
     async def read(self, start: int, length: int) -> bytes:
-        """A few bytes, without loading the rest: from the store if it is complete, else by a range request."""
+        """A few bytes, without loading the rest: from the store if the file is complete there, else by a range
+        request.
+        """
         self.require(start + length)
         if length == 0:
             return b""
@@ -153,8 +156,8 @@ class WeightFile:
         try:
             await self._open()
             as_it_is = self._file is not None and not self._verifies
-            told = lambda done: progress(min(done, total), total)  # noqa: E731
-            at = await self._run(sink, 0, end if self._size is None else self._size, told, self._shard_size)
+            report = lambda done: progress(min(done, total), total)  # noqa: E731
+            at = await self._run(sink, 0, end if self._size is None else self._size, report, self._shard_size)
             if at < end:
                 raise ModelFileError(self._too_short(at, end))
             await sink.finish()
@@ -172,8 +175,9 @@ class WeightFile:
     async def note_upload(
         self, owner: str, requests: Sequence[BufferRequest], pieces: Sequence[Sequence[object]]
     ) -> None:
-        """Let the next page begin with the upload of this file before it is asked for; `pieces` name their buffers by
-        their places in `requests`. Nothing where the file is not stored."""
+        """Let the next page begin to upload this file before it is requested; `pieces` name their buffers by their
+        places in `requests`. Without effect if the file is not stored.
+        """
         if self._store is None or self._record is None:
             return
         manifest = self._record.manifest
@@ -190,12 +194,12 @@ class WeightFile:
         sink: Sink,
         start: int,
         end: int,
-        told: Callable[[int], None],
+        report: Callable[[int], None],
         shard_size: int,
         alone: bool = False,
     ) -> int:
-        """Load a part, and go on after each problem that can be mended; the offset that was reached. `alone` is for a
-        few bytes, whose shards get requests of their own.
+        """Load a part, and continue after each problem that can be repaired; returns the offset that was reached. With
+        `alone`, for a few bytes, each shard has a request of its own.
 
         Raises ModelFileError, WeightsChangedError.
         """
@@ -205,7 +209,7 @@ class WeightFile:
             # A shard that is fetched again is fetched alone.
             until = min(end, at + shard_size) if wrong else end
             plan = self._plan(at, until, shard_size, alone or wrong > 0)
-            found = await self.source.load(plan, self._file, sink, told, hashed)
+            found = await self.source.load(plan, self._file, sink, report, hashed)
             if found.at > at:
                 at, broken, wrong = found.at, 0, 0
             for shard in found.unsound:
@@ -255,22 +259,22 @@ class WeightFile:
             self._hashed += len(data)
 
     async def _check_whole(self) -> None:
-        """Compare a file that came whole with the SHA-256 that its source tells of it. Raises ModelFileError."""
-        told = self.identity.sha256
-        if self._hash is None or self._hash.hexdigest() == told:
+        """Compare a file that came whole with the SHA-256 that its source gives. Raises ModelFileError."""
+        listed = self.identity.sha256
+        if self._hash is None or self._hash.hexdigest() == listed:
             return
         if self._hashed != self._size:
             fall_back(
                 "the check of a download",
-                f"only parts of {self.identity.name} are wanted, and no store keeps the whole: the hub's SHA-256 "
-                "is that of the whole file",
+                f"only parts of {self.identity.name} are wanted, and no store keeps the whole: the hub's SHA-256 is "
+                "that of the whole file",
                 "the parts are used as they came; where the page may store files, the whole is fetched and compared",
             )
             return
         await self._drop_partial()
         raise ModelFileError(
             f"{self.identity.name}: {self._hashed} bytes with SHA-256 {self._hash.hexdigest()} came, but the hub lists "
-            f"{told}; nothing of them is kept: load the model again, and if it stays so take another revision"
+            f"{listed}; none of them are kept: load the model again; if the error stays, take another revision"
         )
 
     # The store.
@@ -282,8 +286,9 @@ class WeightFile:
 
     @property
     def _verifies(self) -> bool:
-        """Whether stored shards are compared with their digests before they are used: the file was left by a page
-        that may have crashed, or somebody else may write it."""
+        """Whether stored shards are compared with their digests before they are used: a page that may have crashed left
+        the file, or another tab may write it.
+        """
         return self._keeps or (self._file is not None and not self._file.exclusive)
 
     async def _open(self) -> None:
@@ -369,12 +374,12 @@ class WeightFile:
         was, now = (f"{known.validator} with {known.size} bytes" for known in (before.identity, self.identity))
         fall_back(
             "stored weights",
-            f"{self.identity.name} is another file than the one that was stored: it was {was}, and is {now}",
+            f"{self.identity.name} changed since it was stored: it was {was}, and is {now}",
             "the new one was stored in its place",
         )
 
     async def _drop_partial(self) -> None:
-        """Forget what was stored of a download that cannot be completed."""
+        """Remove the stored part of a download that cannot be completed."""
         if self._keeps and self._store is not None:
             self._close_file()
             with suppress(StorageError):
@@ -390,8 +395,7 @@ class WeightFile:
     # The source.
 
     async def _after_break(self, broken: BrokenDownloadError, at: int, tried: int) -> None:
-        """Wait before a download that broke off is tried again. Raises ModelFileError once there are to be no more
-        tries."""
+        """Wait before an interrupted download is tried again. Raises ModelFileError after the last try."""
         self.source.close()
         if await pause(tried, broken):
             return
@@ -403,20 +407,20 @@ class WeightFile:
         )
 
     async def _refuse(self, digest: str, start: int, end: int) -> None:
-        """Forget a download in which a shard stays wrong. Raises WeightsChangedError, ModelFileError."""
+        """Remove a download in which a shard stays wrong. Raises WeightsChangedError, ModelFileError."""
         assert self.manifest is not None
         shard = start // self.manifest.shard_size
         wanted = self.manifest.shards[shard]
         await self._drop_partial()
-        told = f"{self.identity.name}: shard {shard} (bytes {start} to {end}) has SHA-256 {digest}"
+        found = f"{self.identity.name}: shard {shard} (bytes {start} to {end}) has SHA-256 {digest}"
         if self._digests_are_stored:
             raise WeightsChangedError(
-                f"{told}, {wanted} was stored of it, and its server tells that it is the same file "
+                f"{found}, {wanted} was stored of it, and its server says that it is the same file "
                 f"({self.identity.validator}); remove what is stored with WeightStore().evict(URL) and load again"
             )
         raise ModelFileError(
-            f"{told}, expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
-            "build.py models shards"
+            f"{found}, expected {wanted}, {TRIES} times; copy the file again, or write its shards again with build.py "
+            "models shards"
         )
 
     def _too_short(self, size: int, end: int) -> str:
