@@ -8,16 +8,14 @@ buildtools.map` writes the picture, and so does `build.py docs --pages`; `build.
 from __future__ import annotations
 
 import ast
-import os
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from html import escape
-from pathlib import Path
 from typing import NamedTuple
 
 from . import ROOT
+from .imports import imports, sources, typescript_imports
 
 __all__ = ["PICTURE", "drawn"]
 
@@ -38,7 +36,6 @@ FOLDERS = {
     "worker/tokenizer_parts": "A table of each part of a tokenizer.json.",
 }
 """The folders of web/src, which have no docstring; others are drawn without a line."""
-FROM = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*"(\.[^"]+)\"""")
 
 Graph = dict[str, set[str]]
 WIDTH, HEIGHT, GAP, DROP, EDGE, SIZE = 206, 56, 14, 30, 16, 11
@@ -62,52 +59,41 @@ class Room(NamedTuple):
 
 def python_rooms(package: str) -> tuple[Graph, dict[str, str], set[str]]:
     """The imports between a Python package's rooms, the first line of each one's docstring, other packages' rooms."""
-    folder = ROOT / "py_src" / package
+    modules = sources(ROOT / "py_src" / package)
+    del modules[package]
     graph: Graph = {}
     about: dict[str, str] = {}
     beyond: set[str] = set()
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).with_suffix("").parts
-        if parts == ("__init__",):
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found = graph.setdefault(parts[0], set())
-        if len(parts) == 1 or parts[1:] == ("__init__",):
-            about[parts[0]] = (ast.get_docstring(tree) or "").split("\n\n")[0]
-        for name in imported(tree, [package, *parts[:-1]]):
-            if name[0] == package:
-                found.update(name[1:2])
-            elif name[0] in PYTHON:
-                beyond.add(".".join(name[:2]))
-    return {room: {name for name in names if name in graph} - {room} for room, names in graph.items()}, about, beyond
-
-
-def imported(tree: ast.Module, package: Sequence[str]) -> Iterator[list[str]]:
-    """The parts of each imported name, from the outermost package on; `package` has the module."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1]] if node.level else []
-            base += (node.module or "").split(".") * bool(node.module)
-            yield from ([*base, alias.name] for alias in node.names)
+    for name, text in modules.items():
+        room = name.split(".")[0]
+        found = graph.setdefault(room, set())
+        if name == room:
+            about[room] = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
+        for item in imports(name, text, modules, package):
+            parts = item.target.split(".")
+            if item.ours:
+                found.add(parts[0])
+            elif parts[0] in PYTHON:
+                beyond.add(".".join(parts[:2]))
+    return between(graph), about, beyond
 
 
 def typescript_rooms() -> tuple[Graph, dict[str, str]]:
     """The imports between the folders of web/src, those inside a folder too."""
-    folder = ROOT / TYPESCRIPT
+
+    def room_of(path: str) -> str:
+        return "/".join(path.split("/")[:-1][:2])
+
     graph: Graph = {}
+    for path, targets in typescript_imports(ROOT / TYPESCRIPT).items():
+        if room := room_of(path):
+            graph.setdefault(room, set()).update(map(room_of, targets))
+    return between(graph), FOLDERS
 
-    def room_of(path: Path) -> str:
-        return "/".join(Path(os.path.relpath(path, folder)).parts[:-1][:2])
 
-    for path in sorted(folder.glob("*/**/*.ts")):
-        found = graph.setdefault(room_of(path), set())
-        for name in FROM.findall(path.read_text(encoding="utf-8")):
-            target = Path(os.path.normpath(path.parent / name))
-            if target.is_relative_to(folder):
-                found.add(room_of(target))
-    return {room: {name for name in names if name in graph} - {room} for room, names in graph.items()}, FOLDERS
+def between(graph: Graph) -> Graph:
+    """A graph's imports without those from elsewhere or from the same room, in the order of the names."""
+    return {room: {name for name in graph[room] if name in graph} - {room} for room in sorted(graph)}
 
 
 def reachable(graph: Graph) -> Graph:

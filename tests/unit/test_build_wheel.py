@@ -7,9 +7,9 @@ from pathlib import Path
 
 from buildtools import ROOT
 from buildtools.commands import wheel
+from buildtools.imports import both_packages, imports
 from buildtools.pyodide_root import make_pyodide_root
 from buildtools.wheels import ON_CPYTHON, build_wheel, page_wheels
-from tests.unit.test_layers import both_packages, imports
 
 
 def test_the_wheel_holds_every_module_the_generated_ones_and_the_licences(tmp_path: Path) -> None:

@@ -17,19 +17,17 @@ py_src/capstan if that is given.
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from buildtools import ROOT
+from buildtools.imports import HOST, both_packages, imports, sources, typescript_imports
+
 SOURCES = ROOT / "py_src" / "capstan"
-HOST = "capstan_host"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "signatures"),
@@ -243,74 +241,6 @@ INSIDE_FUNCTIONS = {
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")
 
 
-@dataclass(frozen=True)
-class Import:
-    """`target` is a module of ours by its name, without `capstan.` for that package, or the name of another module."""
-
-    target: str
-    ours: bool
-    line: int
-    inside: bool
-    """Whether it is in a function."""
-
-
-def sources(folder: Path = SOURCES) -> dict[str, str]:
-    """The text of each module of a package, by its name in it; the package itself has the folder's name."""
-    found = {}
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts) or folder.name] = path.read_text()
-    return found
-
-
-def both_packages() -> dict[str, str]:
-    """The modules of `capstan`, and those of `capstan_host` by their whole names."""
-    host = sources(SOURCES.with_name(HOST))
-    return {**sources(), **{name if name == HOST else f"{HOST}.{name}": text for name, text in host.items()}}
-
-
-def imports(name: str, text: str, modules: Mapping[str, str], whole: str = "capstan") -> Iterator[Import]:
-    """The imports of a module of the package `whole`."""
-    is_package = name == whole or any(other.startswith(f"{name}.") for other in modules)
-    here = [] if name == whole else name.split(".")
-    package = here if is_package else here[:-1]
-
-    def own_name(dotted: str) -> str | None:
-        """Ours by its name in `modules`, the package itself by none; None for others."""
-        first, _, rest = dotted.partition(".")
-        if first == whole:
-            return rest
-        return dotted if first == HOST and HOST in modules else None
-
-    def targets(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, bool]]:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                name = own_name(alias.name)
-                yield (alias.name, False) if name is None else (name or whole, True)
-            return
-        if node.level:
-            base = package[: len(package) - node.level + 1] + (node.module or "").split(".") * bool(node.module)
-        elif (own := own_name(node.module or "")) is not None:
-            base = own.split(".") * bool(own)
-        else:
-            yield node.module or "", False
-            return
-        for alias in node.names:
-            longest = ".".join([*base, alias.name])
-            yield longest if longest in modules else ".".join(base) or whole, True
-
-    def walk(node: ast.AST, inside: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import | ast.ImportFrom):
-                for target, ours in targets(child):
-                    yield Import(target, ours, child.lineno, inside)
-            else:
-                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from walk(child, inside or function)
-
-    yield from walk(ast.parse(text), False)
-
-
 def room_of(name: str) -> str:
     """The room of a module: a folder of the package, or a module at its root."""
     return name.split(".")[0]
@@ -424,20 +354,9 @@ def build_tools() -> dict[str, set[str]]:
     return within("buildtools")
 
 
-FROM = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*"(\.[^"]+)\"""")
-
-
 def page_modules() -> dict[str, set[str]]:
-    """The imports of each TypeScript file of web/, `import type` too."""
-    web = ROOT / "web"
-    files = {path for path in web.rglob("*.ts") if "node_modules" not in path.parts}
-    found = {}
-    for path in files:
-        targets = ((path.parent / name).resolve() for name in FROM.findall(path.read_text()))
-        found[str(path.relative_to(web))] = {
-            str(target.relative_to(web)) for each in targets if (target := each.with_name(f"{each.name}.ts")) in files
-        }
-    return found
+    """The imports of each TypeScript file of web/."""
+    return typescript_imports(ROOT / "web")
 
 
 @pytest.mark.parametrize("read", [build_tools, page_modules])
