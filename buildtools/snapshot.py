@@ -27,7 +27,7 @@ HOST = "_capstan_host"
 """The module that the worker makes (web/src/worker/host.ts): the only JavaScript object that Capstan holds when
 imported."""
 START = "capstan._js.start"
-MODULES = ("capstan.page.page_session", START, "capstan.onnxruntime", "pyodide.code")
+MODULES = ("capstan.page.request_handler", START, "capstan.onnxruntime", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"
 
 

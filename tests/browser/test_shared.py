@@ -226,7 +226,7 @@ def test_conversations_of_pages_do_not_mix(pages: Pages) -> None:
 
 
 ANSWER = "Promise.race([window.answer, new Promise((resolve) => setTimeout(resolve, 90000, {}))])"
-KEPT = "import capstan.page.page_session as page\nprint(len(page.conversations))"
+KEPT = "from capstan.page.request_handler import handler\nprint(len(handler.session.conversations))"
 
 
 @pytest.mark.extended

@@ -171,6 +171,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "score_requests text_events",
         "completion",
         "page_session",
+        "answers",
+        "request_handler",
     ),
     "stages": (
         "option",
@@ -223,7 +225,7 @@ INSIDE_FUNCTIONS = {
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
-    ("page.page_session", "page.embedding_requests"): "for pages that embed texts only",
+    ("page.answers", "page.embedding_requests"): "for pages that embed texts only",
     ("page.read_request", "difflib"): "for an unknown field only",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",

@@ -112,18 +112,18 @@ async def answered(
 ) -> list[str]:
     """The refusals of a page's requests to generate, on a device of a GPU adapter with these limits; empty texts for
     those that are answered."""
-    page: Any = import_module("capstan.page.page_session")
+    handler: Any = import_module("capstan.page.request_handler")
     found = []
     with adapter(limits):
         for request in requests:
             try:
-                await page.generate(request)
+                await handler.ANSWERS["generate"](handler.handler.session, request)
             except OutOfMemoryError as error:
                 found.append(str(error))
             else:
                 found.append("")
-                await page.loaded[1].aclose()
-                page.loaded = None
+                await handler.handler.session.loaded[1].aclose()
+                handler.handler.session.loaded = None
     return found
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan._js.page_host import JsWasmSequence
-from capstan.page import page_session
+from capstan.page.request_handler import handler
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "load": (page_session, "load"),
+    "load": (handler.session, "load"),
     "record": (JsGpuEngine, "record"),
     "webgpu": (JsGpuEngine, "burst"),
     "wasm": (JsWasmSequence, "step"),
@@ -31,7 +31,7 @@ async def hold(models: Mapping[str, str], *, at: str, number: int) -> None:
         nonlocal left
         left -= 1
         begun: Coroutine[Any, Any, Any] = original(*given)
-        return begun if left else when_cancelled(cast("asyncio.Task[Any]", page_session.running), begun)
+        return begun if left else when_cancelled(cast("asyncio.Task[Any]", handler.running), begun)
 
     setattr(owner, name, called)
 

@@ -1,4 +1,4 @@
-// The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.page_session.
+// The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.request_handler.
 
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
@@ -247,7 +247,7 @@ async function boot(given: Boot): Promise<Readiness> {
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
   (pyodide.pyimport("capstan._js.start") as Start).begin(refused, JSON.stringify(vendored));
-  const page = pyodide.pyimport("capstan.page.page_session") as Page;
+  const page = pyodide.pyimport("capstan.page.request_handler") as Page;
   page.look_after_weights(verifyAfter);
   if (trace) page.begin_trace();
   tracer.add("load", "import capstan", started);

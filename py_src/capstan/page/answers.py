@@ -1,0 +1,309 @@
+"""The answers to the page's requests (web/src/wire/protocol.ts): generate text, chat, inspect, run a script.
+
+ANSWERS has the function for each kind of request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import importlib
+import posixpath
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pyodide.code import eval_code_async
+
+from .._js import host_calls
+from .._js.files import mount
+from .._js.js_errors import spent
+from ..errors import PromptError
+from ..generation.generator import Generator
+from ..generation.generator_params import GeneratorParams
+from ..generation.prompt import require_fitting
+from ..generation.token_scores import begin_of
+from ..generation.token_times import Timing
+from ..host.tracing import begin_trace, end_trace
+from ..loading.load_options import FitOptions, taken
+from ..loading.opening import told_facts
+from ..text.chat_prompts import template_options
+from ..tokenizer import Tokenizer
+from .adapter_requests import adapt
+from .chat_answers import answer_stream, rendered, with_call
+from .completion import complete, generator_params, limit_length, require_one_sequence, told_ready, told_steps
+from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
+from .memory_requests import live_memory, stored_weights
+from .page_session import CHAT_LENGTH, PageSession, chat_length, folder_of
+from .requests import (
+    AlternativesRequest,
+    ChatRequest,
+    EmbedRequest,
+    EndSessionRequest,
+    ExecRequest,
+    GenerateRequest,
+    LoadEmbedderRequest,
+    LoadRequest,
+    OperationsRequest,
+    PlanRequest,
+    ScoreRequest,
+    TokenizerRequest,
+    TraceRequest,
+)
+from .score_requests import score
+from .text_events import likelihood, text_event, watch
+
+__all__ = ["ANSWERS"]
+
+SAMPLE = "Hello"
+"""The text before the decode step that is inspected."""
+
+
+async def get_ready(session: PageSession, request: LoadRequest) -> dict[str, Any]:
+    """Load a model and, if it has a template for chats, begin one; its first tokens are prepared when no request comes
+    at once."""
+    model = await session.load_once(request)
+    can_chat = Tokenizer(model).has_chat_template
+    if can_chat:
+        generator = (await session.conversation_with(model, request)).generator
+        told_ready(model, generator)
+        session.prepare_unasked(model, generator)
+    return {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "context_length": model.config.context_length,
+        "can_chat": can_chat,
+        "begin_token_id": begin_of(model.config),
+        "model": told_facts(model.facts, model.search),
+        "load_times": model.load_times,
+    }
+
+
+async def generate(session: PageSession, request: GenerateRequest) -> dict[str, Any]:
+    """Complete a prompt."""
+    model = await session.load_once(request)
+    tokenizer = Tokenizer(model)
+    prompt_ids = request["prompt_ids"]
+    if prompt_ids is None:
+        prompt = request["prompt"] or ""
+        system = request.get("system")
+        require_fitting((prompt, system), model.config)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        if request.get("as_message") and tokenizer.has_chat_template:
+            asked = [*messages, {"role": "user", "content": prompt}]
+            prompt_ids = tokenizer.encode(tokenizer.apply_chat_template(asked))
+        elif messages:
+            raise PromptError("a system message is given, but the model has no chat template; leave it out")
+        else:
+            prompt_ids = tokenizer.encode_prompt(prompt)
+    if not prompt_ids:
+        raise PromptError("the prompt is empty; give at least one token")
+    params = generator_params(model, request)
+    new, most = request["max_new_tokens"], request["search"].get("max_length")
+    limit = limit_length(params, model, len(prompt_ids), new, most)
+    return await complete(model, tokenizer, request, params, prompt_ids, limit)
+
+
+async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
+    """Answer the last message of a conversation; without messages only get ready for one."""
+    if request["messages"] and request["search"].get("num_return_sequences", 1) != 1:
+        return await chat_rows(session, request)
+    begun = request.get("begun") or []
+    model = await session.load_once(request)
+    tokenizer = Tokenizer(model)
+    request = with_call(tokenizer, request)
+    talk = await session.conversation_with(model, request)
+    generator = talk.generator
+    tell = told_steps(model, generator)
+    if not request["messages"]:
+        session.prepare_unasked(model, generator)
+        return {**tell(), "max_length": generator.max_length}
+    require_fitting((message.get("content") for message in request["messages"]), model.config)
+    kept = talk.ask(request["messages"], **template_options(request))
+    answer = answer_stream(tokenizer, request, talk.prompt, generator.get_sequence(), talk.stops)
+    answer.begin(begun)
+    watch(generator, request)
+    prompt, reused = generator.token_count(), generator.reused_tokens
+    generator.timing = Timing(bursts=burst_list(request))
+    ids: list[int] = []
+
+    def show(token: int, delta: str) -> None:
+        added = False
+        if token >= 0:
+            ids.append(token)
+            added = generator.token_count() == prompt + len(begun) + len(ids)
+        parts = answer.push(token if added else None, delta)
+        host_calls.emit(text_event(delta, token, likelihood(generator, tokenizer, request) if added else None, parts))
+        tell()
+
+    try:
+        reason = await talk.answer(request["max_new_tokens"], show, begun)
+    except asyncio.CancelledError:
+        reason = "cancel"
+    if rest := answer.end():
+        host_calls.emit(text_event("", -1, None, rest))
+    return {
+        **answer.summary(),
+        "token_ids": ids,
+        "prompt_tokens": prompt,
+        "kept_tokens": kept + generator.reused_tokens - reused,
+        "sequence_tokens": generator.token_count(),
+        "finish_reason": reason,
+        **tell(),
+        "max_length": generator.max_length,
+        **told_times(generator.timing),
+    }
+
+
+async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any]:
+    """Answer the last message of a conversation several times, as rows of one batch, of which nothing is kept."""
+    model = await session.load_once(request)
+    tokenizer = Tokenizer(model)
+    require_fitting((message.get("content") for message in request["messages"]), model.config)
+    request, text = with_call(tokenizer, request), rendered(tokenizer, request)
+    params = generator_params(model, request)
+    prompt, most = tokenizer.encode(text), chat_length(model, request["max_length"])
+    limit = limit_length(params, model, len(prompt), request["max_new_tokens"], most)
+    stops = params.search.stop_strings
+    return await complete(
+        model, tokenizer, request, params, prompt, limit, lambda: answer_stream(tokenizer, request, text, prompt, stops)
+    )
+
+
+async def alternatives(session: PageSession, request: AlternativesRequest) -> None:
+    """Tell of each token of an answer how probable it was, and what else could have come: after a prompt or, if there
+    are messages, in the conversation that they make."""
+    answer, count = request["answer"], request["count"]
+    model = await session.load_once(request)
+    tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
+    if (messages := request.get("messages")) is not None:
+        talk = await session.conversation_with(model, request)
+        talk.ask(messages, **template_options(request))
+        await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
+        return
+    prompt_ids = tokenizer.encode_prompt(request["prompt"] or "")
+    params = generator_params(model, request)
+    require_one_sequence(params)
+    limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        generator.append_tokens(prompt_ids)
+        await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def scores(session: PageSession, request: ScoreRequest) -> dict[str, Any]:
+    """Score given tokens."""
+    model = await session.load_once(request)
+    return await score(model, request, chat_length(model, None))
+
+
+async def tokenized(session: PageSession, request: TokenizerRequest) -> dict[str, Any]:
+    """Encode, decode or render with the model's tokenizer."""
+    tokenizer = Tokenizer(await session.load_once(request))
+    if request["action"] == "decode":
+        return {"text": tokenizer.decode(request.get("ids") or [])}
+    text = request.get("text") or ""
+    if request["action"] == "template":
+        text = tokenizer.apply_chat_template(
+            request.get("messages") or [],
+            add_generation_prompt=request.get("add_generation_prompt") is not False,
+            **template_options(request),
+        )
+    return {"text": text, "ids": tokenizer.encode(text)}
+
+
+async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedRequest) -> dict[str, Any]:
+    """Load an encoder of texts, or embed some with it."""
+    from .embedding_requests import embed, load_embedder
+
+    if request["kind"] == "embed":
+        return await embed(request)
+    return await load_embedder(request, folder_of(request["model"]))
+
+
+async def operations(session: PageSession, request: OperationsRequest) -> dict[str, Any]:
+    """The operations of a decode step, and the GPU time of each."""
+    model = await session.load_once(request)
+    params = GeneratorParams(model)
+    params.set_search_options(max_length=chat_length(model, None))
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        return await tape_of(generator, Tokenizer(model).encode(SAMPLE) or [0])
+
+
+async def planned(session: PageSession, request: PlanRequest) -> dict[str, Any]:
+    """Whether a model would fit, before its weights are read."""
+    return await plan_for(folder_of(request["model"]), CHAT_LENGTH, **taken(FitOptions, request))
+
+
+async def end_session(session: PageSession, request: EndSessionRequest) -> None:
+    """Give back what a session holds; it may have ended already."""
+    await session.end_conversation(request["session"])
+
+
+async def traced(session: PageSession, request: TraceRequest) -> dict[str, Any] | None:
+    """Begin a trace, or end it and return it."""
+    if request["action"] == "stop":
+        return await end_trace()
+    begin_trace()
+    return None
+
+
+async def execute(session: PageSession, request: ExecRequest) -> dict[str, int]:
+    """Run a script as `__main__`, top-level await allowed; `models` maps names to folders. It imports modules from its
+    own folder, where `files` may have put them."""
+    sys.argv = list(request["argv"])
+    mount(request["files"])
+    place = posixpath.dirname(request["filename"])
+    if place not in sys.path:
+        sys.path.insert(0, place)
+        importlib.invalidate_caches()
+    folders = {name: folder_of(model) for name, model in request["models"].items()}
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
+    names["__builtins__"] = builtins
+    status = 0
+    try:
+        await eval_code_async(request["source"], globals=names, filename=request["filename"], return_mode="none")
+    except SystemExit as error:
+        status = exit_status(error.code)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        traceback.print_exception(error)
+        status = 1
+        if isinstance(error, MemoryError):
+            spent(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return {"status": status}
+
+
+def exit_status(code: object) -> int:
+    """The process exit status that CPython derives from SystemExit's code."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
+    "load": get_ready,
+    "generate": generate,
+    "chat": chat,
+    "exec": execute,
+    "models": lambda _, request: stored_weights(request),
+    "memory": lambda _, request: live_memory(request),
+    "plan": planned,
+    "alternatives": alternatives,
+    "score": scores,
+    "tokenizer": tokenized,
+    "load_embedder": embeddings,
+    "embed": embeddings,
+    "operations": operations,
+    "end_session": end_session,
+    "trace": traced,
+}
