@@ -20,7 +20,7 @@ from .loading.folder import choose_dtype, place_of
 from .loading.load_options import EmbedderOptions
 from .loading.opening import TOKENIZER_FILES, with_tokenizer
 from .loading.repository import onnx_file, require_dtype
-from .model_files.genai_config import parse_object
+from .model_files.config_section import parse_object
 from .onnxruntime.inference_session import InferenceSession
 from .onnxruntime.providers import WEBGPU, asked_for
 from .onnxruntime.session_placement import GraphFile

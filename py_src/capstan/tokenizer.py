@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from weakref import finalize
 
 from .errors import CapstanError, ConfigError, OptionError
-from .model_files.genai_config import parse_object
+from .model_files.config_section import parse_object
 from .text.answer_formats import AnswerFormat, answer_format
 from .text.chat_prompts import ChatTemplates, templates_of_files
 from .text.messages import Message, read_messages, read_tools

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from capstan.errors import ConfigError, UnsupportedModelError
-from capstan.model_files.genai_config import GenaiConfig, GraphCapture, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from capstan.model_files.model_types import REFUSED_TYPES, SUPPORTED_TYPES
+from capstan.model_files.session_settings import GraphCapture
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOOD: dict[str, Any] = json.loads((FIXTURES / "nano-llama" / "genai_config.json").read_text())

@@ -153,7 +153,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "loading": ("load_options recovery repository", "folder", "opening planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
-    "model_files": ("bounded_json file_names model_types", "genai_config hub", "gguf known_models", "model_facts"),
+    "model_files": (
+        "bounded_json file_names model_types",
+        "config_section",
+        "session_settings",
+        "genai_config hub",
+        "gguf known_models",
+        "model_facts",
+    ),
     "model_files.gguf": ("gguf_file pre_tokenizers", "families header", "gguf_tokenizer shards", "gguf_config"),
     "onnxruntime": (
         "host_array providers session_options",

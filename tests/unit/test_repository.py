@@ -24,7 +24,7 @@ from capstan import (
     plan,
 )
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
-from capstan.model_files.genai_config import GraphCapture
+from capstan.model_files.session_settings import GraphCapture
 from tests import oracle
 from tests.repository_layout import lay_out, with_positions
 

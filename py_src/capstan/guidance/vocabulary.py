@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from ..errors import GuidanceError
-from ..model_files.genai_config import parse_object
+from ..model_files.config_section import parse_object
 from .grammar import Special
 
 __all__ = ["SpecialTokens", "TokenBytes", "special_tokens", "vocabulary"]

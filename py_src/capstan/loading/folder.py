@@ -18,15 +18,9 @@ from ..host.notes import build, notes_of_files
 from ..host.ready_results import ReadyGraphs
 from ..host.storage_interface import Progress, WeightData
 from ..model_files.bounded_json import clipped
+from ..model_files.config_section import parse_object
 from ..model_files.file_names import is_gguf
-from ..model_files.genai_config import (
-    DECODER,
-    KV_CACHE_BITS,
-    GenaiConfig,
-    parse_genai_config,
-    parse_object,
-    with_session_options,
-)
+from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, parse_genai_config, with_session_options
 from ..model_files.gguf.gguf_config import config_from_json, config_to_json, gguf_config
 from ..model_files.gguf.gguf_tokenizer import tokenizer_files
 from ..model_files.gguf.header import GgufFile, read_header

@@ -15,17 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
-from ..model_files.genai_config import (
-    LARGEST,
-    MOST,
-    DecoderConfig,
-    GenaiConfig,
-    InputNames,
-    OutputNames,
-    Section,
-    Stated,
-    parse_object,
-)
+from ..model_files.config_section import LARGEST, MOST, Section, parse_object
+from ..model_files.genai_config import DecoderConfig, GenaiConfig, InputNames, OutputNames, Stated
 from ..stages.search import STATED
 
 if TYPE_CHECKING:

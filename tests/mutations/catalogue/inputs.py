@@ -9,7 +9,7 @@ __all__ = ["INPUTS"]
 INPUTS = (
     Mutation(
         "config.percent_d",
-        "py_src/capstan/model_files/genai_config.py",
+        "py_src/capstan/model_files/config_section.py",
         'if value.count("%d") != 1:',
         'if "%d" not in value:',
         "a name pattern with two places for the layer is taken",
@@ -25,7 +25,7 @@ INPUTS = (
     ),
     Mutation(
         "config.capture_first",
-        "py_src/capstan/model_files/genai_config.py",
+        "py_src/capstan/model_files/session_settings.py",
         "            found = GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "            found = found or GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "the first enableGraphCapture counts, not the last",

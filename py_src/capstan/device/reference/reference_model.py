@@ -26,7 +26,8 @@ from ...graph.onnx_pb2 import ModelProto
 from ...host.disk_file import open_file, read_file
 from ...host.storage_interface import MOST_GRAPH_BYTES
 from ...model_files.bounded_json import MOST_BYTES
-from ...model_files.genai_config import DECODER, QDQ_ACCURACY, GenaiConfig, parse_genai_config
+from ...model_files.genai_config import DECODER, GenaiConfig, parse_genai_config
+from ...model_files.session_settings import QDQ_ACCURACY
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ...stages.search import DRAWING
-from ..genai_config import LARGEST, DecoderConfig, GenaiConfig, Stated
+from ..config_section import LARGEST
+from ..genai_config import DecoderConfig, GenaiConfig, Stated
 from .families import family_of, require_states
 from .header import GgufFile
 
