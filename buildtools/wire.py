@@ -40,6 +40,7 @@ CLASSES = {
     "engine": ("GpuEngine", "engine"),
     "sessions": ("BoundSessions", "bound_sessions"),
     "tapes": ("Tapes", "tapes"),
+    "sampling": ("Sampling", "sampling"),
 }
 """The class of each object that Python calls, and its module in web/src/worker."""
 
@@ -117,7 +118,7 @@ class Call:
 
     method: ast.FunctionDef | ast.AsyncFunctionDef
     place: str
-    """The object of JavaScript that has it: engine, sessions or tapes."""
+    """The object of JavaScript that has it: engine, sessions, tapes or sampling."""
     span: str
 
     @property
@@ -182,13 +183,14 @@ __all__ = ["EngineCalls"]
 
 
 class EngineCalls:
-    """Each method is one call of web/src/worker/engine.ts, bound_sessions.ts or tapes.ts."""
+    """Each method is one call of web/src/worker/engine.ts, bound_sessions.ts, tapes.ts or sampling.ts."""
 
     def __init__(self, engine: Any) -> None:
         self.js = engine
         self._engine = engine
         self._sessions = engine.sessions
         self._tapes = engine.tapes
+        self._sampling = engine.sampling
 
 {methods}'''
 

@@ -92,7 +92,7 @@ class JsGpuEngine(EngineCalls):
         given |= {"maskWgsl": program.mask_wgsl, "endWgsl": program.end_wgsl, "rowWords": program.row_words}
         given |= {"allowedAt": program.allowed_at, "ownAt": program.own_at, "drafts": program.drafts}
         with typed_errors():
-            self.js.tapes.setSampling(sampler, program.words, program.table, to_json(given))
+            self.js.sampling.setSampling(sampler, program.words, program.table, to_json(given))
 
     def destroy_device(self) -> None:
         """Lose the device as a browser would; for tests."""

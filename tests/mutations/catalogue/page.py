@@ -358,7 +358,7 @@ PAGE = (
     ),
     Mutation(
         "tapes.length_of_steps",
-        "web/src/worker/tapes.ts",
+        "web/src/worker/sampling.ts",
         "played.encode(step, valid++);",
         "played.encode(step, valid);",
         "the steps of a burst all see the length of the first",

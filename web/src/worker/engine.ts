@@ -21,6 +21,7 @@ import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, machineMemory, type Ort, PROVIDERS } from "./ort";
 import { type EngineSide, OnnxSession } from "./onnx_sessions";
+import { Sampling } from "./sampling";
 import { Tapes } from "./tapes";
 import type { DataFile } from "./storage/backing";
 import { tracer } from "./trace";
@@ -35,7 +36,7 @@ const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
   positions: [1],
 };
 
-/** JsGpuEngine calls this, and its `sessions` and `tapes`. */
+/** JsGpuEngine calls this, and its `sessions`, `tapes` and `sampling`. */
 export class GpuEngine implements EngineCalls {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
@@ -50,6 +51,7 @@ export class GpuEngine implements EngineCalls {
   /** Sessions bound to buffers, and what was recorded of them. */
   readonly sessions: BoundSessions;
   readonly tapes: Tapes;
+  readonly sampling: Sampling;
 
   private constructor(
     private readonly ort: typeof Ort,
@@ -61,6 +63,7 @@ export class GpuEngine implements EngineCalls {
     this.shortlists = new Shortlists(watched);
     this.sessions = new BoundSessions(ort, watched, this.buffers);
     this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
+    this.sampling = new Sampling(watched, this.buffers, this.sessions, this.tapes);
   }
 
   static async open(assets: Assets): Promise<GpuEngine> {

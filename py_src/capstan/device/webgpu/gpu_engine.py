@@ -37,9 +37,9 @@ __all__ = [
 T = TypeVar("T")
 
 
-def js(place: Literal["engine", "sessions", "tapes"], span: str = "") -> Callable[[T], T]:
-    """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions` or its
-    `tapes`. While a trace is taken, each call is a span of the given name."""
+def js(place: Literal["engine", "sessions", "tapes", "sampling"], span: str = "") -> Callable[[T], T]:
+    """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions`, its
+    `tapes` or its `sampling`. While a trace is taken, each call is a span of the given name."""
     return lambda declared: declared
 
 
@@ -280,7 +280,7 @@ class GpuTapes(GpuAdapter, Protocol):
     def play_once(self, tape: int, length: int) -> None: ...
 
 
-@js("tapes")
+@js("sampling")
 class GpuSampling(GpuAdapter, Protocol):
     """Picks on the device, and bursts of steps with them."""
 
@@ -325,7 +325,7 @@ class GpuSampling(GpuAdapter, Protocol):
     ) -> Awaitable[Sequence[float]]: ...
 
 
-@js("tapes")
+@js("sampling")
 class GpuTiming(GpuAdapter, Protocol):
     """How long work takes on the device."""
 
