@@ -135,7 +135,7 @@ WEIGHTS = (
     ),
     Mutation(
         "device.waits_for_ever",
-        "web/src/worker/gpu/device.ts",
+        "web/src/worker/gpu/device_health.ts",
         "      this.stopWaiting();\n    };",
         "    };",
         "a compilation that a lost device leaves pending is waited for",

@@ -2,7 +2,7 @@
 // and gives it to onnxruntime-web as an option of the execution provider.
 
 import { EngineError } from "../../wire/errors";
-import { type AdapterSummary, isEndedProcess } from "../../wire/adapter";
+import { DeviceHealth } from "./device_health";
 import { HeldSubmit } from "./held_submit";
 import { destroyDevice, keepDevice, type OpenedDevice, takeDevice } from "./kept_device";
 
@@ -76,9 +76,6 @@ export interface Recorder {
   allocate<T>(action: () => T): T;
 }
 
-/** How long after the GPU answered a failure that nobody explains yet may turn out to be the device's loss. */
-const LOSS_MS = 100;
-
 /** The methods that are replaced on a device, and on its queue. */
 const WRAPPED = [
   "createShaderModule",
@@ -96,7 +93,7 @@ const WRAPPED_BUFFER = ["destroy", "mapAsync"] as const satisfies (keyof GPUBuff
  * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
  * installed) report what they are asked. It must be wrapped before the first session is made on it.
  */
-export class WatchedDevice {
+export class WatchedDevice extends DeviceHealth {
   readonly counters: Counters = {
     create_buffer: 0,
     create_bind_group: 0,
@@ -125,19 +122,10 @@ export class WatchedDevice {
     encoder: () => GPUCommandEncoder;
     write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
   };
-  private fault: EngineError | null = null;
-  /** Functions that end the waits for a device that may be lost. */
-  private readonly waiting = new Set<() => void>();
   private nextId = 1;
-  /** Aborted at the end. */
-  private readonly listening = new AbortController();
-  readonly device: GPUDevice;
-  readonly summary: AdapterSummary;
-
-  private constructor(private readonly opened: OpenedDevice) {
-    const { device, summary } = opened;
-    this.device = device;
-    this.summary = summary;
+  private constructor(opened: OpenedDevice) {
+    super(opened);
+    const { device } = opened;
     const { queue } = device;
     const submit = queue.submit.bind(queue);
     const write = queue.writeBuffer.bind(queue);
@@ -153,72 +141,10 @@ export class WatchedDevice {
   /** A device with every feature and the highest limits the adapter has: the last one that was closed, or a new one. */
   static async open(): Promise<WatchedDevice> {
     const watched = new WatchedDevice(await takeDevice());
-    watched.watchFaults();
+    watched.watchFaults(() => watched.live.clear());
     watched.wrapResources();
     watched.wrapQueue();
     return watched;
-  }
-
-  /** Throw what has gone wrong on the device since it was opened; every burst asks. */
-  assertHealthy(): void {
-    const wrong = this.wrong();
-    if (wrong) throw wrong;
-  }
-
-  private get closed(): boolean {
-    return this.listening.signal.aborted;
-  }
-
-  /** The fault, or that the device was closed. */
-  private wrong(): EngineError | null {
-    if (this.fault || !this.closed) return this.fault;
-    return new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
-  }
-
-  /** Throw where the device may be another model's by now. */
-  private requireOpen(): void {
-    if (this.closed) this.assertHealthy();
-  }
-
-  /** Note what has gone wrong: nothing on the device can be trusted any more. */
-  blame(error: GPUError): void {
-    const code = error instanceof GPUOutOfMemoryError ? "OutOfMemoryError" : "ValidationError";
-    this.fault ??= new EngineError(code, `WebGPU: ${error.message}`);
-  }
-
-  /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
-  async explain(error: unknown): Promise<Error> {
-    // A device that is lost first rejects what was to be mapped, at once where it was destroyed, then tells of its loss:
-    // before it answers anything else, which takes the GPU process as long as other work keeps it.
-    if (!this.wrong()) await Promise.race([this.device.lost, this.answered()]);
-    const wrong = this.wrong();
-    if (wrong) return wrong;
-    return error instanceof Error ? error : new Error(String(error));
-  }
-
-  /** Await a promise; rejects once the device is lost, since a browser may leave the promise pending then. */
-  private async unlessLost<T>(promise: Promise<T>): Promise<T> {
-    let stop = (): void => {};
-    const lost = new Promise<never>((_, reject) => {
-      stop = () => reject(this.wrong() ?? new Error("the device was lost"));
-      if (this.opened.lost || this.closed) stop();
-      else this.waiting.add(stop);
-    });
-    try {
-      return await Promise.race([promise, lost]);
-    } finally {
-      this.waiting.delete(stop);
-    }
-  }
-
-  private stopWaiting(): void {
-    for (const stop of this.waiting) stop();
-  }
-
-  /** Resolves some time after the GPU process has handled all commands sent so far. */
-  private async answered(): Promise<void> {
-    await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
-    await new Promise((resolve) => setTimeout(resolve, LOSS_MS));
   }
 
   /**
@@ -228,10 +154,8 @@ export class WatchedDevice {
    * stack would hold the engine.
    */
   close(): void {
-    this.listening.abort("closed");
-    this.stopWaiting();
+    this.endListening();
     this.held.drop();
-    this.opened.onLost = null;
     for (const name of WRAPPED) Reflect.deleteProperty(this.device, name);
     for (const name of WRAPPED_QUEUE) Reflect.deleteProperty(this.device.queue, name);
     for (const { info, buffer } of this.live.values()) {
@@ -243,7 +167,7 @@ export class WatchedDevice {
       left.destroy();
     }
     this.live.clear();
-    if (this.fault) destroyDevice(this.opened);
+    if (this.failed) destroyDevice(this.opened);
     else keepDevice(this.opened);
   }
 
@@ -311,25 +235,6 @@ export class WatchedDevice {
     const info = this.buffers.get(buffer);
     if (!info) throw new EngineError("TapeError", "a buffer was used that was not made on this device");
     return info;
-  }
-
-  private watchFaults(): void {
-    this.device.addEventListener(
-      "uncapturederror",
-      (event) => {
-        this.blame(event.error);
-      },
-      { signal: this.listening.signal },
-    );
-    this.opened.onLost = (info) => {
-      const ended = isEndedProcess(info.message) ? "; the browser's GPU process ended" : "";
-      const message = `the WebGPU device was lost (${info.reason}: ${info.message}${ended}); load the model again`;
-      this.live.clear();
-      // A loss outranks the validation errors that follow from it.
-      this.fault = new EngineError("DeviceLostError", message);
-      this.stopWaiting();
-    };
-    if (this.opened.lost) this.opened.onLost(this.opened.lost);
   }
 
   /** A call that may be the recorded run's, and is if nobody else speaks for it. */
