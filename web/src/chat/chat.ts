@@ -6,6 +6,7 @@
  */
 
 import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
+import type { Answer, CapstanChatEvents } from "./chat_events";
 import { headingOf } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
@@ -13,6 +14,7 @@ import { ChatTurn } from "./chat_turn";
 import { loadStatus } from "../page/progress";
 
 export { ChatTurn, type TurnPlace } from "./chat_turn";
+export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandlers } from "./chat_events";
 
 /** So that the module can be imported where there is no page, as by a server that renders pages. */
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
@@ -20,42 +22,6 @@ const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label", "plain"] as const;
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
-
-/** Answers a turn: appends the text to it as it comes, until the signal aborts. May resolve to the finish reason. */
-export type Answer = (turn: ChatTurn, signal: AbortSignal) => Promise<string | void>;
-
-/** The events of the element, for the page that holds it. */
-export interface CapstanChatEvents {
-  /** The model is there; `detail` is the Capstan. */
-  "capstan-load": CustomEvent<Capstan>;
-  /** An answer ended, or was stopped; `detail` has all messages. */
-  "capstan-answer": CustomEvent<{ messages: readonly Message[]; finishReason: string }>;
-  "capstan-error": CustomEvent<CapstanError>;
-  /** Whether something is under way, so that nothing can be sent. */
-  "capstan-busy": CustomEvent<boolean>;
-  /** The user began a new conversation. */
-  "capstan-clear": CustomEvent<null>;
-}
-
-/** The attributes of the element, in markup. */
-export interface CapstanChatAttributes {
-  /** The model's address or id. */
-  model?: string;
-  /** Options of Capstan.load, as JSON. */
-  options?: string;
-  /** Options of each answer, as JSON. */
-  "run-options"?: string;
-  system?: string;
-  placeholder?: string;
-  label?: string;
-  /** Answers are shown as they come, not as Markdown. */
-  plain?: boolean | "";
-}
-
-/** Listeners of the events as properties of an element in JSX: `oncapstan-load` and the like. */
-export type CapstanChatHandlers = {
-  [Name in keyof CapstanChatEvents as `on${Name}`]?: (event: CapstanChatEvents[Name]) => void;
-};
 
 export interface CapstanChat {
   addEventListener<Name extends keyof (HTMLElementEventMap & CapstanChatEvents)>(

@@ -3,16 +3,16 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { dropUnused, openGpu, prepare } from "./before_python";
-import { type Assets, here, startWorker } from "../wire/assets";
+import { here } from "../wire/assets";
 import { EngineError } from "../wire/errors";
 import { requestAdapter, summarize } from "../wire/adapter";
+import { help, warmUpBeside } from "./helper";
 import { makeHost } from "./host";
 import { awaitEnd, holdLife, whileAlone } from "../wire/life";
 import { countAssets, fetchedBytes } from "./fetched_bytes";
 import type {
   CapstanEvent,
   Device,
-  FromHelper,
   FromWorker,
   HubRepository,
   ModelFolder,
@@ -21,14 +21,12 @@ import type {
   Request,
   ToWorker,
 } from "../wire/protocol";
-import { hashShards } from "./storage/hashing";
 import { adopt } from "./storage/picked";
 import { type Build, onFatalError, warmUpOrt } from "./ort";
 import { knownFiles, startPython } from "./python";
 import { readyMade } from "./ready_made";
 import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
-import { unpackPieces } from "./unpack_snapshot";
 import { doorName } from "../wire/worker_link";
 
 type Handler = PyCallable & {
@@ -156,34 +154,6 @@ function describe(thrown: unknown): Error {
   if (thrown instanceof Error) return thrown;
   const text = typeof thrown === "object" ? JSON.stringify(thrown) : String(thrown);
   return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
-}
-
-/**
- * Warm onnxruntime-web up in a worker of its own first. A browser compiles a function of it when it is first called, in
- * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. If
- * there can be no such worker, everything is compiled here.
- */
-async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void> {
-  const begun = performance.now();
-  let helper: Worker | null = null;
-  try {
-    const started = (helper = startWorker(assets));
-    await new Promise<void>((resolve) => {
-      started.onmessage = ({ data }: MessageEvent<FromHelper | "warm">) => {
-        if (data === "warm") resolve();
-        else if ("sent" in data) fetchedBytes.sentAs(data.url, data.sent, data.packed);
-        else fetchedBytes.reached(data.url, data.done);
-      };
-      started.onerror = () => resolve();
-      started.postMessage({ tag: "warm up", assets, bytes } satisfies ToWorker);
-    });
-  } catch {
-    // It is warmed up here alone, as in a SharedWorker, which can start no other.
-  }
-  await warmUpOrt(assets);
-  tracer.add("load", "compile onnxruntime-web in a second worker", begun);
-  // Its compiled code is kept as long as somebody uses it.
-  helper?.terminate();
 }
 
 /** Tell the page that this worker is of no use any more. */
@@ -394,23 +364,6 @@ function listen(to: MessagePort): void {
       void serve();
     }
   };
-}
-
-/** Work for another worker. */
-function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request" }>): void {
-  if (data.tag === "warm up") {
-    const answer = postMessage as (message: FromHelper | "warm") => void;
-    if (data.bytes)
-      countAssets(data.assets, {
-        reached: (url, done) => answer({ url, done }),
-        sentAs: (url, sent, packed) => answer({ url, sent, packed }),
-      });
-    void warmUpOrt(data.assets).then(() => answer("warm"));
-  } else if (data.tag === "unpack") {
-    void unpackPieces(data.pieces, data.url, data.bytes);
-  } else {
-    hashShards(data.shards);
-  }
 }
 
 if (SHARED) {
