@@ -8,16 +8,8 @@ import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { submitTimes } from "./gpu/traced_step";
 import { Handles } from "./handles";
-import {
-  createSession,
-  endCapture,
-  exclusively,
-  giveBack,
-  keepRegistered,
-  type Ort,
-  releaseUnless,
-  submitPending,
-} from "./ort";
+import { createSession, exclusively, type Ort, releaseUnless } from "./ort";
+import { endCapture, giveBack, keepRegistered, submitPending } from "./ort_remedies";
 import type { OnnxSession } from "./onnx_sessions";
 import { tracer } from "./trace";
 

@@ -7,15 +7,8 @@ import { EngineError } from "../wire/errors";
 import type { HeldSubmit } from "./gpu/held_submit";
 import type { Delivery, ReadPart, Staging } from "./gpu/staging";
 import { submitTimes } from "./gpu/traced_step";
-import {
-  createSession,
-  exclusively,
-  type ExternalFile,
-  type Ort,
-  type Placement,
-  releaseUnless,
-  submitPending,
-} from "./ort";
+import { createSession, exclusively, type ExternalFile, type Ort, type Placement, releaseUnless } from "./ort";
+import { submitPending } from "./ort_remedies";
 import type { Memory } from "./storage/memory";
 import { tracer } from "./trace";
 
