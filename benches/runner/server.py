@@ -13,7 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from capstan_host.headless.static_server import FilePart, StaticHandler, open_below
+from capstan_host.headless.served_files import FilePart, open_below
+from capstan_host.headless.static_server import StaticHandler
 from capstan_host.site_server import SiteServer
 
 from .external_data import split_data

@@ -316,6 +316,6 @@ def mounts(models: Iterable[Path]) -> dict[str, Path]:
 
 def model_url(name: str) -> str:
     """The address of a mounted model in the page."""
-    from .headless.static_server import model_path
+    from .headless.served_files import model_path
 
     return model_path(name)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command_errors import CommandError
-from .headless.static_server import FilePart, StaticServer, running
+from .headless.served_files import FilePart
+from .headless.static_server import StaticServer, running
 from .model_arguments import DIGESTS_SUFFIX, GGUF, about_model, model_url, transformers_js_dtypes
 
 if TYPE_CHECKING:

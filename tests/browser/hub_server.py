@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from capstan_host.headless.static_server import byte_range
+from capstan_host.headless.served_files import byte_range
 from capstan_host.headless.static_server import running as running_server
 
 __all__ = ["HubServer", "Replaced", "Repository", "running_hub"]

@@ -66,7 +66,7 @@ def test_ids_are_the_oracles_and_a_killed_browser_is_replaced(
                 kill_browser(before)
         cluster: Any = client.cluster
         worker = next(iter(cluster.workers.values()))
-        assert worker.plugins[fleet._name].browsers.replaced >= 1
+        assert worker.plugins[fleet._dispatcher.name].browsers.replaced >= 1
         poison = found.pop(6)
         assert poison.error is not None
         assert (poison.error.type, poison.attempt) == ("PromptError", 3)

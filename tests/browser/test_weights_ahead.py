@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
 from buildtools import SITE
 from buildtools.ready_made import READY, Header, make_ready
 from capstan.model_files.gguf.header import GgmlType
-from capstan_host.headless.static_server import byte_range
+from capstan_host.headless.served_files import byte_range
 from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.hub_server import LARGE, Repository, running_hub

@@ -20,7 +20,8 @@ import pytest
 from buildtools import ROOT
 from capstan_host.command_errors import CommandError
 from capstan_host.digests import Digests
-from capstan_host.headless.static_server import LARGE_BYTES, MOST_CONNECTIONS, byte_range
+from capstan_host.headless.served_files import byte_range
+from capstan_host.headless.static_server import LARGE_BYTES, MOST_CONNECTIONS
 from capstan_host.site_server import SiteServer, serving
 from tests.gguf_files import gguf_file
 

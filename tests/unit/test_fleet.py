@@ -504,13 +504,13 @@ class TestFleet:
         monkeypatch.setattr(paper, "answer", some)
         with Fleet(client, "/models/paper", patience=1) as fleet:
             plugin = next(each for each in cluster.workers.values() if each.address == bad)
-            unfit += plugin.plugins[fleet._name].browsers._slots
+            unfit += plugin.plugins[fleet._dispatcher.name].browsers._slots
             found = list(fleet.map(SAME, range(40), batch=2))
             assert [item.value for item in found] == [*range(40)]
             assert [*fleet.unfit] == [bad]
             assert {item.worker for item in found} == {*client.nthreads()} - {bad}
             for each in cluster.workers.values():
-                unfit += each.plugins[fleet._name].browsers._slots
+                unfit += each.plugins[fleet._dispatcher.name].browsers._slots
             with pytest.raises(FleetError, match=f"no worker can answer.*{bad}: ModelFileError: not there"):
                 list(fleet.map(SAME, range(4)))
 
@@ -518,7 +518,7 @@ class TestFleet:
         self, client: Client, paper: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("capstan_host.fleet.browsers.PAUSE_SECONDS", 0)
-        monkeypatch.setattr("capstan_host.fleet.fleet_client.REST_SECONDS", 0.3)
+        monkeypatch.setattr("capstan_host.fleet.dispatch.REST_SECONDS", 0.3)
         answer, back = paper.answer, time.monotonic() + 1
 
         async def late(slot: Any, job: Any, given: Any, done: Any) -> None:
@@ -562,8 +562,8 @@ class TestFleet:
             Fleet(client, "/models/paper", timeout=60) as fleet,
         ):
             bad, good = cluster.workers.values()
-            unfit += bad.plugins[fleet._name].browsers._slots
-            hanging += good.plugins[fleet._name].browsers._slots
+            unfit += bad.plugins[fleet._dispatcher.name].browsers._slots
+            hanging += good.plugins[fleet._dispatcher.name].browsers._slots
 
             def replace_the_good_one() -> None:
                 assert begun.wait(20)

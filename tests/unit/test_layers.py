@@ -48,7 +48,7 @@ the package `capstan_host`."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "_js": (
-        "coding js_errors own_host page_token_walks page_tokenizer",
+        "coding js_errors own_host page_token_walks page_tokenizer wasm_session",
         "engine_calls onnx_sessions page_storage",
         "page_gpu_engine",
         "host_calls",
@@ -66,8 +66,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "capstan_host.commands": ("exec fleet models run serve", "chat"),
     "capstan_host.evaluation": ("runners task_data", "lm_eval_model", "__main__"),
-    "capstan_host.fleet": ("in_page items", "browsers results", "worker", "fleet_client"),
-    "capstan_host.headless": ("chromium site_folder static_server", "headless_page"),
+    "capstan_host.fleet": ("in_page items", "browsers results", "worker", "dispatch", "fleet_client"),
+    "capstan_host.headless": ("chromium served_files site_folder", "static_server", "headless_page"),
     "capstan_host.testing": ("answers genai_oracle harness timing", "oracles", "tested_model", "pages", "plugin"),
     "device": (
         "cache_rows casts device_interface element_types shortlist snapshots",

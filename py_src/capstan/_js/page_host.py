@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel, TapeOptions
 from ..device.noted_graphs import OpenWeights
-from ..device.run_inputs import HostTensor
 from ..device.wasm.cpu_graph import prepare, wasm_graph
 from ..device.wasm.wasm_device import WasmDevice
 from ..device.wasm.wasm_model import WasmModel, wasm_memory
@@ -57,9 +55,9 @@ from .host_calls import (
     tokenizer_backend,
     wait,
 )
-from .js_errors import typed_errors
 from .onnx_sessions import in_memory, wasm_opener
 from .page_storage import backing, forget, listing, stall_after
+from .wasm_session import JsWasmSession
 
 __all__ = [
     "adopt",
@@ -395,48 +393,3 @@ async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[
             raise
         fall_back(f"device {chosen!r}", str(error), f"device {other!r} is used")
         return await work(other, str(error))
-
-
-class JsWasmSession:
-    """WasmSession over web/src/worker/wasm.ts."""
-
-    def __init__(self, session: Any) -> None:
-        self._js = session
-
-    def sequence(self, spec: dict[str, Any]) -> JsWasmSequence:
-        with typed_errors():
-            return JsWasmSequence(self._js.decoder(json.dumps(spec)))
-
-    async def close(self) -> None:
-        with typed_errors():
-            await self._js.close()
-
-
-class JsWasmSequence:
-    def __init__(self, sequence: Any) -> None:
-        self._js = sequence
-
-    async def step(self, ids: bytes, past: int, kept: int) -> array[float]:
-        with typed_errors():
-            return array("f", (await self._js.step(ids, past, kept)).to_bytes())
-
-    def carried(self, name: str) -> bytes:
-        with typed_errors():
-            return bytes(self._js.carried(name).to_bytes())
-
-    def keep_states(self, slot: int) -> None:
-        self._js.keepStates(slot)
-
-    def bring_states(self, slot: int) -> None:
-        self._js.bringStates(slot)
-
-    def copy_from(self, other: JsWasmSequence) -> None:
-        self._js.copyFrom(other._js)
-
-    def adopt(self, other: JsWasmSequence, length: int) -> None:
-        self._js.adopt(other._js, length)
-
-    def feed(self, tensors: Sequence[HostTensor]) -> None:
-        told = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])
-        with typed_errors():
-            self._js.feed(told, b"".join(each.data for each in tensors))

@@ -19,8 +19,9 @@ from capstan.model_files.hub import HubRepository
 
 from ..headless.chromium import BrowserError, find_browser
 from ..headless.headless_page import HeadlessPage
+from ..headless.served_files import model_path
 from ..headless.site_folder import find_site
-from ..headless.static_server import StaticServer, model_path, running
+from ..headless.static_server import StaticServer, running
 from .items import Entry, Item, ItemError, UnfitError
 
 __all__ = ["Browsers", "HeadlessSlot", "Outcome", "Serving", "Slot", "item_of", "request_form"]

@@ -1,22 +1,14 @@
-"""The client's half: hands batches to Dask, and takes each item's result once."""
+"""A fleet as its user sees it: prompts, conversations, texts or items in, results out."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
-import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from distributed import Client, Future, wait
-from distributed.scheduler import KilledWorker
+from distributed import Client
 
 from capstan.errors import OptionError
 from capstan.loading.load_options import FleetOptions, require_choices, taken
@@ -28,31 +20,12 @@ from capstan.stages.search import MAX_ROWS, SearchOptions
 from capstan.text.messages import read_tools
 
 from .browsers import Serving, request_form
-from .items import Entry, FleetError, Item, ItemError, any_input, entries, pair_input, prompt_input, text_input
-from .results import ResultFile
-from .worker import BrowserPlugin, Unfit, answer_batch
+from .dispatch import DEPTH, Dispatcher
+from .items import Item, any_input, entries, pair_input, prompt_input, text_input
 
 __all__ = ["Fleet"]
 
-DEPTH = 2
-"""Batches in flight for each browser: one that it answers, one that waits beside it."""
-HELD_BATCHES = 4
-"""Results in order wait for an earlier one: so many batches for each browser at most."""
-POLL_SECONDS = 0.5
-RESULT_SECONDS = 10.0
-"""A result that does not come went with its worker: Dask would wait for its like."""
-REST_SECONDS = 15.0
-"""So long a worker that could not answer is left out; twice as long each further time."""
-LOST = ("cancelled", "lost")
 SEVERAL = ("batch_size", "num_beams", "num_return_sequences")
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A batch that Dask has, and the workers that may answer it: none named, any."""
-
-    batch: list[Entry]
-    workers: frozenset[str]
 
 
 class Fleet:
@@ -98,20 +71,18 @@ class Fleet:
                 raise OptionError(f"{name} is {seconds!r}; give seconds above 0")
         require_dtype(options.get("dtype"))
         require_choices(options, pages=True)
-        self._client = client
-        self._rows, self._max_length, self._attempts = rows, max_length, attempts
-        self._patience, self._resources = patience, dict(resources or {})
+        self._rows, self._max_length = rows, max_length
         self._model = model_place(model)
         asked = {**taken(FleetOptions, options), "max_length": max_length}
         given = {name: value for name, value in asked.items() if value is not None}
         where = None if site is None else str(Path(site).resolve())
         self._serving = Serving(self._model, browsers_per_worker, where, given, timeout, attempts)
-        self._name = f"capstan-fleet-{uuid.uuid4().hex[:8]}"
-        self.unfit: dict[str, str] = {}
+        self._dispatcher = Dispatcher(client, self._serving, attempts, patience, resources or {})
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
         """Workers that cannot answer, and the reasons."""
-        self._rests: dict[str, tuple[float, float]] = {}
-        """The end of their rest, in seconds of the monotonic clock, and its length."""
-        self._register()
+        return self._dispatcher.unfit
 
     def generate(
         self,
@@ -206,7 +177,7 @@ class Fleet:
 
     def close(self) -> None:
         """Close the browsers of all workers."""
-        self._client.unregister_worker_plugin(self._name)
+        self._dispatcher.close()
 
     def __enter__(self) -> Fleet:
         return self
@@ -229,19 +200,6 @@ class Fleet:
         lengths = {"max_new_tokens": max_new_tokens, "max_length": self._max_length}
         return {"kind": "generate", "search": search, **lengths}
 
-    def _register(self) -> None:
-        """Have every worker, and those that join later, keep browsers. FleetError where one lacks the package."""
-        try:
-            self._client.register_plugin(BrowserPlugin(self._name, self._serving))
-        except Exception as error:
-            # Dask passes the scheduler's or a worker's error on as a text.
-            if "ModuleNotFoundError" not in repr(error):
-                raise
-            raise FleetError(
-                f"the scheduler or a worker lacks a package ({error}): install capstan-webgpu[fleet] of the same "
-                "version for each"
-            ) from error
-
     def _run(
         self,
         job: dict[str, Any],
@@ -259,164 +217,7 @@ class Fleet:
         place = self._model if isinstance(self._model, str) else {**self._model, "token": None}
         model = {"place": place, "options": self._serving.options}
         numbered = entries(items, {"job": job, "model": model}, read)
-        return self._results({**job, "rows": self._rows}, numbered, out, ordered, batch)
-
-    def _results(
-        self, job: dict[str, Any], numbered: Iterator[Entry | Item], out: str | Path | None, ordered: bool, size: int
-    ) -> Iterator[Item]:
-        again: deque[list[Entry]] = deque()
-        flying: dict[Future[Any], Flight] = {}
-        order: deque[int] = deque()
-        held: dict[int, Item] = {}
-        refused: list[Item] = []
-        heard, ended = time.monotonic(), False
-        with ExitStack() as stack:
-            file = None if out is None else stack.enter_context(ResultFile(out))
-            fresh = (each for each in numbered if isinstance(each, Item) or file is None or not file.has(each))
-            stack.callback(lambda: self._client.cancel([*flying]))
-
-            def fresh_batch() -> list[Entry]:
-                nonlocal ended
-                taken = list(itertools.islice(fresh, size))
-                ended = not taken
-                order.extend(each.index for each in taken if ordered)
-                refused.extend(each for each in taken if isinstance(each, Item))
-                return [each for each in taken if isinstance(each, Entry)]
-
-            def settled(items: list[Item]) -> Iterator[Item]:
-                if file is not None and items:
-                    file.append(items)
-                if not ordered:
-                    yield from items
-                held.update({item.index: item for item in items if ordered})
-                while order and order[0] in held:
-                    yield held.pop(order.popleft())
-
-            while True:
-                browsers = self._browsers()
-                while len(flying) < DEPTH * browsers:
-                    room = len(held) < HELD_BATCHES * browsers * size
-                    batch = again.popleft() if again else fresh_batch() if room else []
-                    if not batch:
-                        break
-                    future, flight = self._submit(job, batch)
-                    flying[future] = flight
-                if not flying and not again and (batch := fresh_batch()):
-                    # There is no browser for it now.
-                    again.append(batch)
-                yield from settled(refused)
-                refused.clear()
-                if not flying and not again:
-                    if ended:
-                        return
-                    continue
-                done = self._done(flying)
-                for future in done:
-                    items, rest = self._taken(future, flying.pop(future).batch)
-                    again += rest
-                    if items:
-                        heard = time.monotonic()
-                    yield from settled(items)
-                heard = max(heard, time.monotonic() if browsers else heard)
-                self._require_workers(time.monotonic() - heard)
-
-    def _submit(self, job: dict[str, Any], batch: list[Entry]) -> tuple[Future[Any], Flight]:
-        fit = self._fit() if self.unfit else []
-        options = {"workers": fit} if fit else {}
-        future = self._client.submit(
-            answer_batch,
-            self._name,
-            job,
-            batch,
-            key=f"{job['kind']}-{batch[0].index}-{uuid.uuid4().hex[:8]}",
-            pure=False,
-            resources=self._resources or None,
-            **options,
-        )
-        return future, Flight(batch, frozenset(fit))
-
-    def _done(self, flying: Mapping[Future[Any], Flight]) -> list[Future[Any]]:
-        """Batches that are over, one way or another, or have no worker any more; waits a little for one."""
-        if flying:
-            with suppress(TimeoutError, CancelledError, OSError):
-                wait([*flying], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
-        else:
-            time.sleep(POLL_SECONDS)
-        here = {*self._workers()}
-        return [
-            future
-            for future, flight in flying.items()
-            if future.status != "pending" or (here and flight.workers and not flight.workers & here)
-        ]
-
-    def _taken(self, future: Future[Any], batch: list[Entry]) -> tuple[list[Item], list[list[Entry]]]:
-        """The results of a batch, and what has to be answered again."""
-        if future.status == "pending":
-            # Dask would wait for workers of these addresses.
-            future.cancel()
-        try:
-            found = None if future.status in LOST else future.result(timeout=RESULT_SECONDS)
-        except KilledWorker as error:
-            return self._killed(batch, str(error))
-        except (CancelledError, OSError):
-            found = None
-        except FleetError:
-            # A worker that a new scheduler has told of no plugin.
-            self._register()
-            found = None
-        finally:
-            # Else Dask computes it again once its worker dies.
-            future.release()
-        if found is None:
-            return [], [batch]
-        if isinstance(found, Unfit):
-            self.unfit[found.worker] = found.reason
-            until, rest = self._rests.get(found.worker, (0.0, REST_SECONDS / 2))
-            if until <= time.monotonic():
-                self._rests[found.worker] = time.monotonic() + 2 * rest, 2 * rest
-            return [], [batch]
-        for worker in {item.worker for item in found}:
-            self.unfit.pop(worker, None)
-            self._rests.pop(worker, None)
-        return found, []
-
-    def _killed(self, batch: list[Entry], reason: str) -> tuple[list[Item], list[list[Entry]]]:
-        """Halve a batch that several workers died of; an item alone fails."""
-        if len(batch) > 1:
-            half = (len(batch) + 1) // 2
-            return [], [batch[:half], batch[half:]]
-        [entry] = batch
-        entry = replace(entry, failures=entry.failures + 1)
-        if entry.failures < self._attempts:
-            return [], [[entry]]
-        error = ItemError("KilledWorker", reason)
-        return [Item(entry.id, entry.index, entry.digest, "", entry.failures, error=error)], []
-
-    def _workers(self) -> list[str]:
-        """The addresses of the workers; none while the scheduler is away."""
-        try:
-            # Not scheduler_info(), whose workers another thread of Dask's client takes away every two seconds.
-            return [*self._client.nthreads()]
-        except (OSError, ValueError, TimeoutError):
-            return []
-
-    def _fit(self) -> list[str]:
-        """The workers that do not rest."""
-        now = time.monotonic()
-        return [each for each in self._workers() if each not in self._rests or self._rests[each][0] <= now]
-
-    def _browsers(self) -> int:
-        return len(self._fit()) * self._serving.browsers
-
-    def _require_workers(self, silent: float) -> None:
-        """Raises FleetError without a worker that can answer."""
-        if self._client.status == "closed":
-            raise FleetError("the connection to the scheduler is lost: run it again with the same `out`, to go on")
-        reasons = "; ".join(f"{worker}: {reason}" for worker, reason in self.unfit.items())
-        if silent > self._patience:
-            raise FleetError(
-                f"no worker can answer ({reasons or f'there is none since {silent:.0f} s'}): mend that, or add workers"
-            )
+        return self._dispatcher.results({**job, "rows": self._rows}, numbered, out, ordered, batch)
 
 
 def model_place(model: str | Path | HubRepository) -> str | dict[str, Any]:

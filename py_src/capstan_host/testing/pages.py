@@ -18,7 +18,8 @@ from capstan.signatures import check_methods
 
 from ..headless.chromium import BrowserError, Launches
 from ..headless.headless_page import at_once, end, launch
-from ..headless.static_server import StaticServer, model_path, running
+from ..headless.served_files import model_path
+from ..headless.static_server import StaticServer, running
 from .answers import Answer
 from .harness import WATCH_DEVICES, Harness, RemoteError, generate_request
 from .tested_model import TestedModel

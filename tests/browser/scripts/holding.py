@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
 from capstan._js.page_gpu_engine import JsGpuEngine
-from capstan._js.page_host import JsWasmSequence
+from capstan._js.wasm_session import JsWasmSequence
 from capstan.page.request_handler import handler
 
 PLACES: dict[str, tuple[Any, str]] = {

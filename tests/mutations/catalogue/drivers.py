@@ -105,7 +105,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.lost_batch",
-        "py_src/capstan_host/fleet/fleet_client.py",
+        "py_src/capstan_host/fleet/dispatch.py",
         """* rest, 2 * rest
             return [], [batch]
 """,
@@ -117,7 +117,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.bound_for_ever",
-        "py_src/capstan_host/fleet/fleet_client.py",
+        "py_src/capstan_host/fleet/dispatch.py",
         """if future.status != "pending" or (here and flight.workers and not flight.workers & here)""",
         """if future.status != "pending\"""",
         "a batch that was meant for workers that are gone is waited for",
@@ -125,7 +125,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.no_rest",
-        "py_src/capstan_host/fleet/fleet_client.py",
+        "py_src/capstan_host/fleet/dispatch.py",
         "if each not in self._rests or self._rests[each][0] <= now]",
         "if each not in self._rests]",
         "a worker that could not answer once is never asked again",
@@ -133,7 +133,7 @@ DRIVERS = (
     ),
     Mutation(
         "fleet.finished_again",
-        "py_src/capstan_host/fleet/fleet_client.py",
+        "py_src/capstan_host/fleet/dispatch.py",
         "fresh = (each for each in numbered if isinstance(each, Item) or file is None or not file.has(each))",
         "fresh = numbered",
         "items that the file has are computed and yielded once more",

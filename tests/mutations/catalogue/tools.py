@@ -25,7 +25,7 @@ TOOLS = (
     ),
     Mutation(
         "server.linked_out",
-        "py_src/capstan_host/headless/static_server.py",
+        "py_src/capstan_host/headless/served_files.py",
         'return file.open("rb") if file.is_file() and file.is_relative_to(base.resolve()) else None',
         'return file.open("rb") if file.is_file() else None',
         "a link leads out of the served folder",
@@ -53,7 +53,7 @@ TOOLS = (
     ),
     Mutation(
         "server.range_end",
-        "py_src/capstan_host/headless/static_server.py",
+        "py_src/capstan_host/headless/served_files.py",
         "return (start, end - start + 1) if start < size else (0, 0)",
         "return (start, end - start) if start < size else (0, 0)",
         "a range lacks its last byte",

@@ -1,0 +1,58 @@
+"""Sessions and sequences of the CPU's model (web/src/worker/wasm.ts), as capstan.device.wasm drives them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from ..device.run_inputs import HostTensor
+from .js_errors import typed_errors
+
+__all__ = ["JsWasmSequence", "JsWasmSession"]
+
+
+class JsWasmSession:
+    """WasmSession over web/src/worker/wasm.ts."""
+
+    def __init__(self, session: Any) -> None:
+        self._js = session
+
+    def sequence(self, spec: dict[str, Any]) -> JsWasmSequence:
+        with typed_errors():
+            return JsWasmSequence(self._js.decoder(json.dumps(spec)))
+
+    async def close(self) -> None:
+        with typed_errors():
+            await self._js.close()
+
+
+class JsWasmSequence:
+    def __init__(self, sequence: Any) -> None:
+        self._js = sequence
+
+    async def step(self, ids: bytes, past: int, kept: int) -> array[float]:
+        with typed_errors():
+            return array("f", (await self._js.step(ids, past, kept)).to_bytes())
+
+    def carried(self, name: str) -> bytes:
+        with typed_errors():
+            return bytes(self._js.carried(name).to_bytes())
+
+    def keep_states(self, slot: int) -> None:
+        self._js.keepStates(slot)
+
+    def bring_states(self, slot: int) -> None:
+        self._js.bringStates(slot)
+
+    def copy_from(self, other: JsWasmSequence) -> None:
+        self._js.copyFrom(other._js)
+
+    def adopt(self, other: JsWasmSequence, length: int) -> None:
+        self._js.adopt(other._js, length)
+
+    def feed(self, tensors: Sequence[HostTensor]) -> None:
+        told = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])
+        with typed_errors():
+            self._js.feed(told, b"".join(each.data for each in tensors))
