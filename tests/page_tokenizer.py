@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capstan import errors
-from capstan._js.page_tokenizer import PageBackend
+from capstan._js.page_tokens import PageBackend
 
 __all__ = ["Make", "page_tokenizers"]
 

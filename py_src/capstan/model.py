@@ -19,8 +19,7 @@ from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
 from .loading.load_options import LoadOptions
-from .loading.opening import Opened, open_model, search_options, set_stall_timeout, source_of
-from .loading.recovery import opened_again
+from .loading.opening import Opened, open_model, opened_again, search_options, set_stall_timeout, source_of
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_files.genai_config import DECODER
 from .tokenizer import Tokenizer

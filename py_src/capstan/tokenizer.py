@@ -1,6 +1,6 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
-The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/page_tokenizer.py), on
+The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/page_tokens.py), on
 CPython the `tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. Like
 onnxruntime-genai's Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template,
 becomes its id) and `decode` leaves special tokens out; `update_options` changes either. `encode_prompt` begins a

@@ -48,11 +48,11 @@ the package `capstan_host`."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "_js": (
-        "coding js_errors own_host page_token_walks page_tokenizer wasm_session",
+        "coding js_errors own_host page_tokens wasm_session",
         "engine_calls onnx_sessions page_storage",
         "page_gpu_engine",
         "host_calls",
-        "files vendored",
+        "files",
         "page_host start",
     ),
     "capstan_host": (
@@ -105,7 +105,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "genai": (
         "changed_config chat_tools events genai_tensors log runtime speculative",
         "genai_model last_run",
-        "genai_adapters genai_tokenizer params refused request",
+        "genai_tokenizer params refused request",
         "genai_engine genai_generator",
     ),
     "generation": (
@@ -129,8 +129,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "activation_memory capture fed_lengths float_islands inline_weights joined_products last_token "
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
-        "text_positions turned_weights uncomputed whole_caches wide_products",
-        "angle_tables every_position float_experts gguf split_caches split_weights unpacked_weights",
+        "text_positions turned_weights uncomputed wide_products",
+        "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",
     ),
@@ -142,7 +142,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "automaton",
         "json_members masks regex",
         "json_strings scanner x_guidance",
-        "json_values",
         "schemas",
         "json_schema",
         "ebnf lark",
@@ -150,7 +149,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options recovery repository", "folder", "opening planning"),
+    "loading": ("load_options repository", "folder", "opening planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -194,7 +193,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "kernel_plan key recording uniforms witness",
         "operation passes",
         "step_graph",
-        "moved ort_kernels placement watched_step",
+        "ort_kernels placement watched_step",
         "ops",
         "as_recorded fused_step fusions row_step",
         "prefill_graph",
@@ -209,7 +208,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "gated_products minima",
     ),
     "text": (
-        "call_values chat_template expressions messages schema_references stream",
+        "call_values chat_template expressions messages stream",
         "call_forms searches",
         "answer_formats tokenizer_limits",
         "answer_reader call_grammar call_history",

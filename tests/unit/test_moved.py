@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from capstan.tape.moved import Moved, moved_apart
 from capstan.tape.ops.gemv import MatVec
 from capstan.tape.placement import MisplacedError, Place, place_values
+from capstan.tape.prefill_graph import Moved, moved_apart
 from capstan.tape.step_graph import Node, Recorded, StepGraph, Values
 
 X, Y, Z = 10, 10, 12

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from capstan.tape import MatVec, NBitsWeights, Recorded, WorkgroupLimits
-from capstan.tape.moved import Moved
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
 from capstan.tape.placement import Placement
+from capstan.tape.prefill_graph import Moved
 from tests.unit.prefill_sketch import ACTIVATION, MATRICES, ROWS, N, Sketch, kinds, read_by
 from tests.unit.recorded_kernels import KERNELS, pack_uniforms
 

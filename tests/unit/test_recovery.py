@@ -10,7 +10,7 @@ import pytest
 
 from capstan import DeviceLostError, Generator, GeneratorParams, Model, OptionError
 from capstan.errors import DeviceUnavailableError, ModelFileError
-from capstan.loading.recovery import opened_again
+from capstan.loading.opening import opened_again
 from capstan.memory import Pools
 from tests.unit.paper_model import PROMPT, VOCAB, PaperModel, made, run_of, take
 
@@ -220,7 +220,7 @@ def test_pools_of_the_caller_are_not_lost_in_silence() -> None:
 @pytest.mark.parametrize("tries", [0, 1, 3])
 def test_a_device_that_comes_late_is_waited_for(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        monkeypatch.setattr("capstan.loading.recovery.PAUSES", (0.0, 0.001, 0.001, 0.001))
+        monkeypatch.setattr("capstan.loading.opening.PAUSES", (0.0, 0.001, 0.001, 0.001))
         failures: list[Exception] = [DeviceUnavailableError("no adapter"), LOST, DeviceUnavailableError("none yet")]
         asked = 0
 
@@ -239,7 +239,7 @@ def test_a_device_that_comes_late_is_waited_for(tries: int, monkeypatch: pytest.
 
 
 def test_no_device_at_all_is_told_with_the_remedy_and_other_errors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capstan.loading.recovery.PAUSES", (0.0, 0.001))
+    monkeypatch.setattr("capstan.loading.opening.PAUSES", (0.0, 0.001))
 
     async def none() -> Any:
         raise DeviceUnavailableError("no adapter here")

@@ -23,8 +23,7 @@ from ..host.spans import HostSpans, Span
 from .js_errors import storage_errors, typed_errors
 from .own_host import capstan_host
 from .page_gpu_engine import JsGpuEngine
-from .page_token_walks import PageTokenWalks
-from .page_tokenizer import PageBackend
+from .page_tokens import PageBackend, PageTokenWalks
 
 __all__ = [
     "adapter",

@@ -1,19 +1,28 @@
-"""The start of an interpreter in a page: what a memory snapshot brings from the machine that made it."""
+"""The start of an interpreter in a page: a memory snapshot brings much of it, and some modules come later."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import io
 import json
 import random
 import sys
 import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from sysconfig import get_path
+from types import ModuleType
 
+from ..errors import ModelFileError
 from ..fallback import fall_back
 from ..signatures import read_annotations
+from . import host_calls
 from .files import Input
-from .vendored import Vendored
 
-__all__ = ["before_snapshot", "begin"]
+__all__ = ["Vendored", "before_snapshot", "begin"]
 
 
 def before_snapshot() -> None:
@@ -46,3 +55,28 @@ def take_time_zone() -> None:
     spec.loader.exec_module(fresh)
     for name in ("timezone", "altzone", "daylight"):
         setattr(time, name, getattr(fresh, name))
+
+
+class Vendored:
+    """Finds what no other finder found, in a wheel of the page's; a last entry of `sys.meta_path`."""
+
+    def __init__(self, wheels: Mapping[str, str]) -> None:
+        """`wheels` are URLs by the name of a module."""
+        self._wheels = dict(wheels)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec, once its wheel is in site-packages. ImportError if the wheel cannot be read."""
+        if name not in self._wheels:
+            return None
+        folder = Path(get_path("purelib"))
+        try:
+            content = host_calls.read_now(self._wheels[name])
+        except ModelFileError as error:
+            raise ImportError(f"{name} comes with the page, but {error}", name=name) from error
+        with zipfile.ZipFile(io.BytesIO(content)) as wheel:
+            wheel.extractall(folder)
+        del self._wheels[name]
+        importlib.invalidate_caches()
+        return PathFinder.find_spec(name, [str(folder)])

@@ -29,10 +29,9 @@ from .events import (
     FinishReason,
     TurnUsage,
 )
-from .genai_adapters import Adapters
 from .genai_engine import Engine, EngineEventBuffer
 from .genai_generator import Generator
-from .genai_model import Model
+from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, Tensor
 from .genai_tokenizer import Tokenizer, TokenizerStream
 from .log import set_log_callback, set_log_options

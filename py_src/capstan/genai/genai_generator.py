@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from ..generation.generator import Generator as CapstanGenerator
-from .genai_adapters import Adapters
-from .genai_model import Model
+from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, as_array, flat_numbers, token_rows
 from .last_run import LastRun
 from .log import fields, log, logs, tensor_lines

@@ -1,14 +1,15 @@
-"""A model, from a folder or a changed configuration."""
+"""A model, from a folder or a changed configuration, and its LoRA adapters by name."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 from .. import model as capstan_model
+from ..adapters import Adapters as CapstanAdapters
 from ..errors import UnsupportedModelError
 from .changed_config import Config
 
-__all__ = ["Model"]
+__all__ = ["Adapters", "Model"]
 
 NAMES = {"webgpu": "WebGPU", "wasm": "CPU", "reference": "CPU"}
 
@@ -41,3 +42,21 @@ class Model:
     def create_streaming_processor(self) -> NoReturn:
         """UnsupportedModelError: models of speech are refused at load."""
         raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes text only")
+
+
+class Adapters:
+    """LoRA adapters of a model, from `.onnx_adapter` files. `capstan` is the capstan.Adapters behind it.
+
+    Unlike in the native package, an adapter that does not fit the model is refused when it is loaded.
+    """
+
+    def __init__(self, model: Model, /) -> None:
+        self.capstan = CapstanAdapters(model.capstan)
+
+    def load(self, path: str, name: str, /) -> None:
+        """Load a file under a name: a path, or in a page a URL below the model's folder."""
+        self.capstan.load(path, name)
+
+    def unload(self, name: str, /) -> None:
+        """Free an adapter that no generator uses. OptionError while one has it, and for an unknown name."""
+        self.capstan.unload(name)

@@ -57,12 +57,11 @@ from .angle_tables import angle_tables
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
-from .every_position import every_position
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
 from .joined_products import joined_products
-from .last_token import last_token_logits, logits_cut
+from .last_token import every_position, last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import LongRope, RopeTable, TableRows, long_rope, rope_of_length
 from .lora_inputs import LoraInput, LoraSlot, lora_defaults, lora_fed, lora_inputs, with_lora_rank, without_lora
@@ -77,7 +76,7 @@ from .pooling import hidden_output, pooled, sentence_output
 from .quantized_products import quantized_products
 from .rotary_nodes import ComputedRows
 from .session_initializers import data_ends, kept_tensors, make_inline, prepared
-from .sliding_caches import SlidingCaches, WindowTable, sliding_caches
+from .sliding_caches import SlidingCaches, WindowTable, sliding_caches, whole_caches
 from .soft_caps import soft_caps_apart
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
@@ -87,7 +86,6 @@ from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
 from .unpacked_weights import UnpackedWeight, unpacked_weights
 from .weight_inputs import WeightEntry, constants_to_inline, external_entries, known_external_entries, weights_to_inputs
-from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
 from .wiring import changing
 

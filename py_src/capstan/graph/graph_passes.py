@@ -33,7 +33,7 @@ from .plain_recurrence import plain_recurrence
 from .quantized_caches import fewer_bits, quantized_caches, with_bits
 from .quantized_products import quantized_products
 from .session_initializers import prepared
-from .sliding_caches import SLACK, SlidingCaches, sliding_caches
+from .sliding_caches import SLACK, SlidingCaches, sliding_caches, whole_caches
 from .soft_caps import has_soft_caps, soft_caps_apart
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
@@ -43,7 +43,6 @@ from .turned_weights import turned_weights
 from .uncomputed import require_computed
 from .unpacked_weights import UnpackedWeight, unpacked_weights
 from .weight_inputs import DTYPES, WeightEntry, require_held, weights_to_inputs
-from .whole_caches import whole_caches
 from .wide_products import WideWeight, wide_products
 from .wiring import changed_in_place, changing, copy_of
 

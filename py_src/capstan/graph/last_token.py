@@ -15,7 +15,7 @@ from __future__ import annotations
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto
 from .wiring import Wiring, copy_of, fresh_name, int64_tensor, value_info
 
-__all__ = ["CUT", "last_token_logits", "logits_cut"]
+__all__ = ["CUT", "every_position", "last_token_logits", "logits_cut"]
 
 PROJECTIONS = {"MatMulNBits", "MatMul"}
 CUT = "/capstan/last_token/Slice"
@@ -145,3 +145,19 @@ def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None
 def set_one(dim: TensorShapeProto.Dimension) -> None:
     dim.Clear()
     dim.dim_value = 1
+
+
+def every_position(model: ModelProto) -> ModelProto:
+    """Undo `last_token_logits` without `first`, or `logits_cut`: their Slice hands on all that it reads."""
+    result = copy_of(model)
+    graph = result.graph
+    cuts = [node for node in graph.node if node.name.startswith(CUT) and node.op_type == "Slice"]
+    for node in cuts:
+        del node.input[1:]
+        node.op_type = "Identity"
+    for value in [*graph.value_info, *graph.output] if cuts else ():
+        # Those behind the Slice were told to have one position.
+        shape = value.type.tensor_type.shape.dim
+        if len(shape) == 3 and shape[1].dim_value == 1:
+            shape[1].Clear()
+    return result

@@ -21,7 +21,7 @@ from .total_length import ATTENTION, SEQLENS_K, TOTAL_LENGTH
 from .weight_inputs import DTYPES
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune, value_info
 
-__all__ = ["SLACK", "SlidingCaches", "WindowTable", "sliding_caches"]
+__all__ = ["SLACK", "SlidingCaches", "WindowTable", "sliding_caches", "whole_caches"]
 
 PAST_KEY, PAST_VALUE, POSITION_IDS, BIAS = 3, 4, 9, 10
 """Inputs of GroupQueryAttention."""
@@ -136,3 +136,17 @@ def unfit(wiring: Wiring, node: NodeProto, mask: str, tensors: dict[str, TensorP
         if name not in tensors or len(tensors[name].dims) != 2:
             return f"its rotary table {name} is no constant of rows"
     return ""
+
+
+def whole_caches(model: ModelProto) -> ModelProto:
+    """The same model with attention that has all positions in its caches.
+
+    With `sliding_window_cache`, as the model builder's exports for the CPU have it, attention over a window may be
+    given a cache that is shorter than the sequence, and then indexes it from the window's start. It computes the same
+    over a cache of all positions without it, which is what Capstan binds.
+    """
+    result = copy_of(model)
+    for node in result.graph.node:
+        for found in [item for item in node.attribute if item.name == "sliding_window_cache"]:
+            node.attribute.remove(found)
+    return result

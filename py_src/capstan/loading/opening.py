@@ -13,7 +13,7 @@ from typing import Any
 
 from ..device.device_host import DeviceHost
 from ..device.model_interface import DeviceModel, TapeOptions
-from ..errors import CapstanError, ConfigError, ModelFileError, OptionError
+from ..errors import CapstanError, ConfigError, DeviceLostError, DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
 from ..host.load_times import during_load, phase
@@ -29,7 +29,15 @@ from .folder import FoundModel, Place, find_model, no_progress, place_of, with_c
 from .load_options import LoadOptions, require_choices
 
 __all__ = [
-    *("Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"),
+    "PAUSES",
+    "Opened",
+    "Source",
+    "open_model",
+    "opened_again",
+    "read_configuration",
+    "search_options",
+    "set_stall_timeout",
+    "source_of",
     "told_facts",
 ]
 
@@ -318,3 +326,25 @@ def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[st
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
     return files
+
+
+PAUSES = (0.0, 0.25, 0.5)
+"""Seconds before each try: the new device may be lost, too. The page waits until there is a GPU adapter again
+(web/src/wire/adapter.ts)."""
+
+
+async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
+    """Calls `open_model` again until there is a device. Raises DeviceLostError if there is none, and any other error of
+    `open_model`.
+    """
+    last: Exception = lost
+    for pause in PAUSES:
+        await asyncio.sleep(pause)
+        try:
+            return await open_model()
+        except (DeviceLostError, DeviceUnavailableError) as error:
+            last = error
+    raise DeviceLostError(
+        f"{lost}; no other device was to be had ({last}): reload the page, or start the browser again; device='wasm' "
+        "needs no GPU"
+    ) from last

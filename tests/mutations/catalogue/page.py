@@ -192,7 +192,7 @@ PAGE = (
     ),
     Mutation(
         "answers.references",
-        "py_src/capstan/text/schema_references.py",
+        "py_src/capstan/text/call_grammar.py",
         "found[name] = place + value[1:]",
         "found[name] = value",
         "a reference in the parameters of a tool means a place in its grammar",

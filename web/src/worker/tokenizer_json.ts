@@ -1,4 +1,4 @@
-// The tokenizer, as the object that PageBackend in py_src/capstan/_js/page_tokenizer.py calls. It does what Rust's tokenizers
+// The tokenizer, as the object that PageBackend in py_src/capstan/_js/page_tokens.py calls. It does what Rust's tokenizers
 // does with the same tokenizer.json, whose parts tokenizer_parts/ has.
 
 import { type AddedToken, addedToken, Finder, type Section } from "./tokenizer_parts/added_tokens";

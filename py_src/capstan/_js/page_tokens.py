@@ -1,13 +1,29 @@
-"""The page's masks (web/src/worker/token_walks.ts), as capstan.guidance asks for them."""
+"""The page's tokenizer and masks (web/src/worker/tokenizer_json.ts, token_walks.ts)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyodide.ffi import create_proxy
 
-__all__ = ["PageTokenWalks"]
+__all__ = ["PageBackend", "PageTokenWalks"]
+
+
+class PageBackend:
+    """The object that web/src/worker/tokenizer_json.ts makes; ids cross as a typed array one way and as JSON the
+    other."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = self._tokenizer.encode(text, add_special_tokens)
+        return list(ids.to_py() if hasattr(ids, "to_py") else ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(json.dumps(list(ids)), skip_special_tokens))
 
 
 class PageTokenWalks:
