@@ -78,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
     ),
-    "device.reference": ("reference_device reference_session unpacked", "reference_model"),
+    "device.reference": ("reference_device reference_session unpacked", "reference_sequence", "reference_model"),
     "device.wasm": ("cpu_graph wasm_device", "wasm_model"),
     "device.webgpu": (
         "gpu_engine",

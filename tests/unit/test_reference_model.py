@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capstan.device.reference.reference_model import ReferenceModel, ReferenceSequence
+from capstan.device.reference.reference_model import ReferenceModel
+from capstan.device.reference.reference_sequence import ReferenceSequence
 from capstan.errors import ClosedError, ModelFileError, PromptError
 from capstan.stages.sampling import sample
 from capstan.stages.search import SearchOptions

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from capstan import Generator, GeneratorParams, LogitsError, Model, OptionError, PromptError, Score, Speculation
-from capstan.device.reference.reference_model import ReferenceRunner
+from capstan.device.reference.reference_sequence import ReferenceRunner
 from capstan.fallback import fallbacks
 from capstan.model_files.genai_config import parse_genai_config
 from tests.unit.paper_model import PaperDecoder, made
