@@ -45,6 +45,7 @@ LONG_ROPE: dict[str, Any] = {
     "rope.scaling.attn_factor": 1.2,
     "attention.sliding_window": 0,
 }
+GPT_OSS: dict[str, Any] = {**EXPERTS, "block_count": 3, "attention.sliding_window": 8}
 YARN: dict[str, Any] = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -66,7 +67,8 @@ class Case:
 
     @property
     def made(self) -> Made:
-        return make(self.family, {"": GgmlType.F32}, {**COMMON, **self.given}, vocabulary=512)
+        tied = self.family != "gpt-oss"
+        return make(self.family, {"": GgmlType.F32}, {**COMMON, **self.given}, tied, vocabulary=512)
 
 
 def ids_of(length: int) -> list[int]:
@@ -139,6 +141,23 @@ CASES: Mapping[str, Case] = {
         {**EXPERTS, "expert_feed_forward_length": None, "feed_forward_length": 128},
         same_as="qwen3moe",
     ),
+    "granitemoe": Case("granitemoe", {**EXPERTS, **GRANITE, "feed_forward_length": 64}),
+    "scales of granitemoe": Case(
+        "granitemoe",
+        {
+            **EXPERTS,
+            **GRANITE,
+            "feed_forward_length": 64,
+            "embedding_scale": 4.0,
+            "residual_scale": 0.6,
+            "attention.scale": 0.1,
+        },
+    ),
+    "gpt-oss": Case("gpt-oss", GPT_OSS),
+    "gpt-oss with yarn": Case("gpt-oss", {**GPT_OSS, **YARN}),
+    "one in three of gpt-oss": Case("gpt-oss", {**GPT_OSS, "attention.sliding_window_pattern": 3}),
+    "another base of gpt-oss's windows": Case("gpt-oss", {**GPT_OSS, "rope.freq_base_swa": 500.0}),
+    "windows of gpt-oss": Case("gpt-oss", {**GPT_OSS, "attention.sliding_window": 16}),
     "phi3": Case("phi3", {"attention.sliding_window": 0}),
     "part of a head": Case("phi3", {"rope.dimension_count": 32}),
     "short factors": Case("phi3", LONG_ROPE),

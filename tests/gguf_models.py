@@ -76,9 +76,12 @@ FURTHER: dict[str, dict[str, Any]] = {
     "smollm3": {"block_count": 5},
     "lfm2": {"block_count": 3, "attention.head_count_kv": (0, 2, 0), "shortconv.l_cache": 3},
     "qwen3moe": {**EXPERTS, "attention.key_length": 128},
+    "granitemoe": {**EXPERTS, "feed_forward_length": 64, "logit_scale": 3.0},
+    "gpt-oss": {**EXPERTS, "attention.sliding_window": 8},
 }
-NEIGHBOURS = ("llama", "granite", "smollm3")
-UNPACKED = ("shortconv.conv.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight")
+NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3")
+BIASED = ("qwen2", "gpt-oss")
+UNPACKED = ("shortconv.conv.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight", ".bias")
 """Matrices of float32 in every file."""
 MIXED = {"": GgmlType.Q4_K, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0, "ffn_down": GgmlType.Q5_1}
 """As in a file of a K mix: attention reads three products, and the table is that of the output."""
@@ -133,7 +136,7 @@ class Made:
             def of(name: str, layer: int = layer) -> Floats | None:
                 return w.get(f"blk.{layer}.{name}")
 
-            local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True}.get(family, False)
+            local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True, "gpt-oss": layer % 2 == 0}.get(family, False)
             base = 10000.0 if family == "gemma3" and local else self.meta("rope.freq_base", 10000.0)
             angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(DIVISORS, np.float32(1))
             if self.meta("rope.scaling.factor") and not local:
@@ -158,11 +161,16 @@ class Made:
                 apart = positions[:, None] - positions
                 hidden_ones = (apart < 0) | (local & (apart >= self.meta("attention.sliding_window")))
                 scores = np.where(hidden_ones, -np.inf, scores)
+                if (sinks := of("attn_sinks.weight")) is not None:
+                    sink = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+                    scores = np.concatenate([scores, sink], axis=-1)
+                    v = np.concatenate([v, np.zeros_like(v[:, :1])], axis=1)
                 shares = np.exp(scores - scores.max(-1, keepdims=True))
                 made = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
                 made = made @ of("attn_output.weight").T  # type: ignore[union-attr]
+                made = made if of("attn_output.bias") is None else made + of("attn_output.bias")
             x = x + residual * (self.norm(made, of("post_attention_norm.weight")) if gemma else made)
-            n = self.norm(x, of("ffn_norm.weight"))
+            n = self.norm(x, of("post_attention_norm.weight" if family == "gpt-oss" else "ffn_norm.weight"))
             if family in WITH_EXPERTS:
                 made = mixed(n, of, int(self.meta("expert_used_count")))
             else:
@@ -238,7 +246,7 @@ def make(
         "ffn_up.weight": (inner, hidden),
         "ffn_down.weight": (hidden, inner),
     }
-    if family == "qwen2":
+    if family in BIASED:
         layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
     if family in ("qwen3", "qwen3moe", "qwen35", "gemma3", "lfm2"):
         layer |= {"attn_q_norm.weight": (size,), "attn_k_norm.weight": (size,)}
@@ -247,7 +255,10 @@ def make(
     if family in WITH_EXPERTS:
         for name in ("gate", "up", "down"):
             del layer[f"ffn_{name}.weight"]
-        layer |= expert_shapes(told)
+        layer |= expert_shapes(told, family == "gpt-oss")
+    if family == "gpt-oss":
+        layer |= {"attn_output.bias": (hidden,), "attn_sinks.weight": (heads,)}
+        layer["post_attention_norm.weight"] = layer.pop("ffn_norm.weight")
     shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     shapes |= {} if tied else {"output.weight": (vocabulary, hidden)}
     shapes |= {f"blk.{i}.{name}": dims for i in range(told["block_count"]) for name, dims in layer.items()}

@@ -13,6 +13,7 @@ from capstan.graph.gguf.gguf_types import PACKED
 from capstan.model_files.gguf.header import GgmlType
 from capstan_host.site_server import SiteServer
 from tests.browser.page_scripts import PageScripts
+from tests.gguf_experts import EXPERT_TYPES
 from tests.gguf_keys import QWEN35
 from tests.gguf_models import FURTHER, MIXED, before, make, write
 
@@ -27,16 +28,18 @@ MODELS = {
     "smollm3": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
     "lfm2": MIXED,
     "qwen3moe": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
+    "gpt-oss": {"": GgmlType.Q8_0, **dict.fromkeys(EXPERT_TYPES, GgmlType.MXFP4)},
 }
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares. Soft
 caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state.
-Experts of two types."""
-LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3, "qwen3moe": 1}
+Experts of two types, and experts
+with biases below attention with sinks."""
+LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3, "qwen3moe": 1, "gpt-oss": 2}
 VOCABULARIES = {"gemma2": 515}
 """Behind an odd one the logits' buffer has an element that onnxruntime-web writes and our kernels do not."""
-WIDTHS = {"qwen3moe": 192}
+WIDTHS = {"qwen3moe": 192, "gpt-oss": 192}
 """Rows of experts for which onnxruntime-web rounds no activations in float32."""
-LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15, "qwen3moe": 9}
+LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15, "qwen3moe": 9, "gpt-oss": 21}
 """Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation,
 convolutions, and experts."""
 
@@ -68,6 +71,7 @@ ON_CPU = {
     "phi3": {"": GgmlType.Q4_K, "ffn_down": GgmlType.Q6_K, "token_embd": GgmlType.F16},
     "lfm2": MIXED,
     "qwen3moe": MIXED,
+    "gpt-oss": MIXED,
 }
 LONG = [(37 * i + 11) % 509 for i in range(250)]
 """The caches get more room in the steps after it."""

@@ -431,7 +431,7 @@ ALTERNATING: dict[str, tuple[Literal["quants", "scales"], int, int]] = {
 
 @pytest.mark.parametrize("what", list(ALTERNATING))
 def test_rows_of_tensors_alternate_on_the_gpu(origin: Origin, what: str) -> None:
-    """As those of experts; in more bits, and with scales for fewer elements, than the file has."""
+    """Experts have more bits, and scales for fewer elements, than the file."""
     rows, columns = 8, 512
     kinds = [GgmlType.Q4_0, GgmlType.Q3_K if "4" in what else GgmlType.Q6_K]
     tensors = [random_tensor(kind, rows, columns, seed=kind) for kind in kinds]

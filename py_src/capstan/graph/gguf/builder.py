@@ -181,6 +181,9 @@ class Builder:
                 taken[place] = self.head_norm(layer, name, taken[place], sizes[name])
         window, rotated = self.windows[layer], self.rotated[layer]
         tables = [*self.angles(window), "", "", ""] if rotated else []
+        if self.t.has(f"blk.{layer}.attn_sinks.weight"):
+            sinks = self.t.tensor(f"blk.{layer}.attn_sinks.weight", self.heads)
+            tables[-1] = self.t.vector(f"{front}.sinks", [Rows(sinks)])
         caches = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
         attended = self.t.node(
             "GroupQueryAttention",
@@ -201,7 +204,8 @@ class Builder:
         if gated:
             attended = self.t.node("Mul", f"{node}/gate/Mul", [attended, gate])
         output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
-        return self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
+        made = self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
+        return self.t.biased(f"{front}.o_proj", made, f"blk.{layer}.attn_output.bias", self.hidden)
 
     def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
         """The queries and the opened gates of heads that have both one behind the other."""

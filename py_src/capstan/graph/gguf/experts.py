@@ -48,9 +48,7 @@ class Experts:
         t, front, node = self.t, f"model.layers.{layer}.moe", f"/model/layers.{layer}/moe"
         router = t.tensor(f"blk.{layer}.ffn_gate_inp.weight", self.count, self.hidden)
         scores = t.product(f"{front}.router.MatMul", x, [Rows(router)])
-        if t.has(f"blk.{layer}.ffn_gate_inp.bias"):
-            bias = Rows(t.tensor(f"blk.{layer}.ffn_gate_inp.bias", self.count))
-            scores = t.node("Add", f"{node}/router/Add", [scores, t.vector(f"{front}.router.Add.bias", [bias])])
+        scores = t.biased(f"{front}.router", scores, f"blk.{layer}.ffn_gate_inp.bias", self.count)
         scores = t.node("Reshape", f"{node}/router/Reshape", [scores, t.integers(-1, self.count)])
         wide = (self.inner, self.hidden)
         sizes = dict(zip(PARTS, (wide, wide, wide[::-1]), strict=True))

@@ -165,6 +165,13 @@ class TensorWriter:
         below = self.node("MatMul", f"{front}_minima", [self._block_sums(x, columns, packing.block), minima])
         return self.node("Add", f"{front}_whole", [made, below])
 
+    def biased(self, name: str, x: str, tensor: str, n: int) -> str:
+        """x with a bias, if the file has it."""
+        if not self.has(tensor):
+            return x
+        bias = self.vector(f"{name}.Add.bias", [Rows(self.tensor(tensor, n))])
+        return self.node("Add", f"{node_name(name)}/Add", [x, bias])
+
     def alternating(self, name: str, tensors: Sequence[GgufTensor], packing: Packing, count: int) -> list[str]:
         """The quants and the scales of `count` matrices behind one another, put together of tensors [all rows, columns]
         of one file whose rows alternate."""

@@ -8,7 +8,7 @@ transformers and the model builder of onnxruntime-genai have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from ...errors import UnsupportedModelError
@@ -35,6 +35,11 @@ def phi_windows(file: GgufFile, layers: int) -> Sequence[int]:
 
 def gemma2_windows(file: GgufFile, layers: int) -> Sequence[int]:
     window = file.integer(file.key(WINDOW), 4096)
+    return [window if local else WHOLE for local in local_layers(file, layers, 2)]
+
+
+def gpt_oss_windows(file: GgufFile, layers: int) -> Sequence[int]:
+    window = file.integer(file.key(WINDOW))
     return [window if local else WHOLE for local in local_layers(file, layers, 2)]
 
 
@@ -82,7 +87,7 @@ def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:
     return {name for name in file.tensors if name.startswith(front)} if front else set()
 
 
-def gemma2_local_rotation(file: GgufFile, base: float, factor: float) -> tuple[float, float]:
+def own_local_base(file: GgufFile, base: float, factor: float) -> tuple[float, float]:
     return file.real(file.key(LOCAL_BASE), base, above=1.0), factor
 
 
@@ -188,6 +193,17 @@ class Family:
     """The experts in place of the MLP, if there are any."""
 
 
+GRANITE = Family(
+    "granite",
+    neighbours=True,
+    divisors=True,
+    rotated=lambda file, layer: file.flag(file.key("rope.scaling.finetuned"), True),
+    embedding_scale=scale_or_one("embedding_scale"),
+    residual_scale=scale_or_one("residual_scale"),
+    logits_scale=logits_divided,
+    attention_scale=lambda file, head_size: file.real(file.key("attention.scale"), 0.0) or 1 / sqrt(head_size),
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", neighbours=True, divisors=True),
     "qwen2": Family("qwen2"),
@@ -201,7 +217,7 @@ FAMILIES: Mapping[str, Family] = {
         embedding_scale=width_root,
         attention_scale=gemma_scale(46),
         windows=gemma2_windows,
-        local_rotation=gemma2_local_rotation,
+        local_rotation=own_local_base,
         attention_cap=lambda file: file.real(file.key("attn_logit_softcapping"), 50.0, above=0.0),
         logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 30.0, above=0.0),
     ),
@@ -216,15 +232,14 @@ FAMILIES: Mapping[str, Family] = {
         logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 0.0),
     ),
     "phi3": Family("phi3", divisors=True, windows=phi_windows, joined=True),
-    "granite": Family(
-        "granite",
-        neighbours=True,
-        divisors=True,
-        rotated=lambda file, layer: file.flag(file.key("rope.scaling.finetuned"), True),
-        embedding_scale=scale_or_one("embedding_scale"),
-        residual_scale=scale_or_one("residual_scale"),
-        logits_scale=logits_divided,
-        attention_scale=lambda file, head_size: file.real(file.key("attention.scale"), 0.0) or 1 / sqrt(head_size),
+    "granite": GRANITE,
+    "granitemoe": replace(GRANITE, type="granitemoehybrid", mixture=Mixture()),
+    "gpt-oss": Family(
+        "gptoss",
+        windows=gpt_oss_windows,
+        local_rotation=own_local_base,
+        mlp_norm="post_attention_norm",
+        mixture=Mixture(alpha=1.702, beta=1.0, limit=7.0, gating=3),
     ),
     "lfm2": Family(
         "lfm2", windows=phi_windows, attentive=with_key_heads, states="convolutions", last_norm="token_embd_norm"
@@ -240,7 +255,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 ONNX_ONLY: Mapping[str, str] = {
-    **dict.fromkeys(("qwen2moe", "gpt-oss", "granitemoe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
+    **dict.fromkeys(("qwen2moe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
     "gemma4": "caches of several sizes",
 }
 """Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
