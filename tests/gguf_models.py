@@ -136,7 +136,9 @@ class Made:
             def of(name: str, layer: int = layer) -> Floats | None:
                 return w.get(f"blk.{layer}.{name}")
 
-            local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True, "gpt-oss": layer % 2 == 0}.get(family, False)
+            local = {"gemma2": layer % 2 == 0, "gemma3": layer % 6 != 5, "phi3": True, "gpt-oss": layer % 2 == 0}.get(
+                family, False
+            )
             base = 10000.0 if family == "gemma3" and local else self.meta("rope.freq_base", 10000.0)
             angles = base ** (-np.arange(size // 2) / (size // 2)) / w.get(DIVISORS, np.float32(1))
             if self.meta("rope.scaling.factor") and not local:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from capstan import Generator, GeneratorParams, Model, graph
+from capstan.device.reference.unpacked import weight_bytes
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.errors import ModelFileError, UncomputedError, UnsupportedModelError
 from capstan.graph.gguf.gguf_types import PACKED
@@ -248,20 +249,29 @@ def test_heads_that_attention_does_not_take_are_refused_on_each_device(said: str
     graph.require_computed(make("phi3", {"": GgmlType.Q4_0}, {"rope.dimension_count": 48}).graph(), "webgpu")
 
 
-@pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0"), ("IQ4_NL", "Q8_0"), ("Q8_0", "Q6_K"), ("Q3_K", "Q4_0")])
-def test_experts_are_held_as_their_types_need(kinds: tuple[str, str]) -> None:
-    gate, down = (GgmlType[kind] for kind in kinds)
+@pytest.mark.parametrize("kinds", ["Q4_0 Q4_0", "Q4_0 Q8_0", "IQ4_NL Q6_K", "Q3_K Q4_0", "MXFP4 MXFP4"])
+def test_experts_are_held_as_their_types_need(kinds: str) -> None:
+    gate, down = (GgmlType[kind] for kind in kinds.split())
     types = {"": GgmlType.F32, "ffn_gate_exps": gate, "ffn_up_exps": gate, "ffn_down_exps": down}
     made = make("qwen3moe", types, {**FURTHER["qwen3moe"], "block_count": 1, "expert_feed_forward_length": 256})
-    compared(made)
-    [node] = [node for node in made.graph().graph.node if node.op_type == "QMoE"]
+    model = made.graph()
+    [node] = [node for node in model.graph.node if node.op_type == "QMoE"]
     numbers = {item.name: item.i for item in node.attribute}
     held = [PACKED[kind] for kind in (gate, down)]
     bits, block = max(each.bits for each in held), min(each.block for each in held)
     assert (numbers["expert_weight_bits"], numbers["block_size"]) == (bits, block)
     entries = [entry for entry in graph.external_entries(made.graph("float16")) if ".moe.experts." in entry.name]
     assert sum(entry.length for entry in entries) == 6 * 3 * 256 * 256 * (bits / 8 + 2 / block)
-    assert {entry.name for entry in entries} <= set(node.input)
+    gates, ups, downs = (made.tensors[f"blk.0.ffn_{name}_exps.weight"] for name in ("gate", "up", "down"))
+    both = np.stack([gates, ups], axis=2).reshape(6, 512, 256)
+    held_by = {entry.name: entry for entry in graph.external_entries(model)}
+    for place, wanted in ((2, both), (5, downs)):
+        quants, scales = (held_by[name] for name in node.input[place : place + 2])
+        q = np.frombuffer(weight_bytes(quants, made.read), np.uint8)
+        q = np.stack([q & 15, q >> 4], axis=1).reshape(-1) if bits == 4 else q
+        d = np.frombuffer(weight_bytes(scales, made.read), np.float32)
+        values = (q.astype(np.float32).reshape(-1, block) - (1 << (bits - 1))) * d[:, None]
+        assert np.array_equal(values.reshape(wanted.shape), wanted)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q4_1", "F16"])

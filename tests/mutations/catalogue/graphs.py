@@ -219,6 +219,22 @@ GRAPHS = (
         unit("gguf_types::test_a_product_s_weights_are_the_values_but_for_one_rounding"),
     ),
     Mutation(
+        "gguf.expert_bits",
+        "py_src/capstan/graph/gguf/experts.py",
+        "Packing(max(each.bits for each in found)",
+        "Packing(min(each.bits for each in found)",
+        "experts of 8 bits are held in 4 beside others of 4",
+        unit("gguf_graph::test_experts_are_held_as_their_types_need"),
+    ),
+    Mutation(
+        "gguf.alternating",
+        "py_src/capstan/graph/parts.py",
+        "if self.between:",
+        "if not self.between:",
+        "the rows of up begin behind all those of gate",
+        unit("unpacked_weights::test_each_family_computes_what_its_weights_say"),
+    ),
+    Mutation(
         "graphs.cpu_note",
         "py_src/capstan/device/wasm/cpu_graph.py",
         "json.dumps([build(), about, wide_bytes])",
