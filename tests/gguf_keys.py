@@ -9,6 +9,7 @@ from typing import Any
 
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_experts import EXPERTS
+from tests.gguf_gemma4 import GEMMA4
 from tests.gguf_models import FIXTURES, Made, make
 
 __all__ = ["CASES", "QWEN35", "SCORED", "SCORES", "Case", "ids_of", "scores"]
@@ -16,6 +17,19 @@ __all__ = ["CASES", "QWEN35", "SCORED", "SCORES", "Case", "ids_of", "scores"]
 SCORES = FIXTURES / "gguf_scores.json"
 COMMON: dict[str, Any] = {"context_length": 1024, "feed_forward_length": 256}
 SIX: dict[str, Any] = {"block_count": 6, "attention.sliding_window": 8}
+SMALL_GEMMA4: dict[str, Any] = {
+    **GEMMA4,
+    "embedding_length_per_layer_input": 32,
+    "feed_forward_length": (256, 256, 512, 512),
+}
+LARGE_GEMMA4: dict[str, Any] = {
+    **SMALL_GEMMA4,
+    "attention.shared_kv_layers": 0,
+    "embedding_length_per_layer_input": 0,
+    "feed_forward_length": 256,
+    "attention.head_count_kv": (2, 1, 2, 1),
+}
+"""As the ones without embeddings of layers: where a layer sees all positions, its values are its keys."""
 GRANITE: dict[str, Any] = {"logit_scale": 2.0}
 GRANITE_4: dict[str, Any] = {
     "ssm.conv_kernel": 4,
@@ -121,6 +135,24 @@ CASES: Mapping[str, Case] = {
     "linear but in windows": Case("gemma3", {**SIX, "rope.scaling.factor": 4.0}),
     "yarn but in windows": Case("gemma3", {**SIX, **YARN}),
     "part of a head of gemma3": Case("gemma3", {**SIX, "rope.dimension_count": 32}),
+    "gemma4": Case("gemma4", SMALL_GEMMA4),
+    "no caches of others": Case("gemma4", {**SMALL_GEMMA4, "attention.shared_kv_layers": 0}),
+    "gemma4 without embeddings of layers": Case("gemma4", LARGE_GEMMA4),
+    "gemma4's soft cap left out": Case("gemma4", {**LARGE_GEMMA4, "final_logit_softcapping": None}),
+    "the soft cap that it has then": Case(
+        "gemma4", {**LARGE_GEMMA4, "final_logit_softcapping": 30.0}, same_as="gemma4's soft cap left out"
+    ),
+    "no soft cap of gemma4": Case("gemma4", {**LARGE_GEMMA4, "final_logit_softcapping": 0.0}),
+    "gemma4's base of windows": Case("gemma4", {**LARGE_GEMMA4, "rope.freq_base_swa": 500.0}),
+    "gemma4's base of windows left out": Case(
+        "gemma4", {**LARGE_GEMMA4, "rope.freq_base_swa": None}, same_as="gemma4 without embeddings of layers"
+    ),
+    "linear in gemma4": Case("gemma4", {**LARGE_GEMMA4, "rope.scaling.factor": 4.0}),
+    "part of a head of gemma4's windows": Case("gemma4", {**LARGE_GEMMA4, "rope.dimension_count_swa": 32}),
+    "heads of one size": Case(
+        "gemma4",
+        {**LARGE_GEMMA4, "attention.key_length": 64, "attention.value_length": 64, "rope.dimension_count": 64},
+    ),
     "granite": Case("granite", GRANITE),
     "no rotation": Case("granite", {**GRANITE, "rope.scaling.finetuned": False}),
     "scales of 0": Case(

@@ -26,6 +26,7 @@ from capstan.model_files.gguf.gguf_config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from tests.gguf_experts import EXPERT_TYPES, EXPERTS, WITH_EXPERTS, expert_shapes, mixed
 from tests.gguf_files import gguf_file, text, tokenizer_metadata
+from tests.gguf_gemma4 import GEMMA4, gemma4_logits, gemma4_shapes, proportional
 from tests.gguf_tensors import float32_of, weights
 
 __all__ = [
@@ -71,6 +72,7 @@ FURTHER: dict[str, dict[str, Any]] = {
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 8.0,
     },
+    "gemma4": {**GEMMA4, "final_logit_softcapping": 20.0},
     "phi3": {"attention.sliding_window": 8},
     "granite": {"attention.scale": 0.1, "embedding_scale": 4.0, "residual_scale": 0.6, "logit_scale": 3.0},
     "smollm3": {"block_count": 5},
@@ -123,6 +125,8 @@ class Made:
 
     def defined(self, ids: Sequence[int]) -> Floats:
         """The logits of all positions."""
+        if self.file.architecture == "gemma4":
+            return gemma4_logits(self, ids, rotated)
         w, family, positions = self.tensors, self.file.architecture, np.arange(len(ids))
         told = self.file.metadata[self.file.key("attention.head_count_kv")]
         by_layer = told if isinstance(told, tuple) else [told] * int(self.meta("block_count"))
@@ -269,6 +273,8 @@ def make(
         shapes[DIVISORS] = (turning,)
     if family == "phi3" and "rope.scaling.original_context_length" in told:
         shapes |= {SHORT: (turning,), LONG: (turning,)}
+    if family == "gemma4":
+        shapes = gemma4_shapes(shapes, told)
     if family == "qwen35":
         shapes = qwen35_shapes(shapes, told, q)
     for i in (i for i, kv_heads in enumerate(by_layer) if not kv_heads):
@@ -294,6 +300,10 @@ def make(
         held = weights(kind, rows, seed)
         if name.endswith("ssm_a"):
             held = (-np.frombuffer(held, np.float32)).tobytes()
+        if name == DIVISORS and family == "gemma4":
+            held = proportional(dims[0])
+        if name.endswith("q_norm.weight") and family == "gemma4":
+            held = (np.frombuffer(held, np.float32) / 8).tobytes()
         if name == LONG:
             held = (np.frombuffer(held, np.float32) * 4).tobytes()
         tensors[name] = GgufTensor(name, dims, kind, len(data), len(held))

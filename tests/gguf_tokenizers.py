@@ -41,7 +41,7 @@ PAIRED = (
     *("smollm of pairs", "default of pairs", "llama-bpe of pairs", "qwen2 of pairs"),
 )
 PRE = ("smollm", "default", "gpt-2", "llama-bpe", "qwen2", *PAIRED)
-KINDS = (*PRE, "llama", "llama without a space in front")
+KINDS = (*PRE, "llama", "llama without a space in front", "gemma4")
 
 WORDS = (  # noqa: SIM905
     "the quick Brown fox don't I'M we'LL they've it's HELLO hello world tokenization antidisestablishmentarianism "
@@ -118,6 +118,30 @@ def sentence_piece(prefix: bool) -> dict[str, Any]:
 
 
 @cache
+def within_lines() -> dict[str, Any]:
+    """Gemma 4's kind: the tokens of SentencePiece's, runs of line breaks, and merges that make them all."""
+    found = sentence_piece(prefix=False)
+    tokens: list[str] = found["tokenizer.ggml.tokens"]
+    # llama.cpp cuts a merge at its first space.
+    pieces = [token for token in tokens[260:] if "\n" not in token]
+    breaks = ["\n" * count for count in (1, 2, 3, 4, 5, 6, 8)]
+    held = {*pieces, *breaks}
+    merges = [
+        f"{token[:cut]} {token[cut:]}"
+        for token in [*pieces, *breaks]
+        for cut in range(1, len(token))
+        if {token[:cut], token[cut:]} <= held
+    ]
+    return {
+        **{name: value for name, value in found.items() if not name.endswith(("scores", "add_space_prefix"))},
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": [*tokens[:260], *pieces, *breaks],
+        "tokenizer.ggml.token_type": [2, 3, 3, 4, *[6] * 256, *[1] * (len(pieces) + len(breaks))],
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+@cache
 def paired() -> dict[str, Any]:
     """A byte-level vocabulary with pairs of the bytes that are frequent in the texts: each word's cut moves them."""
     seen = Counter(byte for text in corpus(["<|endoftext|>"]) for byte in text.encode())
@@ -142,7 +166,7 @@ def metadata(kind: str) -> dict[str, Any]:
         return paired() | {"tokenizer.ggml.pre": kind.removesuffix(" of pairs")}
     if kind in PRE:
         return tokenizer_metadata(ROOT / "models" / "bundled", kind) | {"tokenizer.ggml.eos_token_id": 0}
-    return sentence_piece(kind == "llama")
+    return within_lines() if kind == "gemma4" else sentence_piece(kind == "llama")
 
 
 def texts(kind: str) -> list[str]:
@@ -191,7 +215,7 @@ def main(folder: Path) -> None:
 
         def ask(pairs: dict[str, Any]) -> str:
             model.write_bytes(gguf_file({**SHAPE, **pairs}))
-            asked.write_text(json.dumps(texts("llama" if pairs["tokenizer.ggml.model"] == "llama" else "smollm")))
+            asked.write_text(json.dumps(texts("smollm" if pairs["tokenizer.ggml.model"] == "gpt2" else "llama")))
             subprocess.run(["node", *map(str, (script, model, asked, told))], check=True)
             return "".join(map(digest, json.loads(told.read_text())))
 

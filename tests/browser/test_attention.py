@@ -67,7 +67,12 @@ class Shape:
     softcap: float = 0.0
     cache_bits: int = 0
     prepared: bool = False
+    shares: bool = False
     slides: bool = False
+
+    @property
+    def written(self) -> bool:
+        return self.prepared or self.shares
 
     @property
     def scale(self) -> float:
@@ -130,7 +135,7 @@ class Step:
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The caches before the step, as their buffers have them: NaN before the window, at the new position and past
         it, which nothing may read."""
-        shown = range(self.first(length), length - (not self.shape.prepared))
+        shown = range(self.first(length), length - (not self.shape.written))
 
         def hidden(cache: npt.NDArray[Any]) -> npt.NDArray[Any]:
             made = np.full_like(cache, NAN_WORD if cache.dtype == np.uint32 else np.nan)
@@ -164,7 +169,7 @@ class Step:
         new_values = (turned if shape.normed_values else qkv)[shape.heads + shape.kv_heads :]
         keys = self.keys[:, self.first(length) : length].astype(np.float64)
         values = self.values[:, self.first(length) : length].astype(np.float64)
-        if not shape.prepared:
+        if not shape.written:
             keys[:, -1], values[:, -1] = read or (new_keys, new_values)
         queries = (qkv if shape.prepared else rotated)[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
         scores = queries @ keys.transpose(0, 2, 1) * shape.scale
@@ -259,7 +264,7 @@ def attend(
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
     buffers = step.buffers(state, keys, values, partials, result)
-    gammas = [] if shape.epsilon is None else [*GAMMAS] if shape.normed_values else [*GAMMAS[:2]]
+    gammas = [] if shape.epsilon is None else [*GAMMAS] if shape.normed_values else [*GAMMAS[: 2 - shape.shares]]
     sinks = [] if shape.sinks is None else ["head_sink"]
     # If that makes more than ten buffers, the join writes the result, and adds the sinks.
     many = len(gammas) + len(sinks) > 2
@@ -293,7 +298,7 @@ def check(step: Step, run: Run, length: int) -> None:
             scale = np.ascontiguousarray(cache[:, at, :1]).view(np.float32)
             assert np.allclose(scale * 127, largest, rtol=1e-5), f"length {length}: the new scales"
             assert (np.abs(found - wanted) <= scale * 0.5001).all(), f"length {length}: the new rows"
-    elif step.shape.prepared:
+    elif step.shape.written:
         pass  # No row is new.
     elif np.abs(run.keys[:, at] - new_keys).max() > bound * 4:
         pytest.fail(f"length {length}: the new keys")
@@ -380,6 +385,16 @@ def test_prepared_queries_over_caches_of_4_bits(
     shape = Shape(heads, kv_heads, head, 303, element, cache_bits=4, prepared=True, sinks=sinks)
     for lanes in (0, 32):
         planned(kernels, shape, (1, 2, 65, 300), lanes)
+
+
+@pytest.mark.one_in
+@pytest.mark.parametrize(("heads", "kv_heads", "head", "window"), [(8, 1, 256, 40), (4, 2, 64, 0), (8, 2, 512, 0)])
+def test_caches_of_an_earlier_layer(kernels: KernelPage, heads: int, kv_heads: int, head: int, window: int) -> None:
+    """That layer has written the new rows, and nothing is written but the result."""
+    shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5, window=window, shares=True)
+    for lanes in {0, kernels.lanes, 32}:
+        planned(kernels, shape, (1, 65, 300), lanes)
+        planned(kernels, replace(shape, epsilon=None, sinks=0), (65, 300), lanes)
 
 
 @pytest.mark.one_in(8)

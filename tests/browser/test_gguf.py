@@ -29,19 +29,31 @@ MODELS = {
     "lfm2": MIXED,
     "qwen3moe": {"": GgmlType.Q4_0, "token_embd": GgmlType.Q8_0},
     "gpt-oss": {"": GgmlType.Q8_0, **dict.fromkeys(EXPERT_TYPES, GgmlType.MXFP4)},
+    "gemma4": MIXED,
 }
 """Products without minima, with them, and two types for q, k and v; two kinds of table that the output shares. Soft
 caps, which onnxruntime-web's attention leaves out. A layer whose heads are not rotated, convolutions with a state.
-Experts of two types, and experts
-with biases below attention with sinks."""
-LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3, "qwen3moe": 1, "gpt-oss": 2}
+Experts of two types, and experts with biases below attention with sinks."""
+LAYERS = {"llama": 1, "smollm3": 4, "lfm2": 3, "qwen3moe": 1, "gpt-oss": 2, "gemma4": 4}
 VOCABULARIES = {"gemma2": 515}
 """Behind an odd one the logits' buffer has an element that onnxruntime-web writes and our kernels do not."""
 WIDTHS = {"qwen3moe": 192, "gpt-oss": 192}
 """Rows of experts for which onnxruntime-web rounds no activations in float32."""
-LEFT = {"llama": 1, "qwen2": 1, "gemma3": 2, "gemma2": 2, "smollm3": 9, "lfm2": 15, "qwen3moe": 9, "gpt-oss": 21}
+LEFT = {
+    "llama": 1,
+    "qwen2": 1,
+    "gemma3": 2,
+    "gemma2": 2,
+    "smollm3": 9,
+    "lfm2": 15,
+    "qwen3moe": 9,
+    "gpt-oss": 21,
+    "gemma4": 57,
+}
 """Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation,
-convolutions, and experts."""
+convolutions, experts, and what each layer of gemma4 does with embeddings and a factor of its own."""
+PROMPTS = {"gemma4": [(37 * i + 11) % 509 for i in range(30)]}
+"""Longer than a window over the caches of another layer."""
 
 
 @pytest.mark.one_in
@@ -50,13 +62,13 @@ def test_ids_are_the_definition_s(family: str, scripts: PageScripts, site: SiteS
     further = {key: value for key, value in FURTHER[family].items() if key != "block_count"}
     given = {**further, "block_count": LAYERS.get(family, 2), "embedding_length": WIDTHS.get(family, 256)}
     made = make(family, MODELS[family], given, vocabulary=VOCABULARIES.get(family, 512))
-    name = f"gguf-{family}"
+    name, prompt = f"gguf-{family}", PROMPTS.get(family, PROMPT)
     site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
     try:
-        found = scripts.run("gguf", "picked", name, model=name, prompt=PROMPT, count=COUNT)
+        found = scripts.run("gguf", "picked", name, model=name, prompt=prompt, count=COUNT)
     finally:
         del site.models[name]
-    wanted = made.defined([*PROMPT, *found["ids"]])[len(PROMPT) - 1 :]
+    wanted = made.defined([*prompt, *found["ids"]])[len(prompt) - 1 :]
     largest = np.abs(wanted).max()
     np.testing.assert_allclose(found["logits"], wanted[0], rtol=0, atol=1e-3 * largest)
     picked = wanted[np.arange(COUNT), found["ids"]]
@@ -72,6 +84,7 @@ ON_CPU = {
     "lfm2": MIXED,
     "qwen3moe": MIXED,
     "gpt-oss": MIXED,
+    "gemma4": MIXED,
 }
 LONG = [(37 * i + 11) % 509 for i in range(250)]
 """The caches get more room in the steps after it."""

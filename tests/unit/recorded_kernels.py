@@ -224,6 +224,12 @@ def rotary_apart(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
         put(at[f"{name}_output"], rotated(rows, at["cos_cache"], at["sin_cache"], position))
 
 
+def rotary_query(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    heads, head = u["global_shape"][2], 2 * u["global_shape"][3]
+    rows = at["input"][: heads * head].reshape(heads, head)
+    put(at["output"], rotated(rows, at["cos_cache"], at["sin_cache"], int(at["seqlens"][0])))
+
+
 def cache_write(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     _, kv, capacity, quads = u["present_key_shape"]
     head, position = 4 * quads, int(at["seqlen_k"][0])
@@ -593,6 +599,28 @@ KERNELS: Mapping[str, Kernel] = {
             "let q_at_qi = (q_input[qi] * q_inv_rms * q_norm_weight[bsnh[3]]);",
             "let k_at_kj = (k_input[kj] * k_inv_rms * k_norm_weight[(bsnh[3] + half_rotary_dim)]);",
         ),
+    ),
+    "rotary_query": Kernel(
+        ("input", "seqlens", "cos_cache", "sin_cache"),
+        ("output",),
+        (
+            ("cos_cache_shape", "vec2<u32>"),
+            ("global_shape", "vec4<u32>"),
+            ("input_output_stride", "vec4<u32>"),
+        ),
+        (
+            "let total_seqlen = seqlen + 1u;",
+            "let past_seqlen = select(total_seqlen - uniforms.global_shape[1], 0u, "
+            "total_seqlen <= uniforms.global_shape[1]);",
+            "let j = i + select(half_rotary_emb_dim, 1u, false);",
+            *(
+                f"let {part} = input[i] * get_{by}_cache_by_indices(vec2<u32>(position_id, bsnh[3])) {sign} "
+                f"input[j] * get_{other}_cache_by_indices(vec2<u32>(position_id, bsnh[3]));"
+                for part, by, sign, other in (("re", "cos", "-", "sin"), ("im", "sin", "+", "cos"))
+            ),
+        ),
+        rotary_query,
+        vectors=False,
     ),
     "cache_write": Kernel(
         ("key", "value", "seqlen_k", "total_sequence_length_input"),

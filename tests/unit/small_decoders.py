@@ -244,6 +244,23 @@ class Small:
             query, counts = self.rotated(qkv, layer, lengths, rotary)
         return self.attended(query, counts, layer, lengths)
 
+    def over_the_caches_of(self, source: int, query: int, layer: int, lengths: tuple[int, int]) -> int:
+        """Attention of a layer with queries alone, which are normalised and rotated."""
+        s, size = self.sketch, HEADS * HEAD
+        sizes: dict[str, Number] = {"components": 4, "norm_count": HEADS, "norm_size": HEAD, "epsilon": EPSILON}
+        [query] = s.run("norm", {"x": query, "scale": s.weights(HEAD, 1.0)}, {"y": size}, sizes)
+        self.named(f"norm of q {layer}")
+        shapes: dict[str, Number] = {
+            "cos_cache_shape": (CAPACITY, HEAD // 2),
+            "global_shape": (1, 1, HEADS, HEAD // 2),
+            "input_output_stride": (size, size, HEAD, 1),
+        }
+        reads = {"input": query, "seqlens": lengths[0], "cos_cache": self.cos, "sin_cache": self.sin}
+        [query] = s.run("rotary_query", reads, {"output": size}, shapes)
+        self.named(f"rotary {layer}")
+        counts = s.unknown(lambda total: np.array([1.0 + (total[0] - 1) // 64, HEADS, 1.0]), [lengths[1]], 3)
+        return self.attended(query, counts, source, lengths, layer)
+
     def rotated(self, qkv: int, layer: int, lengths: tuple[int, int], rotary: str) -> tuple[int, int]:
         """The rotated q, and the counts. `rotary`: "" for halves of whole heads, "partial" for those of half of a head,
         "interleaved" for neighbours."""
@@ -269,9 +286,10 @@ class Small:
         self.named(f"rotary {layer}")
         return query, counts
 
-    def attended(self, query: int, counts: int, layer: int, lengths: tuple[int, int]) -> int:
-        s = self.sketch
-        key, value = self.caches[2 * layer : 2 * layer + 2]
+    def attended(self, query: int, counts: int, source: int, lengths: tuple[int, int], layer: int | None = None) -> int:
+        """Attention over the caches of a layer, of that one or another."""
+        s, layer = self.sketch, source if layer is None else layer
+        key, value = self.caches[2 * source : 2 * source + 2]
         sizes = {"head_size_vec": HEAD // 4, "present_sequence_length": CAPACITY, "n_reps": HEADS // KV_HEADS}
         sizes |= {"num_heads": HEADS, "batch_size": 1, "attn_bias_dim0": 1, "attn_bias_dim1": 1}
         out, metadata = s.run(
@@ -319,6 +337,7 @@ def decoder(
     sinks: bool = False,
     affine: bool = False,
     apart: bool = False,
+    shared: bool = False,
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
@@ -329,7 +348,7 @@ def decoder(
     products of int8. `swapped`: the gate's factors in the other order.
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), "all" with one of v (gemma4), or "no" with q, k
     and v split all the same. `apart`: v has a product of its own, put behind that of q and k. `affine`: weights have
-    minima, whose products are apart.
+    minima, whose products are apart. `shared`: all layers but the first read its caches.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: the next kernel changes a part of a copy.
     """
@@ -342,13 +361,18 @@ def decoder(
     m.named("first norm")
     lengths: tuple[int, int] | None = None
     for layer in range(layers):
-        qkv = m.concat(y) if apart else m.matmul(y, QKV, WIDTH)
+        of_others = shared and layer > 0
+        qkv = m.concat(y) if apart else m.matmul(y, HEADS * HEAD if of_others else QKV, WIDTH)
         m.named(f"qkv {layer}")
         if bias:
             qkv = m.add(qkv, s.weights(QKV), QKV)
             m.named(f"bias {layer}")
         lengths = lengths or m.lengths()
-        out = m.matmul(m.attention(qkv, layer, lengths, norms, rotary), WIDTH, HEADS * HEAD)
+        if of_others:
+            attended = m.over_the_caches_of(0, qkv, layer, lengths)
+        else:
+            attended = m.attention(qkv, layer, lengths, norms, rotary)
+        out = m.matmul(attended, WIDTH, HEADS * HEAD)
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
@@ -402,6 +426,7 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "granite": lambda: decoder(multipliers=True),
     "qwen3": lambda: decoder(norms="apart"),
     "gemma4": lambda: decoder(norms="all"),
+    "caches of another layer": lambda: decoder(norms="all", shared=True, layers=3),
     "qwen3, norms inside": lambda: decoder(norms="inside"),
     "q, k and v split": lambda: decoder(norms="no"),
     "two products": lambda: decoder(gated=False),

@@ -431,13 +431,15 @@ def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = int(at["state"][0])
-    q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
+    packed = heads if c["WRITTEN"] else heads + 2 * kv
+    q, k, v = np.split(at["qkv"][: packed * head].reshape(-1, head), [heads, heads + kv])
     keys, values = (
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
     )
     q, k = (heads_normed(rows, name, at, c) for rows, name in ((q, "q_gamma"), (k, "k_gamma")))
-    keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
-    values[:, length - 1] = heads_normed(v, "v_gamma", at, c)
+    if not c["WRITTEN"]:
+        keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
+        values[:, length - 1] = heads_normed(v, "v_gamma", at, c)
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
     totals, sums, largest = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])

@@ -27,6 +27,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     cache_bits: int = 0
+    written: bool = False
     prepared: bool = False
     slides: bool = False
 

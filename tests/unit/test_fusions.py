@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capstan.errors import TapeError
+from capstan.graph import LeftOut
 from capstan.tape import (
     PASSES,
     Copy,
@@ -93,6 +95,27 @@ def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) 
 def test_a_fused_step_leaves_what_the_recorded_step_leaves(name: str, passes: Collection[str]) -> None:
     small = SMALL_DECODERS[name]()
     check(small, small.sketch.record(), passes)
+
+
+def test_attention_over_caches_of_another_layer_is_one_operation() -> None:
+    """And a window that it leaves out is one of each of the layers."""
+    small = SMALL_DECODERS["caches of another layer"]()
+    step = small.sketch.record()
+    made = [node.what for node in check(small, step, PASSES).nodes if isinstance(node.what, Attention)]
+    assert [(what.shares, what.key) for what in made] == [(each, made[0].key) for each in (False, True, True)]
+    assert [sorted(what.norms.gammas) for what in made if what.norms] == [
+        ["k_gamma", "q_gamma", "v_gamma"],
+        *[["q_gamma"]] * 2,
+    ]
+
+    def windowed(layers: int) -> list[int]:
+        asked = {made[0].key: LeftOut("past_key_values.0.key", window=40, layers=layers)}
+        placement = fuse_step(step.recording, step.ops, step.lasting, PASSES, left_out=asked)
+        return [node.what.window for node in placement.nodes if isinstance(node.what, Attention)]
+
+    assert windowed(3) == [40] * 3
+    with pytest.raises(TapeError, match="no kernel of ours computes attention over past_key_values.0.key"):
+        windowed(4)
 
 
 def made_of(placement: Placement) -> Counter[str]:

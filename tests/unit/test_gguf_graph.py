@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from capstan import Generator, GeneratorParams, Model, graph
 from capstan.device.reference.unpacked import weight_bytes
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.errors import ModelFileError, UncomputedError, UnsupportedModelError
+from capstan.graph.carried import cache_pairs
 from capstan.graph.gguf.gguf_types import PACKED
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.quantized_caches import quantized_caches
+from capstan.graph.split_caches import whole_because
 from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.gguf.gguf_config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType
 from capstan.onnxruntime.layered_run import layered_run
 from tests.gguf_keys import CASES, ids_of
@@ -85,6 +90,42 @@ def test_steps_over_states_give_the_logits_of_a_whole_run() -> None:
         start = end
     whole = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **before(session)})[0][0]
     np.testing.assert_allclose(np.concatenate(steps), whole, rtol=0, atol=1e-4 * np.abs(whole).max())
+
+
+def gemma4(types: GgmlType = GgmlType.F32) -> Made:
+    """Its last two layers read the caches of the first two, one of which has a window."""
+    return make("gemma4", {"": types}, FURTHER["gemma4"])
+
+
+def test_attention_over_caches_of_other_layers_is_computed_apart() -> None:
+    """On WebGPU where there is a window, and on the CPU, whose kernel of onnxruntime-web 1.30 reads other memory."""
+    sizes = {"past_key_values.0.key": 64, "past_key_values.1.key": 128}
+    for change, left in ((graph.soft_caps_apart, 3), (graph.shared_caches_apart, 2)):
+        changed = [node.op_type for node in change(gemma4().graph(), sizes).graph.node]
+        assert changed.count("GroupQueryAttention") == left
+        compared(gemma4(), partial(change, head_sizes=sizes))
+
+
+def test_a_window_over_caches_of_another_layer_is_left_out_once_for_each_layer() -> None:
+    model = gemma4().graph()
+    [found] = graph.left_out(model)
+    assert (found.key, found.window, found.layers) == ("past_key_values.0.key", 8, 2)
+    last = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][2]
+    next(item for item in last.attribute if item.name == "local_window_size").i = 9
+    with pytest.raises(UnsupportedModelError, match=r"over past_key_values\.0\.key looks back 9 positions .* one 8"):
+        graph.left_out(model)
+
+
+def test_caches_that_other_layers_read_stay_whole_and_floats() -> None:
+    made = gemma4()
+    model, decoder = made.graph(), gguf_decoder(made.file, "model.gguf")
+    pairs = cache_pairs(decoder, model.graph)
+    assert [pair.layer for pair in pairs] == [0, 0, 1, 1]
+    assert "layers.2/attn/GroupQueryAttention reads the caches of another one" in whole_because(model, pairs)
+    with pytest.raises(
+        UnsupportedModelError, match=r"int8 cannot be where other layers read them, as /model/layers\.2"
+    ):
+        quantized_caches(model, pairs, 8, 1024)
 
 
 @pytest.mark.one_in(3)

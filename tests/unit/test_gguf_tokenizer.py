@@ -76,6 +76,24 @@ def test_bos_and_eos_surround_a_text_as_the_file_says() -> None:
     assert made.encode("") == []
 
 
+def test_gemma_4_begins_texts_with_bos_and_makes_runs_of_line_breaks_by_merges() -> None:
+    pairs = metadata("gemma4")
+    made = tokenizer(pairs | {"tokenizer.ggml.add_bos_token": False})
+    assert made.encode_prompt("the") == [1, *made.encode("the")]
+    tokens = pairs["tokenizer.ggml.tokens"]
+    assert [made.encode("\n" * count) for count in (3, 5)] == [[tokens.index("\n" * 3)], [tokens.index("\n" * 5)]]
+    merges = [merge for merge in pairs["tokenizer.ggml.merges"] if not merge.startswith("\n\n")]
+    with pytest.raises(UnsupportedModelError, match=r"merges do not make token \d+ of [345] line breaks; convert"):
+        tokenizer(pairs | {"tokenizer.ggml.merges": merges})
+
+
+def test_tokens_that_are_never_to_be_picked() -> None:
+    embedding = (2048, 8), 0, bytes(2048 * 32)
+    pairs = {**SHAPE, **metadata("qwen2"), "tokenizer.ggml.suppress_tokens": [3, 5, 5000]}
+    file = header_of(gguf_file(pairs, {"token_embd.weight": embedding}))
+    assert gguf_config(file, "a.gguf").search == {"bad_words_ids": [[3], [5]]}
+
+
 def test_chat_template_with_its_special_tokens() -> None:
     made = tokenizer(metadata("llama") | {"tokenizer.chat_template": TEMPLATE})
     assert made.apply_chat_template([{"role": "user", "content": "hello"}]) == "<s>hello</s>"
@@ -108,7 +126,7 @@ def without(name: str) -> dict[str, Any]:
         (
             {**metadata("llama"), "tokenizer.ggml.model": "t5"},
             UnsupportedModelError,
-            "'t5'; tokenizers of gpt2 and llama",
+            "'t5'; tokenizers of gpt2, llama, gemma4 are read",
         ),
         ({**metadata("qwen2"), "tokenizer.ggml.pre": "odd"}, UnsupportedModelError, "'odd'; pre-tokenizers .* smollm"),
         ({**metadata("qwen2"), "tokenizer.ggml.merges": ["a"]}, ConfigError, "two tokens that make a third one at 0"),

@@ -134,7 +134,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "description",
         "graph_passes",
     ),
-    "graph.gguf": ("gguf_types", "gguf_tensors rotary", "experts states", "builder"),
+    "graph.gguf": ("gguf_types", "gguf_tensors rotary", "experts layer_inputs states", "builder"),
     "guidance": (
         "grammar schema_keywords string_formats",
         "byte_graph character_classes dfa json_text merging vocabulary",
@@ -160,7 +160,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "gguf known_models",
         "model_facts",
     ),
-    "model_files.gguf": ("gguf_file pre_tokenizers", "families header", "gguf_tokenizer shards", "gguf_config"),
+    "model_files.gguf": ("gguf_file pre_tokenizers", "families header", "gguf_tokenizer layers shards", "gguf_config"),
     "onnxruntime": (
         "host_array providers session_options",
         "checks ort_value requirements session_placement",

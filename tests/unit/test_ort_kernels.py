@@ -91,6 +91,11 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "qkv_split": {"input_size": 32, "total_segment_elements": 32, "segment_sizes": (16, 8, 8)},
     "rotary_apart": ROTARY_APART,
     "rotary_normed": ROTARY_APART,
+    "rotary_query": {
+        "cos_cache_shape": (256, 8),
+        "global_shape": (1, 1, 4, 8),
+        "input_output_stride": (64, 64, 16, 1),
+    },
     "cache_write": {
         "key_shape": (1, 1, 2, 4),
         "present_key_shape": (1, 2, 256, 4),
@@ -272,6 +277,9 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
                 ("k_global_shape", (1, 1, 2, 4)),
             )
         ),
+        ("rotary_query", change("rotary_query", cos_cache_shape=(256, 4))),
+        ("rotary_query", change("rotary_query", global_shape=(1, 2, 4, 8))),
+        ("rotary_query", change("rotary_query", input_output_stride=(96, 96, 24, 1))),
         ("cache_write", change("cache_write", kv_sequence_length=2)),
         ("cache_write", change("cache_write", batch_size=2)),
         ("cache_write", change("cache_write", key_shape=(1, 2, 2, 4))),
@@ -460,6 +468,7 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "qkv_split": [],
         "rotary_apart": ["cos_cache", "sin_cache"],
         "rotary_normed": ["cos_cache", "k_norm_weight", "q_norm_weight", "sin_cache"],
+        "rotary_query": ["cos_cache", "sin_cache"],
         "cache_write": [],
         "attention_split": [],
         "attention_join": [],

@@ -104,6 +104,8 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"cache_bits": 4, "rows": 4, "slides": True},
         {"rows": 4, "along": True, "interleaved": True, "softcap": 30.0},
         {"rows": 4, "packed": True, "sinks": 9},
+        {"shares": True, "window": 64},
+        {"shares": True, "rows": 4, "sinks": 9},
         {"rows": 4, "packed": True, "slides": True, "window": 64},
     ]
     for element, by, form in combinations(("f32", "f16"), norms, forms):
@@ -170,7 +172,7 @@ ONE_WAY = [
     *("judge HALF", "judge SUBGROUPS", "rows HALF", "rows SUBGROUPS", "truth_attention SUBGROUPS"),
     "truth_gemv SUBGROUPS",
     # These texts have no caches of fewer bits and of a window.
-    *(f"attention_append {name}" for name in ("FOUR_BITS", "PREPARED", "QUANTIZED")),
+    *(f"attention_append {name}" for name in ("FOUR_BITS", "PREPARED", "QUANTIZED", "WRITTEN")),
     *("judge FOUR_BITS", "judge QUANTIZED", "judge SLIDING", "rows SLIDING"),
     *("truth_attention PREPARED", "truth_attention SLIDING"),
 ]

@@ -35,6 +35,7 @@
     wide_products(model, most)        products by float32 weights in place of packed ones (for the CPU)
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
     soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
+    shared_caches_apart(model, ...)   attention over another layer's caches in other operators (for the CPU)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
@@ -77,7 +78,7 @@ from .quantized_products import quantized_products
 from .rotary_nodes import ComputedRows
 from .session_initializers import data_ends, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches, whole_caches
-from .soft_caps import soft_caps_apart
+from .soft_caps import shared_caches_apart, soft_caps_apart
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -165,6 +166,7 @@ __all__ = [
     "simplified_norms",
     "sliding_caches",
     "smooth_softmax_as_sinks",
+    "shared_caches_apart",
     "soft_caps_apart",
     "split_caches",
     "split_weights",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..errors import UnsupportedModelError
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .soft_caps import element_of
 from .total_length import SEQLENS_K, TOTAL_LENGTH, ancestry
@@ -95,6 +96,8 @@ class LeftOut:
     """0 if scores have no cap."""
     slides: bool = False
     """Whether its caches hold the positions from the sequence's base on alone."""
+    layers: int = 1
+    """Attentions over that cache: some may read the one of an earlier layer."""
 
     def __str__(self) -> str:
         asked = [f"looks back {self.window} positions"] if self.window else []
@@ -110,15 +113,25 @@ class LeftOut:
 
 
 def left_out(model: ModelProto) -> list[LeftOut]:
-    """The attentions that a captured run does not compute as they are, in graph order."""
-    found = []
+    """The attentions that a captured run does not compute as they are, in graph order, one for each cache. Raises
+    UnsupportedModelError where layers see one cache differently."""
+    found: dict[str, LeftOut] = {}
+    written: dict[str, str] = {}
     for node in model.graph.node:
-        if node.op_type == "GroupQueryAttention":
-            window = max(attribute(node, "local_window_size", -1), 0)
-            softcap = next((item.f for item in node.attribute if item.name == "softcap"), 0.0)
-            if window or softcap:
-                found.append(LeftOut(node.input[PAST_KEY], window, softcap))
-    return found
+        if node.op_type != "GroupQueryAttention":
+            continue
+        window = max(attribute(node, "local_window_size", -1), 0)
+        softcap = next((item.f for item in node.attribute if item.name == "softcap"), 0.0)
+        key = written.get(node.input[PAST_KEY], node.input[PAST_KEY])
+        written |= dict.fromkeys(node.output[1:2], key)
+        first = found.setdefault(key, LeftOut(key, window, softcap, layers=0))
+        if (first.window, first.softcap) != (window, softcap):
+            raise UnsupportedModelError(
+                f"attention {node.name} over {key} looks back {window} positions with a soft cap of {softcap:g}, an "
+                f"earlier one {first.window} with {first.softcap:g}; take another export of the model"
+            )
+        found[key] = replace(first, layers=first.layers + 1)
+    return [each for each in found.values() if each.window or each.softcap]
 
 
 def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
@@ -127,7 +140,7 @@ def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
     result = copy_of(model)
     zeros: dict[tuple[int, int], str] = {}
     for node in [node for node in result.graph.node if attribute(node, "smooth_softmax", 0) == 1]:
-        element = element_of(result, node)
+        element = element_of(result, node.input[PAST_KEY] if len(node.input) > PAST_KEY else "")
         if node.op_type != "GroupQueryAttention" or element not in SIZES:
             continue
         for item in [item for item in node.attribute if item.name == "smooth_softmax"]:

@@ -123,7 +123,7 @@ def cache_sizes(value: ValueInfoProto) -> tuple[int, int]:
 
 
 def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
-    """The layers that must have caches: all but those with a state alone."""
+    """The layers that must have caches: all but those with a state alone and those that read the caches of others."""
     names = {value.name for value in (*graph.input, *graph.output)}
     stateful = {
         name.replace("%d", str(layer)): layer
@@ -138,7 +138,7 @@ def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
     )
     return [
         layer
-        for layer in range(decoder.num_hidden_layers)
+        for layer in range(decoder.num_hidden_layers - decoder.num_shared_layers)
         if layer not in with_state or any(name.replace("%d", str(layer)) in names for name in caches)
     ]
 

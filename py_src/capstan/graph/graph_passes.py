@@ -34,7 +34,7 @@ from .quantized_caches import fewer_bits, quantized_caches, with_bits
 from .quantized_products import quantized_products
 from .session_initializers import prepared
 from .sliding_caches import SLACK, SlidingCaches, sliding_caches, whole_caches
-from .soft_caps import has_soft_caps, soft_caps_apart
+from .soft_caps import has_soft_caps, shared_caches_apart, soft_caps_apart
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -226,6 +226,10 @@ def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
     return soft_caps_apart(model, head_sizes(model, facts))
 
 
+def shared_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
+    return shared_caches_apart(model, head_sizes(model, facts))
+
+
 def parts_attended(model: ModelProto, facts: Rewriting) -> ModelProto:
     """With q, k and v apart where the adapter has too few storage buffers for packed ones."""
     return model if facts.packed else packed_apart(model, head_sizes(model, facts))
@@ -356,6 +360,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("group_query_attention", DEVICES, attention_recognised),
     GraphPass("whole_caches", DEVICES, lambda model, _: whole_caches(model)),
     GraphPass("norms_apart", WASM, lambda model, _: norms_apart(model)),
+    GraphPass("shared_caches_apart", WASM, shared_apart),
     GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
     GraphPass("computed_on_wasm", WASM, computed_on_wasm),
     GraphPass("logits_of_all", DEVICES | {"reference"}, lambda model, _: logits_of_all(model)),

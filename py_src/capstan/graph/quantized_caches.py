@@ -60,7 +60,10 @@ def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: 
 def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, longest: int) -> str:
     """The reason against so many bits for `pairs` of floats, which follows the name of such a cache; empty if there is
     none. onnxruntime-web has one kernel for attention over quantized caches, which knows neither caps nor windows."""
-    written = caches_in_place(model)
+    written, presents = caches_in_place(model), {pair.present for pair in pairs}
+    shared = next((node for node in model.graph.node if not presents.isdisjoint(node.input)), None)
+    if shared is not None:
+        return f"cannot be where other layers read them, as {shared.name} does"
     for pair in pairs:
         if (pair.past, pair.present) not in written:
             return f"needs GroupQueryAttention, which does not write {pair.present}"

@@ -1,18 +1,21 @@
-"""Attention with a soft cap on its scores, in operators that onnxruntime-web computes on WebGPU.
+"""Attention with a soft cap on its scores, or over another layer's caches, in operators that onnxruntime-web computes.
 
-Its GroupQueryAttention there leaves the cap out. The rewrite keeps the node for what it does to the caches, without the
-cap, and computes its result beside it, from the same q and the caches' first `total_sequence_length` positions:
+Its GroupQueryAttention on WebGPU leaves the cap out, and the window of a node that writes no caches; on the CPU such a
+node reads memory of others (1.30; a native 1.30 crashes, 1.31 is right). The rewrite keeps a node for what it does to
+the caches, without the cap, and computes its result beside it, from the same q and the caches' first
+`total_sequence_length` positions:
 
     q -> (Slice, RotaryEmbedding) -> Mul by scale / cap -> [kv heads, group, tokens, head]
     present keys -> Slice, Transpose -> MatMul -> Tanh -> Mul by cap -> Add (-inf where a position is out of sight)
     present values -> Slice, Transpose -> MatMul behind Softmax -> the node's result
 
+Without a cap there is no Tanh, and no product with the cap. A node that writes no caches goes.
 Scores are materialised: [heads, tokens, total length], of which the estimate of activations knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +23,7 @@ from .node_writer import NodeWriter, place_of, take_attribute
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .wiring import attribute, copy_of, fresh_name, value_info
 
-__all__ = ["element_of", "has_soft_caps", "soft_caps_apart"]
+__all__ = ["element_of", "has_soft_caps", "shared_caches_apart", "soft_caps_apart"]
 
 ATTENTION = "GroupQueryAttention"
 QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3, 5, 6, 7, 8, 9
@@ -34,20 +37,43 @@ POSITIONS = "total_sequence_length"
 
 
 def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """Compute every GroupQueryAttention that has a soft cap by other operators, if besides the cap it has only a scale,
-    a window and rotary embedding of whole heads; others stay unchanged. `head_sizes` are those of caches, by the input
-    that reads them.
+    """Compute every GroupQueryAttention that has a soft cap, or a window over another one's caches, by other operators,
+    if besides the cap it has only a scale, a window and rotary embedding of whole heads; others stay unchanged.
+    `head_sizes` are those of caches, by the input that reads them.
     """
-    if not has_soft_caps(model):
+
+    def left_out(node: NodeProto, shares: bool) -> bool:
+        return bool(real(node, "softcap")) or (shares and attribute(node, "local_window_size", -1) > 0)
+
+    return attention_apart(model, head_sizes, left_out)
+
+
+def shared_caches_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
+    """The same with every GroupQueryAttention over another one's caches."""
+    return attention_apart(model, head_sizes, lambda node, shares: shares)
+
+
+def attention_apart(
+    model: ModelProto, head_sizes: Mapping[str, int], asks: Callable[[NodeProto, bool], bool]
+) -> ModelProto:
+    """The same with those that are asked for, given whether they are over another one's caches."""
+    attentions = [node for node in model.graph.node[:] if node.op_type == ATTENTION and len(node.input) > PAST_KEY]
+    written = {node.output[1]: node.input[PAST_KEY] for node in attentions if len(node.output) > 1}
+
+    def shares(node: NodeProto) -> bool:
+        return node.input[PAST_KEY] in written and len(node.output) == 1
+
+    if not any(asks(node, shares(node)) for node in attentions):
         return model
     result = copy_of(model)
     for node in [node for node in result.graph.node if node.op_type == ATTENTION and len(node.input) > PAST_KEY]:
-        if not real(node, "softcap"):
+        if not asks(node, shares(node)):
             continue
-        element, head_size = element_of(result, node), head_sizes.get(node.input[PAST_KEY], 0)
-        if element in LEAST and head_size and taken_over(result, node, head_size):
+        past = written.get(node.input[PAST_KEY], node.input[PAST_KEY])
+        element, head_size = element_of(result, past), head_sizes.get(past, 0)
+        if element in LEAST and head_size and taken_over(result, node, head_size, shares(node)):
             writer = NodeWriter(result.graph, f"{node.name}/capped")
-            Capped(result, node, element, head_size, writer).replace()
+            Apart(result, node, element, head_size, writer, shares(node)).replace()
     return result
 
 
@@ -60,20 +86,19 @@ def real(node: NodeProto, name: str) -> float:
     return next((item.f for item in node.attribute if item.name == name), 0.0)
 
 
-def element_of(model: ModelProto, node: NodeProto) -> int:
-    """The type of an attention's caches, UNDEFINED if the graph does not tell."""
-    name = node.input[PAST_KEY] if len(node.input) > PAST_KEY else ""
+def element_of(model: ModelProto, name: str) -> int:
+    """The type of an attention's caches by the input that reads its keys, UNDEFINED if the graph does not tell."""
     tensors = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     return int(tensors.get(name, inputs.get(name, TensorProto.UNDEFINED)))
 
 
-def taken_over(model: ModelProto, node: NodeProto, head_size: int) -> bool:
+def taken_over(model: ModelProto, node: NodeProto, head_size: int, shares: bool) -> bool:
     """Whether the rewrite covers all attributes and inputs of the node."""
     for item in node.attribute:
         if item.name not in TAKEN_OVER and item.i not in NEUTRAL.get(item.name, ()):
             return False
-    if any(node.input[POSITION_IDS + 1 :]) or len(node.output) < 3:
+    if any(node.input[POSITION_IDS + 1 :]) or (len(node.output) < 3 and not shares):
         return False
     if not attribute(node, "do_rotary", 0):
         return True
@@ -87,7 +112,7 @@ def taken_over(model: ModelProto, node: NodeProto, head_size: int) -> bool:
 
 
 @dataclass
-class Capped:
+class Apart:
     """Makes the nodes of one attention."""
 
     model: ModelProto
@@ -95,6 +120,8 @@ class Capped:
     element: int
     head: int
     writer: NodeWriter
+    shares: bool
+    """Whether the caches are another node's, which has written them."""
 
     @property
     def positions(self) -> int | str:
@@ -119,7 +146,8 @@ class Capped:
             query = self.sliced(query, "query", 0, heads * head, 2)
         if attribute(node, "do_rotary", 0):
             query = self.rotated(query, tokens, heads)
-        query = self.add("Mul", [query, self.number("strength", scale / cap)], "strong", [1, TOKENS, heads * head])
+        strength = self.number("strength", scale / (cap or 1))
+        query = self.add("Mul", [query, strength], "strong", [1, TOKENS, heads * head])
         query = self.add(
             "Reshape", [query, self.writer.ints([-1, heads, head], "by head")], "by_head", [TOKENS, heads, head]
         )
@@ -131,8 +159,10 @@ class Capped:
         keys = self.add("Transpose", [keys], "keys", [kv_heads, 1, head, self.positions], perm=[1, 0, 3, 2])
         values = self.add("Transpose", [values], "values", [kv_heads, 1, self.positions, head], perm=[1, 0, 2, 3])
         shape = [kv_heads, group, TOKENS, self.positions]
-        scores = self.add("Tanh", [self.add("MatMul", [query, keys], "scores", shape)], "tanh", shape)
-        scores = self.add("Mul", [scores, self.number("cap", cap)], "capped", shape)
+        scores = self.add("MatMul", [query, keys], "scores", shape)
+        if cap:
+            scores = self.add("Tanh", [scores], "tanh", shape)
+            scores = self.add("Mul", [scores, self.number("cap", cap)], "capped", shape)
         scores = self.add("Add", [scores, self.hidden(tokens)], "seen", shape)
         weights = self.add("Softmax", [scores], "weights", shape, axis=-1)
         attended = self.add("MatMul", [weights, values], "attended", [kv_heads, group, TOKENS, head])
@@ -141,7 +171,10 @@ class Capped:
         attended = self.add("Transpose", [attended], "tokens_first", [TOKENS, heads, head], perm=[1, 0, 2])
         whole = self.writer.ints([1, -1, heads * head], "whole")
         self.writer.add("Reshape", [attended, whole], "result", outputs=[result])
-        self.writer.insert(place_of(graph, node) + 1)
+        place = place_of(graph, node) + 1
+        self.writer.insert(place)
+        if self.shares:
+            del graph.node[place - 1]
 
     def add(self, op: str, inputs: Iterable[str], part: str, shape: Iterable[int | str] = (), **attributes: Any) -> str:
         """Add a node; `shape` is its result's, of the element type, where that is worth telling."""
@@ -184,7 +217,8 @@ class Capped:
         part = "key" if place == 1 else "value"
         start, axis = self.int32(f"{part} from", 0), self.int32(f"{part} axis", 2)
         shape = [1, kv_heads, self.positions, head]
-        return self.add("Slice", [self.node.output[place], start, total, axis], f"{part}s_there", shape)
+        cache = self.node.input[PAST_KEY + place - 1] if self.shares else self.node.output[place]
+        return self.add("Slice", [cache, start, total, axis], f"{part}s_there", shape)
 
     def hidden(self, tokens: str) -> str:
         """The mask that is added to scores: the least number at positions out of sight, 0 elsewhere."""

@@ -67,6 +67,10 @@ def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:
         return f"its operator set is older than {SPLIT_WITH_SIZES}"
     attention = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     found = {node.input[PAST_KEY]: node for node in attention if len(node.input) > PAST_KEY}
+    presents = {pair.present for pair in pairs}
+    shared = next((node for key, node in found.items() if key in presents), None)
+    if shared is not None:
+        return f"node {shared.name or shared.output[0]} reads the caches of another one"
     for pair in pairs:
         if pair.kind != "key":
             continue

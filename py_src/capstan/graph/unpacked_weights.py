@@ -2,7 +2,7 @@
 
     MatMulNBits(x, quants, scales) [+ MatMul(sums of x, minima)]      becomes      FusedMatMul(x, V), V [n, k]
     MatMul(x, weight)                                                 becomes      the same, V the weight transposed
-    GatherBlockQuantized(quants, ids, scales)                         becomes      Gather(V, ids)
+    GatherBlockQuantized(quants, ids, scales) [+ Gather(minima, ids)] becomes      Gather(V, ids)
 
 V has the values of the tensor, `d * q` or `d * q + m`, with one rounding for each operation; products and tables of one
 tensor share it. V and every other weight that the graph reads rearranged are made while a model loads
@@ -82,10 +82,12 @@ class Unpacking:
         self.products.replace(node, self._matrix(packed), self._is_half(node))
 
     def table(self, node: NodeProto) -> None:
-        """Let the lookup in a table of the file be one in its values."""
+        """Let the lookup in a table of the file be one in its values; those of minima stay, to be unread."""
         packed = self._entries.get(node.input[0])
-        if packed is None:
+        if packed is None or things_of(packed) == {"minima"}:
             return
+        if node.op_type == "GatherBlockQuantized":
+            self._take_minima_of_rows(node)
         ids, half = node.input[1], self._is_half(node)
         del node.input[:], node.attribute[:]
         node.op_type, node.domain = "Gather", ""
@@ -123,6 +125,21 @@ class Unpacking:
             if reader.op_type == "Add" and [things_of(each) for each in weights] == [{"minima"}]:
                 node.output[0], reader.output[0] = reader.output[0], f"{reader.output[0]}_unread"
                 return
+
+    def _take_minima_of_rows(self, node: NodeProto) -> None:
+        """Let a lookup write the sum of itself and the lookup of minima, where there is one: by blocks."""
+        chain = [node]
+        for kind in ("Reshape", "Add", "Reshape"):
+            readers = self._wiring.consumers.get(chain[-1].output[0], [])
+            if [each.op_type for each in readers] != [kind]:
+                return
+            chain += readers
+        _, blocks, both, whole = chain
+        others = [self._wiring.maker(name) for name in both.input if name != blocks.output[0]]
+        makers = [self._wiring.maker(each.input[0]) for each in others if each is not None]
+        weights = [self._entries[each.input[0]] for each in makers if each is not None and each.op_type == "Gather"]
+        if [things_of(each) for each in weights] == [{"minima"}]:
+            node.output[0], whole.output[0] = whole.output[0], f"{whole.output[0]}_unread"
 
 
 def things_of(weight: WeightEntry) -> set[str]:

@@ -88,6 +88,8 @@ class DecoderConfig:
     num_key_value_heads: int
     num_hidden_layers: int
     hidden_size: int | None = None
+    num_shared_layers: int = 0
+    """The last layers, if they read caches of others and have none."""
     inputs: InputNames = InputNames()
     outputs: OutputNames = OutputNames()
     long_rope_from: int = 0

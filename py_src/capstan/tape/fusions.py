@@ -5,6 +5,7 @@ The operations themselves are in `ops`; this module only calls them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -94,8 +95,8 @@ def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
 
 def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> Placement:
     """The placement; TapeError if an attention of which something is left out is not ours."""
-    ours = {node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention)}
-    missing = [what for cache, what in left_out.items() if cache not in ours]
+    ours = Counter(node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention))
+    missing = [what for cache, what in left_out.items() if ours[cache] < what.layers]
     if missing:
         raise TapeError(f"no kernel of ours computes attention over {missing[0].key}")
     return placement

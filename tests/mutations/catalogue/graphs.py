@@ -146,7 +146,7 @@ GRAPHS = (
     Mutation(
         "gguf.halves",
         "py_src/capstan/graph/gguf/builder.py",
-        'self.head if self.family.neighbours and part != "v" else 0',
+        'self.sizes[layer].head if self.family.neighbours and part != "v" else 0',
         "0",
         "rows of q and k stay in the order in which neighbours rotate",
         unit("gguf_graph::test_each_family_computes_what_its_weights_say"),

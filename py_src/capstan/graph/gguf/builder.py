@@ -16,12 +16,14 @@ from ...model_files.file_names import split_name
 from ...model_files.genai_config import DecoderConfig
 from ...model_files.gguf.families import family_of, require_computed
 from ...model_files.gguf.gguf_file import GgufFile
+from ...model_files.gguf.layers import head_sizes, layer_sizes
 from ..attention_writer import Rotary
 from ..onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from ..rotary_nodes import ComputedRows, write_rows
 from ..wiring import value_info
 from .experts import Experts
 from .gguf_tensors import Rows, TensorWriter, node_name
+from .layer_inputs import LayerInputs
 from .rotary import Rotations
 from .states import Convolutions, DeltaNets
 
@@ -60,9 +62,14 @@ class Builder:
         self.family = family_of(file)
         self.t = TensorWriter(graph, file, split_name(decoder.filename)[1], element)
         assert decoder.hidden_size is not None, "gguf_decoder tells it"
-        self.layers, self.hidden, self.head = decoder.num_hidden_layers, decoder.hidden_size, decoder.head_size
-        self.heads, self.kv_heads = decoder.num_attention_heads, decoder.num_key_value_heads
-        self.inner = file.of_layers(file.key("feed_forward_length"), self.layers)
+        self.layers, self.hidden = decoder.num_hidden_layers, decoder.hidden_size
+        self.heads = decoder.num_attention_heads
+        self.sizes = layer_sizes(file, self.heads, self.hidden, self.layers)
+        inner = file.key("feed_forward_length")
+        by_layer = self.family.sizes_by_layer
+        self.inner = (
+            file.by_layer(inner, self.layers) if by_layer else [file.of_layers(inner, self.layers)] * self.layers
+        )
         self.epsilon = file.real(file.key("attention.layer_norm_rms_epsilon"), above=0.0)
         self.context = file.integer(file.key("context_length"))
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
@@ -71,14 +78,19 @@ class Builder:
         made = STATES.get(self.family.states)
         self.stateful = None if made is None else made(self.t, file, self.hidden, self.epsilon)
         mixture = self.family.mixture
-        self.experts = None if mixture is None else Experts(self.t, file, mixture, self.hidden, self.inner)
-        self.windows = self.family.windows(file, self.layers)
+        self.experts = None if mixture is None else Experts(self.t, file, mixture, self.hidden, self.inner[0])
         self.rotated = [self.family.rotated(file, layer) for layer in range(self.layers)]
         self.attention_cap, self.logits_cap = self.family.attention_cap(file), self.family.logits_cap(file)
-        self.attention_scale = self.family.attention_scale(file, self.head)
+        self.attention_scale = self.family.attention_scale(file, decoder.head_size)
         self.embedding_scale, self.residual_scale = self.family.embedding_scale(file), self.family.residual_scale(file)
         self.logits_scale = self.family.logits_scale(file)
-        self.rotations = Rotations.of(file, self.family, self.head)
+        self.rotations = Rotations.of(file, self.family, *head_sizes(file, self.heads, self.hidden))
+        self.own: LayerInputs | None = None
+        if self.family.sizes_by_layer:
+            made_inputs = LayerInputs(self.t, file, self.layers, self.hidden, self.vocabulary, self.epsilon)
+            self.own = made_inputs if made_inputs.size else None
+        self.empty: dict[int, str] = {}
+        """Keys of no positions, by the layer whose caches others read."""
         require_computed(file)
         self.tables: dict[tuple[Rotary, ...], tuple[str, str]] = {}
         """The names of cosines and sines, by the rotary embeddings in them."""
@@ -89,6 +101,8 @@ class Builder:
         embedding = self.t.tensor("token_embd.weight", self.vocabulary, self.hidden)
         x = self.t.lookup("model.embed_tokens", embedding, "input_ids")
         skip = self.scaled("/model/embed_tokens/Mul", x, self.embedding_scale)
+        if self.own is not None:
+            self.own.write(skip)
         normed = self.norm("layers.0.input_layernorm", skip, "blk.0.attn_norm")
         for layer in range(self.layers):
             normed, skip = self.layer(layer, normed, skip, lengths)
@@ -96,7 +110,8 @@ class Builder:
         logits = self.t.product("lm_head.MatMul", normed, [Rows(output)])
         logits = self.scaled("/lm_head/Mul", logits, self.logits_scale)
         self.capped(logits)
-        left = sorted(self.file.tensors.keys() - self.t.read - self.family.unused(self.file, self.layers))
+        unused = self.family.unused(self.file, self.layers) | self.of_shared_caches()
+        left = sorted(self.file.tensors.keys() - self.t.read - unused)
         if left:
             raise UnsupportedModelError(
                 f"{self.file.name}: {len(left)} tensors are of no use to a graph of {self.file.architecture}, as "
@@ -106,17 +121,17 @@ class Builder:
     def declare(self) -> None:
         """The inputs and outputs of the graph."""
         batch: tuple[str | int, ...] = ("batch_size", "sequence_length")
-        attentive = [layer for layer in range(self.layers) if self.attentive[layer]]
-        caches = [f"{layer}.{part}" for part in ("key", "value") for layer in attentive]
-        cache = ("batch_size", self.kv_heads, "past_sequence_length", self.head)
-        grown = ("batch_size", self.kv_heads, "total_sequence_length", self.head)
+        cached = [layer for layer in range(self.layers) if self.attentive[layer] and self.source(layer) == layer]
         self.graph.input.append(value_info("input_ids", TensorProto.INT64, batch))
         mask = ("batch_size", "total_sequence_length")
         self.graph.input.append(value_info("attention_mask", TensorProto.INT64, mask))
         self.graph.output.append(value_info("logits", self.element, (*batch, self.vocabulary)))
-        for name in caches:
-            self.graph.input.append(value_info(f"past_key_values.{name}", self.element, cache))
-            self.graph.output.append(value_info(f"present.{name}", self.element, grown))
+        for part, layer in ((part, layer) for part in ("key", "value") for layer in cached):
+            heads, head = self.sizes[layer].kv_heads, self.sizes[layer].head
+            cache = ("batch_size", heads, "past_sequence_length", head)
+            grown = ("batch_size", heads, "total_sequence_length", head)
+            self.graph.input.append(value_info(f"past_key_values.{layer}.{part}", self.element, cache))
+            self.graph.output.append(value_info(f"present.{layer}.{part}", self.element, grown))
         for kind, sizes in (self.stateful.states if self.stateful is not None else {}).items():
             for layer in (layer for layer in range(self.layers) if not self.attentive[layer]):
                 state: tuple[str | int, ...] = ("batch_size", *sizes)
@@ -148,71 +163,105 @@ class Builder:
         x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.{self.family.mlp_norm}")
         made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.residual_scale)
+        if self.own is not None:
+            skip = self.t.node("Add", f"/model/{front}/mlp/Add", [skip, made])
+            made = self.own.add(layer, skip)
+        scale = f"{names}.layer_output_scale.weight"
+        if self.family.sizes_by_layer and self.t.has(scale):
+            factor = self.t.vector(f"model.{front}.layer_scalar", [Rows(self.t.tensor(scale, 1))])
+            skip = self.t.node("Mul", f"/model/{front}/layer_scalar/Mul_root", [skip, factor])
+            made = self.t.node("Mul", f"/model/{front}/layer_scalar/Mul_skip", [made, factor])
         if layer + 1 == self.layers:
             name = f"layers.{layer + 1}.final_norm_layernorm"
             return self.skip_norm(name, skip, made, self.family.last_norm, last=True)
         return self.skip_norm(f"layers.{layer + 1}.input_layernorm", skip, made, f"blk.{layer + 1}.attn_norm")
 
+    def source(self, layer: int) -> int:
+        """The layer whose caches a layer reads."""
+        return self.sizes[layer].source
+
     def attention(self, layer: int, x: str, lengths: Sequence[str]) -> str:
-        front, node = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn"
-        gated = self.family.gated
-        sizes = {
-            "q": self.heads * self.head * (1 + gated),
-            "k": self.kv_heads * self.head,
-            "v": self.kv_heads * self.head,
-        }
-        if self.family.joined:
-            rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(sizes.values()), self.hidden))]
-        else:
-            rows = [self.rows(f"blk.{layer}.attn_{name}.weight", name, n, self.hidden) for name, n in sizes.items()]
-        biases: list[Rows] = []
-        if self.t.has(f"blk.{layer}.attn_q.bias"):
-            biases = [self.rows(f"blk.{layer}.attn_{name}.bias", name, n) for name, n in sizes.items()]
-        made = self.packed(layer, x, rows, biases)
-        taken = [made, "", ""]
-        if self.t.has(f"blk.{layer}.attn_q_norm.weight"):
-            split = f"{node}/qkv_proj/Split"
-            taken = [f"{split}/output_{place}" for place in range(3)]
-            self.t.node("Split", split, [made, self.t.integers(*sizes.values())], *taken, axis=-1)
-            if gated:
-                taken[0], gate = self.query_and_gate(layer, taken[0])
-                sizes["q"] = self.heads * self.head
-            for place, name in enumerate("qk"):
-                taken[place] = self.head_norm(layer, name, taken[place], sizes[name])
-        window, rotated = self.windows[layer], self.rotated[layer]
-        tables = [*self.angles(window), "", "", ""] if rotated else []
+        front, node, sizes = f"model.layers.{layer}.attn", f"/model/layers.{layer}/attn", self.sizes[layer]
+        shares = self.source(layer) != layer
+        taken, gate = self.shared_heads(layer, x) if shares else self.own_heads(layer, x)
+        rotated = self.rotated[layer]
+        tables = [*self.angles(sizes.window), "", "", ""] if rotated else []
         if self.t.has(f"blk.{layer}.attn_sinks.weight"):
             sinks = self.t.tensor(f"blk.{layer}.attn_sinks.weight", self.heads)
             tables[-1] = self.t.vector(f"{front}.sinks", [Rows(sinks)])
-        caches = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
+        told = "present" if shares else "past_key_values"
+        caches = [f"{told}.{self.source(layer)}.{part}" for part in ("key", "value")]
         attended = self.t.node(
             "GroupQueryAttention",
             f"{node}/GroupQueryAttention",
             [*taken, *caches, *lengths, *tables],
             f"{node}/GroupQueryAttention/output_0",
-            f"present.{layer}.key",
-            f"present.{layer}.value",
+            *(() if shares else (f"present.{layer}.key", f"present.{layer}.value")),
             domain=MICROSOFT,
             num_heads=self.heads,
-            kv_num_heads=self.kv_heads,
+            kv_num_heads=sizes.kv_heads,
             scale=self.attention_scale,
-            local_window_size=window,
+            local_window_size=sizes.window,
             softcap=self.attention_cap,
             do_rotary=int(rotated),
             rotary_interleaved=0,
         )
-        if gated:
+        if gate:
             attended = self.t.node("Mul", f"{node}/gate/Mul", [attended, gate])
-        output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * self.head)
+        output = self.t.tensor(f"blk.{layer}.attn_output.weight", self.hidden, self.heads * sizes.head)
         made = self.t.product(f"{front}.o_proj.MatMul", attended, [Rows(output)])
         return self.t.biased(f"{front}.o_proj", made, f"blk.{layer}.attn_output.bias", self.hidden)
 
+    def own_heads(self, layer: int, x: str) -> tuple[list[str], str]:
+        """q, k and v, or all three behind one another, and the opened gates of heads of q."""
+        node, sizes, gated = f"/model/layers.{layer}/attn", self.sizes[layer], self.family.gated
+        keys = sizes.kv_heads * sizes.head
+        widths = {"q": self.heads * sizes.head * (1 + gated), "k": keys, "v": keys}
+        alike = self.family.value_norm and not self.t.has(f"blk.{layer}.attn_v.weight")
+        if self.family.joined:
+            rows = [Rows(self.t.tensor(f"blk.{layer}.attn_qkv.weight", sum(widths.values()), self.hidden))]
+        else:
+            held = zip("qkk" if alike else "qkv", widths.values(), strict=True)
+            rows = [self.rows(f"blk.{layer}.attn_{name}.weight", name, layer, n, self.hidden) for name, n in held]
+        biases: list[Rows] = []
+        if self.t.has(f"blk.{layer}.attn_q.bias"):
+            biases = [self.rows(f"blk.{layer}.attn_{name}.bias", name, layer, n) for name, n in widths.items()]
+        made, gate = self.packed(layer, x, rows, biases), ""
+        if not self.t.has(f"blk.{layer}.attn_q_norm.weight"):
+            return [made, "", ""], gate
+        split = f"{node}/qkv_proj/Split"
+        taken = [f"{split}/output_{place}" for place in range(3)]
+        self.t.node("Split", split, [made, self.t.integers(*widths.values())], *taken, axis=-1)
+        if gated:
+            taken[0], gate = self.query_and_gate(layer, taken[0])
+        for place, name in enumerate("qkv" if self.family.value_norm else "qk"):
+            taken[place] = self.head_norm(layer, name, taken[place])
+        if layer in {each.source for each in self.sizes[layer + 1 :]}:
+            none = [self.t.integers(0), self.t.integers(0), self.t.integers(1)]
+            self.empty[layer] = self.t.node("Slice", f"{node}/no_positions/Slice", [taken[2], *none])
+        return taken, gate
+
+    def shared_heads(self, layer: int, x: str) -> tuple[list[str], str]:
+        """q, and keys and values of no positions: the caches have those of this run."""
+        width = self.heads * self.sizes[layer].head
+        rows = [self.rows(f"blk.{layer}.attn_q.weight", "q", layer, width, self.hidden)]
+        made = self.t.product(f"model.layers.{layer}.attn.q_proj.MatMul", x, rows)
+        empty = self.empty[self.source(layer)]
+        return [self.head_norm(layer, "q", made), empty, empty], ""
+
+    def of_shared_caches(self) -> set[str]:
+        """The tensors of keys and values that files have for layers without caches, too."""
+        sharing = [layer for layer in range(self.layers) if self.source(layer) != layer]
+        names = ("attn_k", "attn_v", "attn_k_norm")
+        return {f"blk.{layer}.{name}.weight" for layer in sharing for name in names}
+
     def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
         """The queries and the opened gates of heads that have both one behind the other."""
-        node, whole = f"/model/layers.{layer}/attn", self.t.integers(0, 0, self.heads * self.head)
-        heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * self.head)])
+        node, head = f"/model/layers.{layer}/attn", self.sizes[layer].head
+        whole = self.t.integers(0, 0, self.heads * head)
+        heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * head)])
         parts = [f"{node}/q_gate/Split/output_{place}" for place in range(2)]
-        self.t.node("Split", f"{node}/q_gate/Split", [heads, self.t.integers(self.head, self.head)], *parts, axis=-1)
+        self.t.node("Split", f"{node}/q_gate/Split", [heads, self.t.integers(head, head)], *parts, axis=-1)
         query, gate = (
             self.t.node("Reshape", f"{node}/{name}/Reshape", [part, whole])
             for name, part in zip(("q_proj", "gate"), parts, strict=True)
@@ -236,29 +285,34 @@ class Builder:
             self.t.node("Concat", f"/model/layers.{layer}/attn/qkv_proj/Concat", made, axis=-1) if made[1:] else made[0]
         )
 
-    def rows(self, name: str, part: str, *dims: int) -> Rows:
+    def rows(self, name: str, part: str, layer: int, *dims: int) -> Rows:
         """The weights or the bias of q, k or v."""
-        return Rows(self.t.tensor(name, *dims), self.head if self.family.neighbours and part != "v" else 0)
+        halves = self.sizes[layer].head if self.family.neighbours and part != "v" else 0
+        return Rows(self.t.tensor(name, *dims), halves)
 
-    def head_norm(self, layer: int, name: str, x: str, size: int) -> str:
-        """The norm of each head of q or k."""
+    def head_norm(self, layer: int, name: str, x: str) -> str:
+        """The norm of each head of q, k or v."""
         node, weight = f"/model/layers.{layer}/attn/{name}_norm", f"model.layers.{layer}.attn.{name}_norm.layernorm"
-        heads = self.t.node("Reshape", f"{node}/Reshape_1", [x, self.t.integers(0, -1, self.head)])
-        tensor = self.t.tensor(f"blk.{layer}.attn_{name}_norm.weight", self.head)
-        vector = self.t.vector(f"{weight}.weight", [Rows(tensor)])
+        head, count = self.sizes[layer].head, self.heads if name == "q" else self.sizes[layer].kv_heads
+        heads = self.t.node("Reshape", f"{node}/Reshape_1", [x, self.t.integers(0, -1, head)])
+        if name == "v":
+            vector = self.t.numbers(1.0, head)
+        else:
+            tensor = self.t.tensor(f"blk.{layer}.attn_{name}_norm.weight", head)
+            vector = self.t.vector(f"{weight}.weight", [Rows(tensor)])
         normed = self.simple_norm(f"{node}/SimplifiedLayerNormalization", heads, vector)
-        return self.t.node("Reshape", f"{node}/Reshape_2", [normed, self.t.integers(0, -1, size)])
+        return self.t.node("Reshape", f"{node}/Reshape_2", [normed, self.t.integers(0, -1, count * head)])
 
     def mlp(self, layer: int, x: str) -> str:
         if self.experts is not None:
             return self.experts.write(layer, x)
-        front, node = f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp"
+        front, node, inner = f"model.layers.{layer}.mlp", f"/model/layers.{layer}/mlp", self.inner[layer]
         if self.family.joined:
-            both = self.t.tensor(f"blk.{layer}.ffn_up.weight", 2 * self.inner, self.hidden)
+            both = self.t.tensor(f"blk.{layer}.ffn_up.weight", 2 * inner, self.hidden)
             rows = [Rows(both, share=(place, 2)) for place in range(2)]
         else:
             tensors = (f"blk.{layer}.ffn_{name}.weight" for name in ("gate", "up"))
-            rows = [Rows(self.t.tensor(name, self.inner, self.hidden)) for name in tensors]
+            rows = [Rows(self.t.tensor(name, inner, self.hidden)) for name in tensors]
         named = zip(("gate", "up"), rows, strict=True)
         gate, up = (self.t.product(f"{front}.{name}_proj.MatMul", x, [each]) for name, each in named)
         if self.family.gelu:
@@ -267,7 +321,7 @@ class Builder:
             name = f"{node}/act_fn/QuickGelu"
             active = self.t.node("QuickGelu", name, [gate], domain=MICROSOFT, alpha=1.0)
         gated = self.t.node("Mul", f"{node}/Mul", [active, up])
-        down = self.t.tensor(f"blk.{layer}.ffn_down.weight", self.hidden, self.inner)
+        down = self.t.tensor(f"blk.{layer}.ffn_down.weight", self.hidden, inner)
         return self.t.product(f"{front}.down_proj.MatMul", gated, [Rows(down)])
 
     def norm(self, name: str, x: str, tensor: str) -> str:
@@ -315,8 +369,8 @@ class Builder:
         """Cosines and sines [context, half of what turns of a head]. A long rope has others for sequences that are
         longer than the original length."""
         local = window >= 0 and self.family.local_rotation is not None
-        names = self.rotations.divisor_names
-        ropes = [self.rotations.rotary(local, self.divisors(name)) for name in names or ("",)]
+        names = self.rotations.divisor_names(local)
+        ropes = [self.rotations.rotary(local, self.divisors(name, local)) for name in names or ("",)]
         key = tuple(ropes)
         if key not in self.tables:
             suffix = "" if self.family.local_rotation is None else "_local" if local else "_global"
@@ -329,8 +383,8 @@ class Builder:
                     self.graph.value_info.append(value_info(name, self.element, [rows.rows, len(rows.frequencies)]))
         return self.tables[key]
 
-    def divisors(self, name: str) -> list[float]:
-        half = self.rotations.dimensions // 2
+    def divisors(self, name: str, local: bool) -> list[float]:
+        half = self.rotations.dimensions(local) // 2
         if not name:
             return [1.0] * half
         self.t.tensor(name, half)

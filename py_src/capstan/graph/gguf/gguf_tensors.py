@@ -195,17 +195,18 @@ class TensorWriter:
             held.append(self._weight(f"{name}.weight_{suffix}", dims, [Rows(tensors[0])], parts, kind))
         return held
 
-    def lookup(self, name: str, tensor: GgufTensor, ids: str) -> str:
-        """The rows of a table at some ids."""
+    def lookup(self, name: str, tensor: GgufTensor, ids: str, quantized: bool = False) -> str:
+        """The rows of a table at some ids. One of a type with minima is made of floats unless it is to stay
+        `quantized`: then its minima are another table."""
         packing = PACKED.get(tensor.type)
         rows = [Rows(tensor)]
-        if packing is None or packing.shift is not None:
+        if packing is None or (packing.shift is not None and not quantized):
             parts = [self._part(rows[0], "values")]
             table = self._weight(f"{name}.weight", tensor.dims, rows, parts, self.element)
             return self.node("Gather", f"{node_name(name)}/Gather", [table, ids])
         # The buffers are those of a product by the same tensor, whose weights have other dimensions.
         data, scales = self._quantized(name, rows, packing, [tensor.dims[0], tensor.dims[1] * packing.bits // 8])
-        return self.node(
+        found = self.node(
             "GatherBlockQuantized",
             f"{node_name(name)}/Gather",
             [data, ids, scales],
@@ -215,6 +216,22 @@ class TensorWriter:
             gather_axis=0,
             quantize_axis=1,
         )
+        return found if packing.shift is None else self._with_minima(name, found, tensor, packing.block, ids)
+
+    def _with_minima(self, name: str, found: str, tensor: GgufTensor, block: int, ids: str) -> str:
+        """The rows of a table, found without its minima, with them."""
+        front, (count, columns) = node_name(name), tensor.dims
+        blocks, rows = columns // block, [Rows(tensor)]
+        table = self._weight(
+            f"{name}.weight_minima", [count, blocks], rows, [self._part(rows[0], "minima")], self.element
+        )
+        minima = self.node("Gather", f"{front}/minima/Gather", [table, ids])
+        apart, below = (
+            self.node("Reshape", f"{front}/{part}/Reshape", [each, self.integers(0, 0, blocks, size)])
+            for part, each, size in (("blocks", found, block), ("minima", minima, 1))
+        )
+        whole = self.node("Add", f"{front}/minima/Add", [apart, below])
+        return self.node("Reshape", f"{front}/Reshape", [whole, self.integers(0, 0, columns)])
 
     def _quantized(self, name: str, rows: Sequence[Rows], packing: Packing, dims: Sequence[int]) -> list[str]:
         """The quants and the scales of a product."""

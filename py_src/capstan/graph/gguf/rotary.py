@@ -39,8 +39,9 @@ class Rotations:
 
     file: GgufFile
     family: Family
-    dimensions: int
-    """Elements of a head that turn, its first ones."""
+    whole_dimensions: int
+    local_dimensions: int
+    """Elements of a head that turn, its first ones, in layers without a window and in those with one."""
     kind: str
     base: float
     factor: float
@@ -52,16 +53,12 @@ class Rotations:
     """The factor of cosines and sines besides that of yarn."""
 
     @classmethod
-    def of(cls, file: GgufFile, family: Family, head_size: int) -> Rotations:
-        """Raises ConfigError for values that are wrong, UnsupportedModelError for sizes that are not supported."""
-        key = file.key("rope.dimension_count")
-        dimensions = file.integer(key, head_size, most=head_size)
-        if dimensions % 2 or (family.neighbours and dimensions != head_size):
-            raise UnsupportedModelError(
-                f"{file.name}: {key} is {dimensions}, only "
-                f"{head_size if family.neighbours else 'an even number'} is supported in a model of "
-                f"{file.architecture} with heads of {head_size}; take an ONNX export of the model"
-            )
+    def of(cls, file: GgufFile, family: Family, head_size: int, local_size: int) -> Rotations:
+        """The rotary embedding of heads of those sizes, in layers without a window and in those with one. Raises
+        ConfigError for values that are wrong, UnsupportedModelError for sizes that are not supported."""
+        dimensions = local = turned(file, family, "", head_size, head_size)
+        if family.sizes_by_layer:
+            local = turned(file, family, "_swa", dimensions, local_size)
         kind = file.text(file.key("rope.scaling.type"), "linear")
         if kind not in KINDS:
             raise file.error(file.key("rope.scaling.type"), f"one of {', '.join(KINDS)}")
@@ -71,6 +68,7 @@ class Rotations:
             file,
             family,
             dimensions,
+            local,
             kind,
             base,
             1.0 if kind == "none" else factor,
@@ -79,14 +77,17 @@ class Rotations:
             file.real(file.key("rope.scaling.attn_factor"), 1.0, above=0.0),
         )
 
+    def dimensions(self, local: bool) -> int:
+        return self.local_dimensions if local else self.whole_dimensions
+
     def rotary(self, local: bool, divisors: Sequence[float]) -> Rotary:
         """The rotary embedding of the layers with a window, or of the others."""
         base, own = self.local if local else (self.base, self.factor)
-        half = self.dimensions // 2
+        half = self.dimensions(local) // 2
         plain = [base ** (-pair / half) / divisor for pair, divisor in enumerate(divisors)]
         scale = self.attention
         if self.kind == "yarn":
-            shares = self.yarn_shares(base)
+            shares = self.yarn_shares(base, 2 * half)
             turns = [each * (share + (1 - share) / own) for each, share in zip(plain, shares, strict=True)]
             scale *= 1 + 0.1 * log(own)
         else:
@@ -98,19 +99,20 @@ class Rotations:
             )
         return Rotary(tuple(turns), scale)
 
-    def yarn_shares(self, base: float) -> list[float]:
+    def yarn_shares(self, base: float, dimensions: int) -> list[float]:
         """By how much each pair turns as without yarn, from 0 to 1."""
 
         def pair_of(turns: float) -> float:
-            return self.dimensions * log(self.original / (turns * 2 * pi)) / (2 * log(base))
+            return dimensions * log(self.original / (turns * 2 * pi)) / (2 * log(base))
 
-        low, high = max(0, floor(pair_of(FAST))), min(self.dimensions - 1, ceil(pair_of(SLOW)))
-        slowed = ((pair - low) / max(0.001, high - low) for pair in range(self.dimensions // 2))
+        low, high = max(0, floor(pair_of(FAST))), min(dimensions - 1, ceil(pair_of(SLOW)))
+        slowed = ((pair - low) / max(0.001, high - low) for pair in range(dimensions // 2))
         return [1 - min(1.0, max(0.0, each)) for each in slowed]
 
-    @property
-    def divisor_names(self) -> tuple[str, ...]:
+    def divisor_names(self, local: bool) -> tuple[str, ...]:
         """The tensors that divide frequencies: of short and long sequences, or one for all; none in most files."""
+        if self.family.whole_divisors:
+            return () if local else (DIVISORS,)
         if not self.family.divisors:
             return ()
         names = (SHORT, LONG) if self.file.architecture == "phi3" or self.kind == "longrope" else (DIVISORS,)
@@ -124,7 +126,7 @@ class Rotations:
 
     def divisors(self, name: str, small: Mapping[str, bytes]) -> list[float]:
         """The factors in a tensor. Raises ModelFileError for other than numbers above 0."""
-        half = self.dimensions // 2
+        half = self.whole_dimensions // 2
         held = small.get(name, b"")
         if len(held) != 4 * half:
             raise ModelFileError(
@@ -138,6 +140,18 @@ class Rotations:
                     "or convert the file again"
                 )
         return found
+
+
+def turned(file: GgufFile, family: Family, suffix: str, default: int, head_size: int) -> int:
+    """The elements of a head that turn."""
+    key = file.key(f"rope.dimension_count{suffix}")
+    found = file.integer(key, default, most=head_size)
+    if found % 2 or (family.neighbours and found != head_size):
+        raise UnsupportedModelError(
+            f"{file.name}: {key} is {found}, only {head_size if family.neighbours else 'an even number'} is supported "
+            f"in a model of {file.architecture} with heads of {head_size}; take an ONNX export of the model"
+        )
+    return found
 
 
 def factor_of(file: GgufFile, kind: str) -> float:

@@ -14,7 +14,7 @@ from math import sqrt
 from ...errors import UnsupportedModelError
 from .gguf_file import GgufFile
 
-__all__ = ["FAMILIES", "Family", "family_of", "require_computed", "require_states"]
+__all__ = ["FAMILIES", "WHOLE", "Family", "family_of", "require_computed", "require_states"]
 
 WHOLE = -1
 """The window of a layer that attends to all positions."""
@@ -49,6 +49,14 @@ def gemma3_windows(file: GgufFile, layers: int) -> Sequence[int]:
     local = local_layers(file, layers, 6)
     gemma3_local_rotation(file, 1.0, 1.0)
     return [window if window and each else WHOLE for each in local]
+
+
+def gemma4_windows(file: GgufFile, layers: int) -> Sequence[int]:
+    """The file says layer by layer which have the window."""
+    key, window = file.key(PATTERN), file.integer(file.key(WINDOW))
+    if not isinstance(file.value(key), tuple):
+        raise file.error(key, f"{layers} truth values, one for each layer")
+    return [window if local else WHOLE for local in local_layers(file, layers, 0)]
 
 
 def local_layers(file: GgufFile, layers: int, every: int) -> Sequence[bool]:
@@ -158,6 +166,8 @@ class Family:
     """Whether rotary embedding turns neighbours, so that the rows of q and k have the halves of a head in turn."""
     divisors: bool = False
     """Whether rotary frequencies may be divided by factors of the file."""
+    whole_divisors: bool = False
+    """Whether those of layers without a window are, and those of the others not."""
     rotated: Callable[[GgufFile, int], bool] = lambda file, layer: True
     """Whether a layer rotates its heads."""
     gelu: bool = False
@@ -177,6 +187,10 @@ class Family:
     logits_cap: Callable[[GgufFile], float] = lambda file: 0.0
     joined: bool = False
     """Whether one tensor has q, k and v, and another one gate and up."""
+    sizes_by_layer: bool = False
+    """Whether layers may have heads and MLPs of other sizes, and the caches of others, and embeddings of their own."""
+    value_norm: bool = False
+    """Whether heads of v are normed as those of q and k are, without weights; without a tensor, v is k before that."""
     gated: bool = False
     """Whether a gate stands behind each head of q."""
     mlp_norm: str = "ffn_norm"
@@ -231,6 +245,19 @@ FAMILIES: Mapping[str, Family] = {
         local_rotation=gemma3_local_rotation,
         logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 0.0),
     ),
+    "gemma4": Family(
+        "gemma4_text",
+        gelu=True,
+        sandwich=True,
+        whole_divisors=True,
+        sizes_by_layer=True,
+        value_norm=True,
+        embedding_scale=width_root,
+        attention_scale=lambda file, head_size: 1.0,
+        windows=gemma4_windows,
+        local_rotation=gemma3_local_rotation,
+        logits_cap=lambda file: file.real(file.key("final_logit_softcapping"), 30.0),
+    ),
     "phi3": Family("phi3", divisors=True, windows=phi_windows, joined=True),
     "granite": GRANITE,
     "granitemoe": replace(GRANITE, type="granitemoehybrid", mixture=Mixture()),
@@ -256,7 +283,6 @@ FAMILIES: Mapping[str, Family] = {
 
 ONNX_ONLY: Mapping[str, str] = {
     **dict.fromkeys(("qwen2moe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
-    "gemma4": "caches of several sizes",
 }
 """Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
 

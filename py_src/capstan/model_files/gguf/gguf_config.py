@@ -13,8 +13,9 @@ from ...errors import UnsupportedModelError
 from ...stages.search import DRAWING
 from ..config_section import LARGEST
 from ..genai_config import DecoderConfig, GenaiConfig, Stated
-from .families import family_of, require_states
+from .families import family_of
 from .header import GgufFile
+from .layers import layer_sizes
 
 __all__ = ["config_from_json", "config_to_json", "gguf_config", "gguf_decoder"]
 
@@ -39,6 +40,7 @@ NO_ENDS = (
 )
 """A token that ends no output of a model with those before it, whatever the metadata say: it ends a part of one."""
 
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
 """Search options by their names below `general.sampling.`."""
 
@@ -60,7 +62,7 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
         eos_token_ids=eos,
         pad_token_id=next((found for found in (token(file, "padding", vocab_size), *eos) if found is not None), 0),
         decoder=gguf_decoder(file, filename),
-        search=MappingProxyType(search(file)),
+        search=MappingProxyType(search(file, vocab_size)),
         name=file.name,
         stated=stated(file),
     )
@@ -104,27 +106,18 @@ def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
     if family_of(file).states == "delta nets":
         predicted = file.integer(file.key("nextn_predict_layers"), 0, least=0, most=layers - 1)
     heads = file.of_layers(file.key("attention.head_count"), layers, most=LARGEST["num_attention_heads"])
-    kv_key = file.key("attention.head_count_kv")
-    by_layer = file.by_layer(kv_key, layers, heads, least=0, most=heads)
-    with_attention = {each for each in by_layer if each}
-    if len(with_attention) != 1:
-        raise file.error(kv_key, "the same for all layers with attention")
-    [kv_heads] = with_attention
-    if 0 in by_layer:
-        require_states(file)
-    if heads % kv_heads:
-        raise file.error(kv_key, f"a divisor of head_count ({heads})")
     width = file.integer(file.key("embedding_length"))
-    head_size = file.integer(file.key("attention.key_length"), width // heads)
-    file.integer(file.key("attention.value_length"), head_size, least=head_size, most=head_size)
     file.integer(file.key("embedding_length_out"), width, least=width, most=width)
+    sizes = layer_sizes(file, heads, width, layers - predicted)
+    first = next(each for each in sizes if each.kv_heads)
     return DecoderConfig(
         filename=filename,
-        head_size=head_size,
+        head_size=first.head,
         hidden_size=width,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        num_key_value_heads=first.kv_heads,
         num_hidden_layers=layers - predicted,
+        num_shared_layers=sum(each.source != layer for layer, each in enumerate(sizes)),
     )
 
 
@@ -161,9 +154,9 @@ def ends(file: GgufFile, vocab_size: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def search(file: GgufFile) -> dict[str, Any]:
-    """The search options that the file recommends; they count for sampling only, and the model is greedy without
-    a temperature."""
+def search(file: GgufFile, vocab_size: int) -> dict[str, Any]:
+    """The search options that the file recommends, which but for tokens that are never to be picked count for sampling
+    only; the model is greedy without a temperature."""
     found: dict[str, Any] = {
         name: file.metadata[f"general.sampling.{key}"]
         for key, name in SAMPLING.items()
@@ -171,4 +164,6 @@ def search(file: GgufFile) -> dict[str, Any]:
     }
     if found.get("temperature") == 0:
         del found["temperature"]
+    if SUPPRESSED in file.metadata:
+        found["bad_words_ids"] = [[each] for each in file.numbers(SUPPRESSED, int) if 0 <= each < vocab_size]
     return {"do_sample": True, **found} if "temperature" in found else found

@@ -1,8 +1,9 @@
 """Writes Hugging Face's tokenizer files from the metadata of a GGUF file.
 
 The tokenizer that a file describes is llama.cpp's: `gpt2` is byte-level BPE with a list of merges and a named
-pre-tokenizer, `llama` is SentencePiece's BPE, which merges by the scores of the results and falls back to bytes. Both
-become a tokenizer.json of type BPE, which the page and CPython read alike.
+pre-tokenizer, `llama` is SentencePiece's BPE, which merges by the scores of the results and falls back to bytes, and
+`gemma4` is that with a list of merges, within lines. All become a tokenizer.json of type BPE, which the page and
+CPython read alike.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from operator import add
 from typing import Any
 
@@ -30,10 +32,10 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     that are known, for another kind of tokenizer or pre-tokenizer.
     """
     kind = file.text("tokenizer.ggml.model")
-    known = {"gpt2": byte_level, "llama": sentence_piece}
+    known = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": within_lines}
     if kind not in known:
         raise UnsupportedModelError(
-            f"{file.name}: metadata tokenizer.ggml.model is {kind!r}; tokenizers of {' and '.join(known)} are read"
+            f"{file.name}: metadata tokenizer.ggml.model is {kind!r}; tokenizers of {', '.join(known)} are read"
         )
     tokens = file.strings("tokenizer.ggml.tokens")
     if not tokens:
@@ -43,6 +45,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     special = special_tokens(file, tokens)
     parts = known[kind](file, tokens, types, vocabulary)
     begins = file.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre_tokenizer(file) in IGNORES_MERGES)
+    begins = begins or kind == "gemma4"  # whatever the file says, as in llama.cpp
     ends = file.flag("tokenizer.ggml.add_eos_token", False)
     content = {
         "version": "1.0",
@@ -178,14 +181,55 @@ def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[list[st
 def sentence_piece(
     file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
 ) -> dict[str, Any]:
-    """BPE over characters with \u2581 for a space; characters without a token become bytes."""
+    """BPE over characters that merges by scores, after a space in front."""
     scores = of_each(file, "tokenizer.ggml.scores", tokens, float)
     if not scores:
         raise file.error("tokenizer.ggml.scores", "a score for each token")
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    return by_character(file, tokens, types, vocabulary, merges_by_score(tokens, types, scores, vocabulary), prefix)
+
+
+def within_lines(
+    file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
+) -> dict[str, Any]:
+    """BPE over characters that lists its merges, of line breaks and of what is between them apart."""
+    merges = listed_merges(file, vocabulary)
+    ranks = {(left, right): rank for rank, (left, right) in enumerate(merges) if not (left + right).strip("\n")}
+    # llama.cpp takes breaks whole that are a token.
+    for token in (token for token in tokens if token and not token.strip("\n")):
+        if merged(token, ranks) != [token]:
+            raise UnsupportedModelError(
+                f"{file.name}: metadata tokenizer.ggml.merges do not make token {vocabulary[token]} of {len(token)} "
+                "line breaks; convert the model again"
+            )
+    found = by_character(file, tokens, types, vocabulary, merges, prefix=False)
+    lines = {"type": "Split", "pattern": {"Regex": r"[^\n]+|\n+"}, "behavior": "Isolated", "invert": False}
+    return {**found, "pre_tokenizer": lines}
+
+
+def merged(text: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """The tokens that BPE makes of a text."""
+    parts = list(text)
+    while True:
+        pairs = [(ranks[pair], at) for at, pair in enumerate(pairwise(parts)) if pair in ranks]
+        if not pairs:
+            return parts
+        _, at = min(pairs)
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+
+
+def by_character(
+    file: GgufFile,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    vocabulary: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    prefix: bool,
+) -> dict[str, Any]:
+    """BPE over characters with \u2581 for a space; characters without a token become bytes."""
     missing = next((byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary), None)
     if missing is not None:
         raise file.error("tokenizer.ggml.tokens", f"a token for each byte, and there is none for <0x{missing:02X}>")
-    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     escape = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     unescape = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     begin = [{"type": "Prepend", "prepend": "\u2581"}] if prefix else []
@@ -207,7 +251,7 @@ def sentence_piece(
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": vocabulary,
-            "merges": merges_by_score(tokens, types, scores, vocabulary),
+            "merges": merges,
         },
     }
 

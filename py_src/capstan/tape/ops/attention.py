@@ -20,24 +20,24 @@ CHECKED = 1024
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of each head of q and k, and of v where there is a gamma for it; the gammas are buffers of weights."""
+    """RMS norms of each head of q, and of k and v that have gammas; the gammas are buffers of weights."""
 
     q_gamma: int
-    k_gamma: int
+    k_gamma: int | None
     epsilon: float
     v_gamma: int | None = None
 
     @property
     def gammas(self) -> dict[str, int]:
         """By the names that the templates give them."""
-        found = {"q_gamma": self.q_gamma, "k_gamma": self.k_gamma}
-        return found if self.v_gamma is None else {**found, "v_gamma": self.v_gamma}
+        found = {"q_gamma": self.q_gamma, "k_gamma": self.k_gamma, "v_gamma": self.v_gamma}
+        return {name: gamma for name, gamma in found.items() if gamma is not None}
 
 
 @dataclass(frozen=True)
 class Attention(Operation):
     """Norms of q, k and v if there are any, rotary embedding, cache write and grouped-query attention of one token:
-    reads[0] is the packed q, k and v, unless it is `prepared`."""
+    reads[0] is the packed q, k and v, unless the caches are `written` already."""
 
     heads: int
     kv_heads: int
@@ -61,6 +61,9 @@ class Attention(Operation):
     prepared: bool = False
     """Whether reads[0] has the queries alone, as they are multiplied by the keys, and a recorded kernel has written the
     new rows."""
+    shares: bool = False
+    """Whether the caches are those of an earlier layer, which has written the new rows; reads[0] has the queries
+    alone."""
     slides: bool = False
     """Whether the caches and the rotary tables hold the positions from the sequence's base on alone."""
     rows: int = 1
@@ -77,6 +80,11 @@ class Attention(Operation):
         return self.with_left_out(0, 0.0)
 
     @property
+    def written(self) -> bool:
+        """Whether the caches have the new rows already."""
+        return self.prepared or self.shares
+
+    @property
     def turned(self) -> bool:
         """Whether queries, new rows and results are turned by a Hadamard matrix."""
         return is_turned(self)
@@ -87,7 +95,7 @@ class Attention(Operation):
 
     @property
     def in_place(self) -> frozenset[int]:
-        return frozenset() if self.prepared else frozenset({self.key, self.value})
+        return frozenset() if self.written else frozenset({self.key, self.value})
 
     @property
     def title(self) -> str:
@@ -126,10 +134,10 @@ class Attention(Operation):
             before = self._turn(split, {**qkv, "state": STATE, **rotary}, caches, gammas, queries, limits)
             read = {"qkv": queries, **caches, **table, **passed}
             return [*before, *(Kernel(plan, half, read) for plan in by_length(split)), last]
-        written = {} if self.prepared else rotary
-        bound: dict[str, Binding] = {**qkv, **written, **caches, **table, **passed, **gammas, **first}
+        angles = {} if self.prepared else rotary
+        bound: dict[str, Binding] = {**qkv, **angles, **caches, **table, **passed, **gammas, **first}
         kernels = [*(Kernel(plan, half, bound) for plan in by_length(split)), last]
-        if not split.constants["APPENDED"]:
+        if self.written or not split.constants["APPENDED"]:
             return kernels
         return [Kernel(plan_append(split), half, bound), *kernels]
 
@@ -174,11 +182,12 @@ class Attention(Operation):
             "VALUES_AT": values_at,
         }
         constants |= {"NORMED": self.norms is not None, "TURNED": self.turned}
+        constants["CACHED"] = self.written or self.cache_bits != 0
         gammas: dict[str, list[Any]] = {}
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
             gammas = {name: ["recorded", gamma] for name, gamma in self.norms.gammas.items()}
-        packed = width if self.prepared else width + 2 * kv_width
+        packed = width if self.written else width + 2 * kv_width
         shared = {"qkv": witness.keep(reads[0], packed * each), "state": witness.length_at}
         rotary: dict[str, list[Any]] = {}
         if not self.prepared:
@@ -196,7 +205,7 @@ class Attention(Operation):
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
-        if self.prepared or self.turned:
+        if self.written or self.turned:
             # A part of a turned row may be past the last level: no bound of its error is known.
             return
         rows = witness.truths(values_at + kv_width)

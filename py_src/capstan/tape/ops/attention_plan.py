@@ -107,8 +107,12 @@ class AttentionShape(Protocol):
         """Whether the caches and the rotary tables begin at the sequence's base."""
 
     @property
+    def written(self) -> bool:
+        """Whether the caches are written already."""
+
+    @property
     def prepared(self) -> bool:
-        """Whether the queries are rotated and the caches written already."""
+        """Whether the queries are rotated, too."""
 
 
 def is_turned(what: AttentionShape) -> bool:
@@ -182,6 +186,7 @@ def plan_attention(
         "KV_HEADS": what.kv_heads,
         "HEAD": what.head,
         **form_constants(what),
+        "WRITTEN": what.written or turned,
         "PREPARED": what.prepared or turned,
         "TILE": tile,
         "SHUFFLED": shuffled,
@@ -270,6 +275,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
         "SOFTCAPPED": what.softcap != 0.0,
         "QUANTIZED": what.cache_bits != 0,
         "FOUR_BITS": what.cache_bits == IN_4_BITS,
+        "WRITTEN": what.written,
         "PREPARED": what.prepared,
         "SLIDING": what.slides,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ort_kernels import Met, Rules
@@ -68,6 +68,12 @@ class Finder:
         if index is None or index not in self.met or self.met[index].kernel.kind not in kinds:
             return None
         return index if self.only_reader(value, self.met[reader].kernel.kind) == reader else None
+
+    def joined(self, split: int) -> int | None:
+        """The operation that joins the splits of an attention, if nothing else reads them."""
+        found = self.met[split]
+        readers = {self.only_reader(found.written(name), *JOINS) for name in ("out_split_vx", "metadata")}
+        return readers.pop() if len(readers) == 1 else None
 
     def origin(self, index: int) -> Origin | None:
         """The origin of the cache that the operation at `index` writes."""
@@ -218,8 +224,8 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
             # Attention of ours is over what the recorded kernel has put into caches that outlive the step.
             continue
-        join = finder.only_reader(met[split].writes[partial.at["out_split_vx"]], *JOINS)
-        if join is None or finder.only_reader(met[split].writes[partial.at["metadata"]], *JOINS) != join:
+        join = finder.joined(split)
+        if join is None:
             continue
         result = met[join].writes[met[join].kernel.at["output"]]
         end = join
@@ -265,7 +271,64 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             kept += [joined] if joined else []
         else:
             kept.append(node)
-    return over_4_bits(replace(graph, nodes=tuple(kept)), met)
+    return over_shared_caches(over_4_bits(replace(graph, nodes=tuple(kept)), met), met)
+
+
+def over_shared_caches(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
+    """Norm and rotary embedding of queries, split attention over the caches of an earlier layer and its join, where
+    nothing else reads what passes between them, as one."""
+    finder = Finder(graph, met)
+    joined: dict[int, Node] = {}
+    gone: set[int] = set()
+    for index, found in met.items():
+        if found.kernel.kind != "rotary_query":
+            continue
+        split = finder.only_reader(found.written("output"), "attention_split")
+        join = None if split is None else finder.joined(split)
+        if split is None or join is None:
+            continue
+        kernel, half = met[split].kernel, vector(found.kernel.uniforms["cos_cache_shape"])[1]
+        heads, head = kernel.number("num_heads"), 4 * kernel.number("head_size_vec")
+        alike = vector(found.kernel.uniforms["global_shape"])[2] == heads and 2 * half == head
+        caches = (kernel.at["present_key"], kernel.at["present_value"])
+        if not alike or not graph.last.keys() >= set(caches):
+            continue
+        query, passed, norms = found.read("input"), {index, split, join}, None
+        norm = finder.made_for(query, HEAD_NORMS, index)
+        if norm is not None:
+            by = met[norm].kernel
+            if (by.number("norm_count"), by.number("norm_size")) != (heads, head):
+                continue
+            norms = HeadNorms(by.at["scale"], None, by.real("epsilon"))
+            query, passed = met[norm].read("x"), {*passed, norm}
+        what = Attention(
+            heads=heads,
+            kv_heads=heads // kernel.number("n_reps"),
+            head=head,
+            capacity=kernel.number("present_sequence_length"),
+            scale=kernel.real("alpha"),
+            cos=found.kernel.at["cos_cache"],
+            sin=found.kernel.at["sin_cache"],
+            key=caches[0],
+            value=caches[1],
+            element=kernel.element,
+            norms=norms,
+            rotary=head,
+            shares=True,
+            sinks=met[join].kernel.at.get("head_sink"),
+        )
+        if not fits_attention(what) or vector(found.kernel.uniforms["cos_cache_shape"])[0] < what.capacity:
+            continue
+        reads = (query, met[split].read("present_key"), met[split].read("present_value"))
+        joined[join] = Node(what, reads, (met[join].written("output"),), join, frozenset(passed))
+        gone |= passed - {join}
+    return with_joined(graph, joined, gone)
+
+
+def with_joined(graph: StepGraph, joined: Mapping[int, Node], gone: Collection[int]) -> StepGraph:
+    """The graph with these nodes in place of recorded operations, and without others."""
+    kept = [joined.get(at, node) if (at := recorded_as(node)) is not None else node for node in graph.nodes]
+    return replace(graph, nodes=tuple(node for node in kept if recorded_as(node) not in gone))
 
 
 def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
@@ -278,8 +341,8 @@ def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         if found.kernel.kind != "attention_split_int4":
             continue
         kernel = found.kernel
-        join = finder.only_reader(found.writes[kernel.at["out_split_vx"]], *JOINS)
-        if join is None or finder.only_reader(found.writes[kernel.at["metadata"]], *JOINS) != join:
+        join = finder.joined(index)
+        if join is None:
             continue
         heads, last = kernel.number("num_heads"), met[join]
         what = Attention(
@@ -303,8 +366,7 @@ def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         made = (last.written("output"),)
         joined[join] = Node(what, reads, made, join, frozenset({index, join}))
         gone.add(index)
-    kept = [joined.get(at, node) if (at := recorded_as(node)) is not None else node for node in graph.nodes]
-    return replace(graph, nodes=tuple(node for node in kept if recorded_as(node) not in gone))
+    return with_joined(graph, joined, gone)
 
 
 RULES = Rules(SIGNATURES, groups={"attention": grouped})

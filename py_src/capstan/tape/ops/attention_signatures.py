@@ -85,6 +85,23 @@ APART_LINES = (
 )
 
 
+QUERY_LINES = (
+    "let total_seqlen = seqlen + 1u;",
+    "let past_seqlen = select(total_seqlen - uniforms.global_shape[1], 0u, total_seqlen <= uniforms.global_shape[1]);",
+    "let j = i + select(half_rotary_emb_dim, 1u, false);",
+    "let re = input[i] * get_cos_cache_by_indices(vec2<u32>(position_id, bsnh[3])) - input[j] * get_sin_cache",
+    "let im = input[i] * get_sin_cache_by_indices(vec2<u32>(position_id, bsnh[3])) + input[j] * get_cos_cache",
+)
+"""Lines of the kernel that rotates queries alone, over caches of an earlier layer."""
+
+
+def rotates_whole_queries(kernel: OrtKernel) -> bool:
+    """One token, every element of a head rotated with its partner in the other half."""
+    shape, half = vector(kernel.uniforms["global_shape"]), vector(kernel.uniforms["cos_cache_shape"])[1]
+    stride = vector(kernel.uniforms["input_output_stride"])
+    return shape[:2] == (1, 1) and shape[3] == half and stride[2] == 2 * half
+
+
 JOIN_LINES = ("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)")
 SINK_LINES = (
     "let sink_value = f32(head_sink[head_idx_for_sink]);",
@@ -317,6 +334,15 @@ SIGNATURES = (
         weights=("cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"),
         holds=rotates_whole_heads,
         why=why_not_apart,
+    ),
+    Signature(
+        "rotary_query",
+        "attention",
+        ("input", "seqlens", "cos_cache", "sin_cache", "output"),
+        has=QUERY_LINES,
+        asked=("global_shape", "input_output_stride", "cos_cache_shape"),
+        weights=("cos_cache", "sin_cache"),
+        holds=rotates_whole_queries,
     ),
     Signature(
         "cache_write",

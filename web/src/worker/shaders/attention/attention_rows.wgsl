@@ -14,6 +14,7 @@ fn inverse_size(at: u32) -> f32 {
 #endif
 }
 
+#if !WRITTEN
 // A chunk of the key that begins at chunk `at` of qkv, normalised and rotated to a position.
 fn key_of(at: u32, chunk: u32, position: u32) -> Values {
   let turn = k_rotation(chunk, rotation(chunk, position));
@@ -40,4 +41,5 @@ fn scales_of(keys_at: u32, values_at: u32, position: u32) -> vec2<f32> {
   }
   return most / 127.0;
 }
+#endif
 #endif

@@ -20,8 +20,9 @@
 // If an adapter allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
 // bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
-// QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. PREPARED: qkv has the queries alone, and the
-// caches have the new row already; there are no cos and sin, and nothing is rotated or written but the result.
+// QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. WRITTEN: qkv has the queries alone, and the
+// caches have the new row already; nothing is written but the result. PREPARED: WRITTEN, and nothing is rotated; there are no cos
+// and sin.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
@@ -35,7 +36,7 @@
 #reads sin_cache: array<vec4<u32>>
 #endif
 #if QUANTIZED
-#if PREPARED
+#if WRITTEN
 #reads key_cache: array<u32>
 #reads value_cache: array<u32>
 #else
@@ -43,8 +44,13 @@
 #writes value_cache: array<u32>
 #endif
 #else
+#if WRITTEN
+#reads key_cache: array<vec4<u32>>
+#reads value_cache: array<vec4<u32>>
+#else
 #writes key_cache: array<vec4<u32>>
 #writes value_cache: array<vec4<u32>>
+#endif
 #endif
 // First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
 #writes partials: array<vec4<f32>>
@@ -153,7 +159,7 @@ fn largest_of(v: Values) -> f32 {
 }
 
 const CHUNKS = HEAD / PER;
-#if PREPARED
+#if WRITTEN
 const QKV_CHUNKS = HEADS * CHUNKS;
 #else
 const QKV_CHUNKS = (HEADS + 2u * KV_HEADS) * CHUNKS;
@@ -271,10 +277,12 @@ fn value_chunk(row: u32, chunk: u32) -> vec4<u32> {
   return value_cache[row * CHUNKS + chunk];
 }
 
+#if !WRITTEN
 fn put_rows(row: u32, chunk: u32, key: vec4<u32>, value: vec4<u32>) {
   key_cache[row * CHUNKS + chunk] = key;
   value_cache[row * CHUNKS + chunk] = value;
 }
+#endif
 
 fn of_cache(chunk: vec4<u32>) -> Values {
   return unpacked(chunk);
@@ -378,6 +386,7 @@ fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 #endif
 }
 
+#if !WRITTEN
 fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 #if q_gamma
   return array<Values, 2>(
@@ -386,6 +395,7 @@ fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
   return turn;
 #endif
 }
+#endif
 #endif
 
 // A quad (four elements) of a result, into y if `sum` is all of the softmax's, else into the partials; `head` counts

@@ -82,9 +82,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   var wanted = request(rows, chunk, split * BLOCK + first, position);
 #if !PREPARED
   let turn = rotation(chunk, turned(caches, total - 1u));
+  let other = partner(chunk);
+#endif
+#if !WRITTEN
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
-  let other = partner(chunk);
   let key_turn = k_rotation(chunk, turn);
   let plain_key = unpacked(qkv[keys_at + chunk]);
   var rotated_key = combined(plain_key, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
@@ -140,7 +142,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     // Scores: each lane has its chunk's part of BATCH * TILE of them.
     var scores = array<f32, BATCH * TILE>();
 #repeat j BATCH
-#if PREPARED
+#if WRITTEN
     let key_part = wanted.keys[j];
 #else
     let key_part = select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position));
@@ -184,7 +186,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat j BATCH
     // Memory past the length may contain anything, NaN too.
     let read = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
-#if PREPARED
+#if WRITTEN
     let value_part = read;
 #else
     let value_part = select(read, new_value, vec4<bool>(start + j * TEAMS == position));

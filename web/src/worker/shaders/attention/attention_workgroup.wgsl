@@ -8,7 +8,7 @@ const ROWS = WORKGROUP / CHUNKS; // threads that share a chunk of the values
 const SHARE = WORKGROUP / TILE; // threads that share a head of the softmax
 
 var<workgroup> query: array<Values, TILE * CHUNKS>;
-#if !PREPARED
+#if !WRITTEN
 var<workgroup> new_key: array<vec4<u32>, CHUNKS>;
 var<workgroup> new_value: array<vec4<u32>, CHUNKS>;
 #endif
@@ -58,7 +58,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
 #endif
   }
-#if !PREPARED
+#if !WRITTEN
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
     let values_at = keys_at + KV_HEADS * CHUNKS;
     let key = key_of(keys_at, chunk, turned(caches, total - 1u));
@@ -100,7 +100,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
       }
       for (var c = 0u; c < CHUNKS; c++) {
-#if PREPARED
+#if WRITTEN
         let key = key_chunk(source, c);
 #else
         var key = new_key[c];
@@ -149,7 +149,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
     if (row < ROWS) {
       for (var i = row; i < here; i += ROWS) {
-#if PREPARED
+#if WRITTEN
         let value = value_chunk(source_of(rows + block * BLOCK + i), chunk);
 #else
         var value = new_value[chunk];

@@ -9,8 +9,8 @@
 // scores are [HEADS, LONGEST].
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
-// QUANTIZED, FOUR_BITS, PREPARED: as in attention_shared.wgsl. The new rows are read from such caches like the others, since a
-// truth that is rounded to a step would be as far from a sound row as a whole step.
+// QUANTIZED, FOUR_BITS, WRITTEN, PREPARED: as in attention_shared.wgsl. CACHED: the new rows are read from the caches like the others,
+// since they are WRITTEN, or QUANTIZED: a truth that is rounded to a step would be as far from a sound row as a whole step.
 // TURNED: the rows of the caches are turned by a Hadamard matrix, and so is a query before its scores; a result is turned back.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values for the cache begin.
@@ -94,6 +94,7 @@ fn inverse_size(at: u32) -> f32 {
 }
 
 #if truth
+#if !WRITTEN
 // Element i of the new values of a head, as the cache holds it.
 fn new_value(kv_head: u32, i: u32) -> f32 {
   let at = VALUES + kv_head * HEAD;
@@ -105,13 +106,18 @@ fn new_value(kv_head: u32, i: u32) -> f32 {
 #endif
 }
 #endif
+#endif
 
 #if cos_cache
 // Element i of the head that begins at `at`, normalised; `inverse` is the head's inverse_size.
 fn normalised(at: u32, i: u32, inverse: f32) -> f32 {
   var factor = inverse;
 #if q_gamma
+#if k_gamma
   factor *= f32(select(k_gamma[i], q_gamma[i], at < KEYS));
+#else
+  factor *= f32(q_gamma[i]);
+#endif
 #else
 #if k_gamma
   factor *= f32(k_gamma[i]);
@@ -177,8 +183,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   let kv_head = head / GROUP;
 #if !PREPARED
-  let new_key = KEYS + kv_head * HEAD;
   let q_inverse = inverse_size(head * HEAD);
+#endif
+#if !WRITTEN
+  let new_key = KEYS + kv_head * HEAD;
   let k_inverse = inverse_size(new_key);
 #endif
   var sum = 0.0;
@@ -209,7 +217,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
 #endif
     var key = cached_key(kv_head * CAPACITY + min(at, CAPACITY - 1u), i);
-#if !QUANTIZED
+#if !CACHED
     if (at == position) {
       let k = rotated(new_key, i, position, k_inverse);
       key = f32(element(k.x + k.y));
@@ -235,7 +243,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let kv_head = head / GROUP;
   let i = id.x % HEAD;
   let row = head * LONGEST;
-#if QUANTIZED
+#if CACHED
   let latest = cached_value(kv_head * CAPACITY + position, i);
 #else
   let latest = new_value(kv_head, i);
