@@ -1,4 +1,5 @@
-"""TypeScript of the tables of options: a model's in capstan.loading.load_options, and a search's in the stages."""
+"""TypeScript of the tables of options: a model's (capstan.loading.load_options), a run's
+(capstan.generation.run_options) and a search's (the stages)."""
 
 from __future__ import annotations
 
@@ -6,19 +7,43 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from . import ROOT
-from .typescript import PLAIN, block, camel, comment, documented
+from .typescript import block, camel, comment, documented, typescript
 
-__all__ = ["OPTIONS", "STAGES", "asked_options", "model_options", "search_options"]
+__all__ = [
+    "OF_PYTHON",
+    "OPTIONS",
+    "RUN_OPTIONS",
+    "STAGES",
+    "model_options",
+    "option_row",
+    "run_options",
+    "search_options",
+]
 
 OPTIONS = ROOT / "py_src/capstan/loading/load_options.py"
+RUN_OPTIONS = ROOT / "py_src/capstan/generation/run_options.py"
 STAGES = ROOT / "py_src/capstan/stages"
-OF_PYTHON = ("RequestOptions", "LoadOptions")
+OF_PYTHON = ("LoadOptions",)
+"""Classes of options that requests lack."""
+OF_REQUESTS = (
+    *("RequestOptions", "AdaptedOptions", "SequenceOptions", "AnswerOptions", "TalkOptions", "CallOptions", *OF_PYTHON),
+)
 """Classes of options that the JavaScript API lacks."""
-KINDS = {"str": "text", "int": "number", "float": "number", "bool": "flag"}
+KINDS = {
+    "str": "text",
+    "int": "number",
+    "float": "number",
+    "bool": "flag",
+    "list[Tool]": 'listOf("objects", object)',
+    "dict[str, Any]": "fields({}, { others: plain })",
+}
 """The kinds of web/src/page/kinds.ts by Python's types."""
+TYPES = {"Tool[]": "readonly object[]"}
+"""The JavaScript API's types that differ from those of requests."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +58,9 @@ class OptionRow:
 
     @property
     def type(self) -> str:
-        """TypeScript's."""
-        return " | ".join(f'"{choice}"' for choice in self.choices) or PLAIN[self.kind]
+        """TypeScript's, of requests."""
+        kind = ast.parse(self.kind, mode="eval").body
+        return " | ".join(f'"{choice}"' for choice in self.choices) or typescript(kind)
 
     @property
     def check(self) -> str:
@@ -43,10 +69,10 @@ class OptionRow:
         return f"oneOf({given})" if given else KINDS[self.kind]
 
 
-def option_classes(table: str, without: tuple[str, ...]) -> Iterator[tuple[ast.ClassDef, list[str], list[OptionRow]]]:
-    """The classes of the table of options, with the names of their bases and their own rows."""
+def option_classes(table: str) -> Iterator[tuple[ast.ClassDef, list[str], list[OptionRow]]]:
+    """The classes of a table that JavaScript has, with the names of their bases and their own rows."""
     for node in ast.parse(table).body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Options") and node.name not in without:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Options") and node.name not in OF_REQUESTS:
             bases = [name for name in map(ast.unparse, node.bases) if name != "TypedDict"]
             yield node, bases, [option_row(field, about) for field, about in documented(node.body)]
 
@@ -61,19 +87,30 @@ def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
     return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
 
 
-def model_options(table: str) -> str:
+def page_options(table: str, place: Path, about: str, prefix: str) -> str:
     """The options of the JavaScript API: an interface for each class of the table, and the kinds of its fields."""
-    parts = [
-        f"// The options of a model.\n// Written by build.py from {OPTIONS.relative_to(ROOT)}: change that file.\n",
-        'import { flag, number, oneOf, text } from "./kinds";\n',
-    ]
-    for node, bases, found in option_classes(table, OF_PYTHON):
-        extends = f" extends {', '.join(f'Model{base}' for base in bases)}" if bases else ""
-        lines = [f"{comment(row.about)}{camel(row.name)}?: {row.type};" for row in found]
-        parts.append(f"{comment(ast.get_docstring(node))}export interface Model{node.name}{extends} {block(lines)}")
+    parts, checks = [], ""
+    for node, bases, found in option_classes(table):
+        extends = f" extends {', '.join(prefix + base for base in bases)}" if bases else ""
+        lines = [f"{comment(row.about)}{camel(row.name)}?: {TYPES.get(row.type, row.type)};" for row in found]
+        parts.append(f"{comment(ast.get_docstring(node))}export interface {prefix}{node.name}{extends} {block(lines)}")
         kinds = [*(f"...{kinds_of(base)}" for base in bases), *(f"{camel(row.name)}: {row.check}" for row in found)]
         parts.append(f"export const {kinds_of(node.name)} = {{ {', '.join(kinds)} }};\n")
-    return "\n".join(parts)
+        checks += parts[-1]
+    names = ("fields", "flag", "listOf", "number", "object", "oneOf", "plain", "text")
+    used = ", ".join(name for name in names if re.search(rf"\b{name}\b", checks))
+    head = f"// The options of a {about}.\n// Written by build.py from {place.relative_to(ROOT)}: change that file.\n"
+    return "\n".join([head, f'import {{ {used} }} from "./kinds";\n', *parts])
+
+
+def model_options(table: str) -> str:
+    """Those of a model."""
+    return page_options(table, OPTIONS, "model", "Model")
+
+
+def run_options(table: str) -> str:
+    """Those of a run."""
+    return page_options(table, RUN_OPTIONS, "run", "")
 
 
 @dataclass(frozen=True)
@@ -150,11 +187,3 @@ def search_options(*modules: str) -> str:
 
 def kinds_of(name: str) -> str:
     return f"{name.removesuffix('Options').upper()}_KINDS"
-
-
-def asked_options(table: str) -> Iterator[str]:
-    """The options as requests have them."""
-    for node, bases, found in option_classes(table, OF_PYTHON[1:]):
-        extends = f" extends {', '.join(bases)}" if bases else ""
-        lines = [f"{comment(row.about)}{row.name}?: {row.type} | null;" for row in found]
-        yield f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {block(lines)}"

@@ -6,7 +6,7 @@ import ast
 import textwrap
 from collections.abc import Iterator
 
-__all__ = ["PLAIN", "block", "camel", "comment", "documented"]
+__all__ = ["PLAIN", "block", "camel", "comment", "documented", "typescript"]
 
 PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
 
@@ -37,3 +37,20 @@ def documented(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str | None
         if isinstance(node, ast.AnnAssign):
             told = after.value if isinstance(after, ast.Expr) else None
             yield node, told.value if isinstance(told, ast.Constant) and isinstance(told.value, str) else None
+
+
+def typescript(kind: ast.expr) -> str:
+    """A type of the table."""
+    if isinstance(kind, ast.BinOp):
+        return f"{typescript(kind.left)} | {typescript(kind.right)}"
+    if isinstance(kind, ast.Subscript):
+        given = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+        match ast.unparse(kind.value):
+            case "Literal":
+                return " | ".join(f'"{ast.literal_eval(value)}"' for value in given)
+            case "list":
+                return f"{typescript(given[0])}[]"
+            case "dict":
+                return f"Record<string, {typescript(given[1])}>"
+    name = ast.unparse(kind)
+    return PLAIN.get(name, name)

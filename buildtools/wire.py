@@ -1,6 +1,7 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
 - The options of a model: web/src/page/model_options.ts, from py_src/capstan/loading/load_options.py.
+- The options of a run: web/src/page/run_options.ts, from py_src/capstan/generation/run_options.py.
 - The search options of a run: web/src/wire/search_options.ts, from the modules of py_src/capstan/stages.
 - The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py and those options.
 - The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
@@ -16,8 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import ROOT
-from .option_types import OPTIONS, STAGES, asked_options, model_options, search_options
-from .typescript import PLAIN, block, camel, comment, documented
+from .option_types import (
+    OF_PYTHON,
+    OPTIONS,
+    RUN_OPTIONS,
+    STAGES,
+    model_options,
+    option_row,
+    run_options,
+    search_options,
+)
+from .typescript import PLAIN, block, camel, comment, documented, typescript
 
 __all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
 
@@ -64,52 +74,37 @@ def write_wire() -> None:
         temporary.replace(made)
 
 
-def request_types(table: str, options: str = "") -> str:
+def request_types(table: str, *options: str) -> str:
     """The TypeScript types of the requests."""
     parts = [
         "// The requests of a page that Python answers.\n"
         f"// Written by build.py from {REQUESTS.relative_to(ROOT)}: change that file.\n",
         f'import type {{ {", ".join(OF_THE_PAGE)} }} from "./page_types";\n',
-        *asked_options(options),
     ]
-    for node in ast.parse(table).body:
-        if isinstance(node, ast.ClassDef):
-            bases = [base for base in map(ast.unparse, node.bases) if base != "TypedDict"]
-            extends = f" extends {', '.join(bases)}" if bases else ""
-            fields = block([*interface_lines(node.body)])
-            parts.append(f"{comment(ast.get_docstring(node))}export interface {node.name}{extends} {fields}")
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name not in (*OF_THE_PAGE, "__all__"):
-                picked = "PickedFolder | " if name == "ModelFolder" else ""
-                parts.append(f"export type {name} = {picked}{typescript(node.value)};\n")
+    for text in (*options, table):
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.bases and node.name not in OF_PYTHON:
+                parts.append(interface_of(node))
+            elif text is table and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                if name not in (*OF_THE_PAGE, "__all__"):
+                    picked = "PickedFolder | " if name == "ModelFolder" else ""
+                    parts.append(f"export type {name} = {picked}{typescript(node.value)};\n")
     return "\n".join(parts)
 
 
-def interface_lines(body: list[ast.stmt]) -> Iterator[str]:
-    """The fields of a TypedDict, each behind its comment."""
-    for node, about in documented(body):
+def interface_of(table: ast.ClassDef) -> str:
+    """The interface of a TypedDict, its fields behind their comments. A field of one with `total=False` may be null."""
+    bases = [base for base in map(ast.unparse, table.bases) if base != "TypedDict"]
+    fields = []
+    for node, about in documented(table.body):
         kind, name = node.annotation, ast.unparse(node.target)
         if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "NotRequired":
             kind, name = kind.slice, f"{name}?"
-        yield f"{comment(about)}{name}: {typescript(kind)};"
-
-
-def typescript(kind: ast.expr) -> str:
-    """A type of the table."""
-    if isinstance(kind, ast.BinOp):
-        return f"{typescript(kind.left)} | {typescript(kind.right)}"
-    if isinstance(kind, ast.Subscript):
-        given = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        match ast.unparse(kind.value):
-            case "Literal":
-                return " | ".join(f'"{ast.literal_eval(value)}"' for value in given)
-            case "list":
-                return f"{typescript(given[0])}[]"
-            case "dict":
-                return f"Record<string, {typescript(given[1])}>"
-    name = ast.unparse(kind)
-    return PLAIN.get(name, name)
+        told = f"{name}?: {option_row(node, about).type} | null" if table.keywords else f"{name}: {typescript(kind)}"
+        fields.append(f"{comment(about)}{told};")
+    extends = f" extends {', '.join(bases)}" if bases else ""
+    return f"{comment(ast.get_docstring(table))}export interface {table.name}{extends} {block(fields)}"
 
 
 @dataclass(frozen=True)
@@ -294,8 +289,9 @@ def typescript_call(call: Call) -> str:
 
 GENERATED: dict[Path, tuple[tuple[Path, ...], Callable[..., str]]] = {
     ROOT / "web/src/page/model_options.ts": ((OPTIONS,), model_options),
+    ROOT / "web/src/page/run_options.ts": ((RUN_OPTIONS,), run_options),
     ROOT / "web/src/wire/search_options.ts": (tuple(sorted(STAGES.glob("*.py"))), search_options),
-    ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS), request_types),
+    ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS, RUN_OPTIONS), request_types),
     ROOT / "web/src/worker/engine_calls.ts": ((ENGINE,), engine_types),
     ROOT / "web/src/worker/engine_calls_check.ts": ((ENGINE,), engine_check),
     ROOT / "py_src/capstan/_js/engine_calls.py": ((ENGINE,), engine_calls),

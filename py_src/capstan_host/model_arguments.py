@@ -26,14 +26,14 @@ __all__ = [
     "about_model",
     "add_device_argument",
     "add_hub_arguments",
-    "add_model_options",
+    "add_options",
     "check_chat_template",
     "check_genai",
     "check_model",
     "check_place",
     "check_script_model",
+    "given_options",
     "graphs_of",
-    "model_options",
     "model_url",
     "mounts",
     "repository",
@@ -247,21 +247,27 @@ def add_device_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", choices=["auto", "webgpu", "wasm"], default="auto", help=what)
 
 
-def add_model_options(parser: argparse._ActionsContainer, table: type) -> None:
-    """The options of a class of capstan.loading.load_options for which it has words."""
+def add_options(parser: argparse._ActionsContainer, table: type) -> None:
+    """The options of a class of load_options or run_options for which it has words."""
     from capstan.loading.load_options import rows
 
     for name, row in rows(table).items():
         if row.help:
-            how: dict[str, Any] = {"action": "store_true"} if row.default is False else {"choices": row.choices}
+            how: dict[str, Any] = {"choices": row.choices} if row.choices else {"type": int, "metavar": row.metavar}
+            how = {"action": "store_true"} if row.default is False else how
             parser.add_argument(f"--{name.replace('_', '-')}", help=row.help, **how)
 
 
-def model_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
-    """Those of the options that were given."""
+def given_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
+    """Those of the options that were given, within their limits."""
     from capstan.loading.load_options import rows
 
-    return {name: value for name in rows(table) if (value := getattr(args, name, None))}
+    found = {name: getattr(args, name, None) for name in rows(table)}
+    given = {name: value for name, value in found.items() if value is not None and value is not False}
+    for name, value in given.items():
+        if told := rows(table)[name].refusal(f"--{name.replace('_', '-')}", value):
+            raise CommandError(told)
+    return given
 
 
 def add_hub_arguments(parser: argparse._ActionsContainer) -> None:

@@ -128,11 +128,11 @@ test("a page gives no option that it does not care about", async () => {
   const llm = await load();
   await llm.chat(MESSAGES).result;
   const model = "http://page.test/models/nano/";
-  const rest = { run_ahead: null, max_new_tokens: null };
+  const rest = { max_new_tokens: null };
   assert.deepEqual(boots[0].expected, { model, dtype: null, device: "auto" });
   assert.deepEqual(asked[1], {
     ...{ kind: "chat", model, ...rest, search: {}, guidance: null },
-    ...{ messages: MESSAGES, max_length: null, tools: null },
+    ...{ messages: MESSAGES, max_length: null },
   });
 });
 
@@ -706,7 +706,7 @@ test("the tokenizer is the loaded model's", async () => {
   };
   const { tokenizer } = await load({ dtype: "q4", prefixCache: 64, disableFileMappedWeights: true });
   assert.deepEqual(await tokenizer.encode("abc"), [1, 2, 3]);
-  const model = { model: "http://page.test/models/nano/", dtype: "q4", run_ahead: null };
+  const model = { model: "http://page.test/models/nano/", dtype: "q4" };
   const same = { prefix_cache: 64, disable_file_mapped_weights: true };
   assert.deepEqual(asked.at(-1), { kind: "tokenizer", ...model, ...same, action: "encode", text: "abc" });
   assert.equal(await tokenizer.decode(new Uint32Array([1, 2])), "ab");

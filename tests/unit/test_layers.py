@@ -109,7 +109,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "genai_engine genai_generator",
     ),
     "generation": (
-        "answer beam_search processors prompt replay run_ahead speculation step_counts token_times",
+        "answer beam_search processors prompt replay run_ahead run_options speculation step_counts token_times",
         "generator_params named_processors policy row",
         "flight",
         "loop",

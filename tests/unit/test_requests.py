@@ -13,30 +13,29 @@ from capstan.errors import OptionError
 from capstan.page.read_request import REQUESTS, fields_of, read_request
 from capstan.stages.search import STAGE_OPTIONS
 
-MODEL = {"model": "/models/nano/", "run_ahead": None}
-MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
+MODEL = {"model": "/models/nano/"}
+MODEL_OPTIONS = {"run_ahead": 1, "recoveries": 0, "stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
 MODEL_OPTIONS |= {"dtype": "q4", "device": "auto", "capture": "off"}
 MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8"}
-RUN = {**MODEL, "max_new_tokens": 5, "search": {"top_k": 3}}
 RUN_OPTIONS = {
     **MODEL_OPTIONS,
+    "max_new_tokens": 5,
+    "search": {"top_k": 3},
     "guidance": {"type": "regex", "data": "a*", "enable_ff_tokens": True},
     "speculation": {"ngram_size": 3, "max_draft_tokens": 4},
     "logits_processor": "shorter",
-    "recoveries": 0,
     "log_probabilities": 3,
     "timeline": True,
 }
-TALK = {**RUN, "max_length": None}
-TALK_OPTIONS = {**RUN_OPTIONS, "session": "session 1"}
+TALK_OPTIONS = {**RUN_OPTIONS, "max_length": 9, "session": "session 1"}
 MESSAGES = [{"role": "user", "content": "hello", "name": "Ann"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 KWARGS = {"reasoning_effort": "low", "budget": 3, "dates": [None, {"day": 1.5}]}
 HUB = {"repository": "a/b", "hub": "https://hub.test", "revision": None, "token": "secret"}
 LEAST: dict[str, dict[str, Any]] = {
-    "load": TALK,
-    "generate": {**RUN, "prompt": "x", "prompt_ids": None},
-    "chat": {**TALK, "messages": MESSAGES},
+    "load": MODEL,
+    "generate": {**MODEL, "prompt": "x", "prompt_ids": None},
+    "chat": {**MODEL, "messages": MESSAGES},
     "exec": {
         "source": "1",
         "filename": "a.py",
@@ -48,7 +47,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "memory": {},
     "operations": MODEL,
     "plan": {"model": HUB},
-    "alternatives": {**TALK, "prompt": None, "answer": [1, 2], "count": 8},
+    "alternatives": {**MODEL, "prompt": None, "answer": [1, 2], "count": 8},
     "score": {**MODEL, "sequences": [{}]},
     "tokenizer": {**MODEL, "action": "encode"},
     "load_embedder": {"model": HUB, "pooling": "cls"},
@@ -127,8 +126,8 @@ WORDS = {
         ("as_message", "timeline", "disable_file_mapped_weights", "thinking", "token_texts", "add_generation_prompt"),
         "true or false or null",
     ),
-    **dict.fromkeys(("search", "models", "files"), "an object"),
-    **dict.fromkeys(("guidance", "speculation", "chat_template_kwargs"), "an object or null"),
+    **dict.fromkeys(("models", "files"), "an object"),
+    **dict.fromkeys(("search", "guidance", "speculation", "chat_template_kwargs"), "an object or null"),
     "model": "a string or an object",
     "device": "'webgpu', 'wasm', 'auto' or null",
     "capture": "'tape', 'ort', 'off' or null",
@@ -181,6 +180,9 @@ def test_each_missing_field_is_told(kind: str) -> None:
         ),
         ({**whole("chat"), "max_new_tokens": True}, "max_new_tokens is True; it must be a whole number or null"),
         ({**whole("chat"), "max_new_tokens": 1.5}, "max_new_tokens is 1.5; it must be a whole number or null"),
+        ({**whole("chat"), "max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+        ({**whole("chat"), "run_ahead": 65}, "run_ahead is 65; it must be from 1 to 64"),
+        ({**whole("chat"), "recoveries": -1}, "recoveries is -1; it must be at least 0"),
         ({**whole("chat"), "timeline": 1}, "timeline is 1; it must be true or false or null"),
         ({**whole("chat"), "device": "gpu"}, "device is 'gpu'; it must be 'webgpu', 'wasm', 'auto' or null"),
         ({**whole("chat"), "messages": None}, "messages is None; it must be an array"),

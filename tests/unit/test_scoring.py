@@ -153,7 +153,7 @@ def test_generation_goes_on_behind_scored_tokens_as_behind_appended_ones(way: st
 
 def test_tokens_computed_ahead_are_discarded_and_stay_what_they_are(model: Model) -> None:
     def ahead(params: GeneratorParams) -> None:
-        params.run_ahead = 4
+        params.options["run_ahead"] = 4
 
     with generator(model, do_sample=False) as one:
         one.append_tokens(CONTEXT)

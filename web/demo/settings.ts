@@ -20,6 +20,7 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
   /** The form always chooses one of each. */
   device: NonNullable<GenerateRequest["device"]>;
   capture: NonNullable<GenerateRequest["capture"]>;
+  run_ahead: number | null;
 };
 
 /** Whoever sets one of these wants tokens sampled. */

@@ -53,7 +53,7 @@ class Generator:
 
     If the device is lost, for example with the browser's GPU process, the generator opens the model on another device
     and computes the sequence again, with a FallbackWarning; its tokens are the same as without the loss.
-    `GeneratorParams.recoveries` says how often. With `pools` or LoRA adapters it raises DeviceLostError instead.
+    `GeneratorParams(recoveries=...)` says how often. With `pools` or LoRA adapters it raises DeviceLostError instead.
 
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
     without being closed gives it back, too.

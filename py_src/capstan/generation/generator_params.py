@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ..errors import OptionError
 from ..guidance import Guidance
+from ..loading.load_options import require_options, taken
 from ..stages.search import MAX_ROWS, SearchOptions
 from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
 from .processors import SHORTLIST, LogitsProcessor, Processors, ShortlistProcessor
-from .run_ahead import RunAhead
+from .run_options import GeneratorOptions
 
 if TYPE_CHECKING:
     from ..model import Model
 
 __all__ = ["GeneratorParams"]
 
-RECOVERIES = 3
-"""A browser that loses more devices than this during one generation will lose the next one too."""
-
 
 class GeneratorParams:
     """Search options for generators of a model, starting from its genai_config.json.
 
-    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it. `tokenizer` is for `stop_strings`; by
-    default it is the model's.
-
-    `recoveries` is how often a generator may have its device lost and go on, on another one; 0 raises DeviceLostError.
+    `tokenizer` is for `stop_strings`; by default it is the model's. The options are those of
+    capstan.generation.run_options.GeneratorOptions, which are kept as `options`.
 
     One function of the caller's may edit logits before each pick, without run-ahead (docs/logits_processors.md):
     `logits_processor(tokens, logits)` edits or replaces all logits; `shortlist_processor(tokens, best)` gets the
@@ -39,13 +35,14 @@ class GeneratorParams:
         self,
         model: Model,
         *,
-        run_ahead: int | None = None,
         tokenizer: Tokenizer | None = None,
         logits_processor: LogitsProcessor | None = None,
         shortlist_processor: ShortlistProcessor | None = None,
         shortlist: int | None = None,
-        recoveries: int = RECOVERIES,
+        **options: Unpack[GeneratorOptions],
     ) -> None:
+        require_options(GeneratorOptions, options)
+        self.options = taken(GeneratorOptions, options)
         self.search: SearchOptions = model.search
         self._model, self._tokenizer = model, tokenizer
         self._vocab = model.config.vocab_size
@@ -56,16 +53,8 @@ class GeneratorParams:
             )
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
-        self.processors.check(self._vocab, run_ahead, self.search.num_beams)
+        self.processors.check(self._vocab, self.options["run_ahead"], self.search.num_beams)
         self.speculation: Speculation | None = None
-        self.run_ahead = run_ahead
-        if recoveries < 0:
-            raise OptionError(
-                f"recoveries is {recoveries!r}; it is how many losses of its device a generator survives: an integer "
-                "from 0, which raises DeviceLostError at the first"
-            )
-        self.recoveries = recoveries
-        RunAhead(run_ahead, 64)
 
     @property
     def rows(self) -> int:
@@ -83,7 +72,7 @@ class GeneratorParams:
                 f"do_sample is True and num_beams is {search.num_beams}: beams are not sampled; set do_sample=False, "
                 "or num_beams=1"
             )
-        self.processors.check(self._vocab, self.run_ahead, search.num_beams)
+        self.processors.check(self._vocab, self.options["run_ahead"], search.num_beams)
         return search.batch_size * max(search.num_beams, search.num_return_sequences)
 
     def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:

@@ -40,9 +40,10 @@ class GrammarPolicy(PlainPolicy):
             raise OptionError(
                 f"enable_ff_tokens with {len(loop.rows)} rows, each with other tokens to force; leave it False"
             )
-        if guidance.enable_ff_tokens and (params.run_ahead or 1) > 1:
+        run_ahead = params.options["run_ahead"]
+        if guidance.enable_ff_tokens and (run_ahead or 1) > 1:
             raise OptionError(
-                f"run_ahead is {params.run_ahead}; with enable_ff_tokens each pick waits for its mask: leave run_ahead "
+                f"run_ahead is {run_ahead}; with enable_ff_tokens each pick waits for its mask: leave run_ahead "
                 "at None, or enable_ff_tokens at False"
             )
         loop.options = replace(loop.options, guided=True)

@@ -26,7 +26,7 @@ class PlainPolicy(Policy):
         """Those of each row's last token, if they are watched."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
         """By row: the logits of the pick that nobody has read."""
-        self._fixed_run_ahead = params.run_ahead
+        self._fixed_run_ahead = params.options["run_ahead"]
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
         return RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)

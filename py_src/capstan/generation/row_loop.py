@@ -65,7 +65,7 @@ class RowLoop(DecodeLoop):
         """How the decoder ran its steps when it was taken."""
         self.late = False
         """max_time is over."""
-        self._recoveries = params.recoveries
+        self._recoveries = params.options["recoveries"]
         """Losses of the device that may still come."""
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""

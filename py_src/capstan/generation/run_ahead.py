@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..device.row_interface import Burst
-from ..errors import OptionError
 
 __all__ = ["BURST_MS", "RunAhead"]
 
@@ -39,8 +38,6 @@ class RunAhead:
     """
 
     def __init__(self, fixed: int | None, largest: int, first: int = 1, burst_ms: float = BURST_MS) -> None:
-        if fixed is not None and not (isinstance(fixed, int) and 1 <= fixed <= 64):
-            raise OptionError(f"run_ahead is {fixed!r}; it must be from 1 to 64 decode steps, or None to adapt")
         self._fixed = fixed
         self._burst_ms = burst_ms
         self._largest = min(LARGEST, largest)

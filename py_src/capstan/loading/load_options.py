@@ -24,7 +24,7 @@ __all__ = [
     "PageOptions",
     "RequestOptions",
     "Row",
-    "require_choices",
+    "require_options",
     "rows",
     "taken",
 ]
@@ -38,12 +38,28 @@ class Row:
 
     choices: tuple[str, ...] = ()
     """The texts that it may be; empty for any."""
+    least: int | None = None
+    """The least number that it may be; None for any."""
+    most: int | None = None
     default: Any = None
     """The value of an option that is left out; None leaves it to the code that reads it."""
     help: str = ""
     """The command line's words for it; without them it is no option of the table there."""
+    metavar: str = "N"
+    """The command line's word for a number."""
     host: bool = False
     """Whether Python takes more texts than a page, which the host checks."""
+
+    def refusal(self, name: str, value: Any) -> str | None:
+        """The message about a value that the option cannot have, by the name that it has there; None for others."""
+        if self.choices and value not in self.choices:
+            told = ", ".join(map(repr, self.choices)) + (", or None" if self.default is None else "")
+            return f"{name} is {value!r}; it must be one of {told}"
+        if self.least is not None and not self.least <= value <= (value if self.most is None else self.most):
+            return f"{name} is {value!r}; it must be " + (
+                f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            )
+        return None
 
 
 class DeviceOptions(TypedDict, total=False):
@@ -157,11 +173,10 @@ def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
     return cast(Table, found)
 
 
-def require_choices(options: Mapping[str, Any], pages: bool = False) -> None:
-    """Raise OptionError for a value that is not among an option's choices. The host checks options with `host`, unless
-    `pages` is true."""
-    for name, row in rows(LoadOptions).items():
+def require_options(table: Any, options: Mapping[str, Any], pages: bool = False) -> None:
+    """Raise OptionError for a value outside of the choices or limits of an option of the class. The host checks options
+    with `host`, unless `pages` is true."""
+    for name, row in rows(table).items():
         value = options.get(name)
-        if row.choices and value is not None and value not in row.choices and (pages or not row.host):
-            told = ", ".join(map(repr, row.choices)) + (", or None" if row.default is None else "")
-            raise OptionError(f"{name} is {value!r}; it must be one of {told}")
+        if value is not None and (pages or not row.host) and (told := row.refusal(name, value)):
+            raise OptionError(told)

@@ -26,7 +26,7 @@ from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .folder import FoundModel, Place, find_model, no_progress, place_of, with_caches
-from .load_options import LoadOptions, require_choices
+from .load_options import LoadOptions, require_options
 
 __all__ = [
     "PAUSES",
@@ -122,7 +122,7 @@ class Source:
 
 def source_of(path: Any, options: LoadOptions) -> Source:
     """Checks the arguments of Model. Raises OptionError with the choices."""
-    require_choices(options)
+    require_options(LoadOptions, options)
     passes, prefill_ms = options.get("passes"), options.get("prefill_ms")
     unknown = [name for name in passes or () if name not in PASSES]
     if unknown:

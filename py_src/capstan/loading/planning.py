@@ -10,7 +10,7 @@ from ..device.model_memory import require_lengths
 from ..memory import Fit
 from ..model_files.genai_config import with_room
 from .folder import find_model, place_of, with_caches
-from .load_options import FitOptions, require_choices
+from .load_options import FitOptions, require_options
 
 __all__ = ["open_device", "plan"]
 
@@ -41,7 +41,7 @@ async def plan(
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
     in all; WebGPU does not report the size of the memory.
     """
-    require_choices(options)
+    require_options(FitOptions, options)
     host = current_device_host()
     place = await place_of(host, path, keep=True)
     device = options.get("device", "auto")

@@ -32,7 +32,7 @@ from ..text.chat_prompts import template_options
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
 from .chat_answers import answer_stream, rendered, with_call
-from .completion import complete, generator_params, limit_length, require_one_sequence, told_ready, told_steps
+from .completion import complete, generator_params, limit_length, require_one_sequence, searched, told_ready, told_steps
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import live_memory, stored_weights
 from .page_session import CHAT_LENGTH, PageSession, chat_length, folder_of
@@ -100,14 +100,14 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
     params = generator_params(model, request)
-    new, most = request["max_new_tokens"], request["search"].get("max_length")
+    new, most = request.get("max_new_tokens"), searched(request).get("max_length")
     limit = limit_length(params, model, len(prompt_ids), new, most)
     return await complete(model, tokenizer, request, params, prompt_ids, limit)
 
 
 async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
-    if request["messages"] and request["search"].get("num_return_sequences", 1) != 1:
+    if request["messages"] and searched(request).get("num_return_sequences", 1) != 1:
         return await chat_rows(session, request)
     begun = request.get("begun") or []
     model = await session.load_once(request)
@@ -138,7 +138,7 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         tell()
 
     try:
-        reason = await talk.answer(request["max_new_tokens"], show, begun)
+        reason = await talk.answer(request.get("max_new_tokens"), show, begun)
     except asyncio.CancelledError:
         reason = "cancel"
     if rest := answer.end():
@@ -163,8 +163,8 @@ async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any
     require_fitting((message.get("content") for message in request["messages"]), model.config)
     request, text = with_call(tokenizer, request), rendered(tokenizer, request)
     params = generator_params(model, request)
-    prompt, most = tokenizer.encode(text), chat_length(model, request["max_length"])
-    limit = limit_length(params, model, len(prompt), request["max_new_tokens"], most)
+    prompt, most = tokenizer.encode(text), chat_length(model, request.get("max_length"))
+    limit = limit_length(params, model, len(prompt), request.get("max_new_tokens"), most)
     stops = params.search.stop_strings
     return await complete(
         model, tokenizer, request, params, prompt, limit, lambda: answer_stream(tokenizer, request, text, prompt, stops)
@@ -185,7 +185,7 @@ async def alternatives(session: PageSession, request: AlternativesRequest) -> No
     prompt_ids = tokenizer.encode_prompt(request["prompt"] or "")
     params = generator_params(model, request)
     require_one_sequence(params)
-    limit_length(params, model, len(prompt_ids), request["max_new_tokens"], request["search"].get("max_length"))
+    limit_length(params, model, len(prompt_ids), request.get("max_new_tokens"), searched(request).get("max_length"))
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)

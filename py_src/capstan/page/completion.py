@@ -12,6 +12,8 @@ from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
+from ..generation.run_options import GeneratorOptions
+from ..loading.load_options import taken
 from ..model import Model
 from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
@@ -20,7 +22,15 @@ from .inspection import burst_list, told_times
 from .requests import RunRequest
 from .text_events import Choice, watch
 
-__all__ = ["complete", "generator_params", "limit_length", "require_one_sequence", "told_ready", "told_steps"]
+__all__ = [
+    "complete",
+    "generator_params",
+    "limit_length",
+    "require_one_sequence",
+    "searched",
+    "told_ready",
+    "told_steps",
+]
 
 
 async def complete(
@@ -75,11 +85,10 @@ async def complete(
 def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
     """The parameters of a request, without its lengths; what it leaves out is as the model's files or makers say.
     Raises OptionError, GuidanceError."""
-    options: dict[str, Any] = {name: request.get(name) for name in ("run_ahead", "recoveries")}
-    if (processor := request.get("logits_processor")) is not None:
-        options |= named_processor(processor).options
-    params = GeneratorParams(model, **{name: value for name, value in options.items() if value is not None})
-    params.set_search_options(**{**model.facts.search, **request["search"]})
+    processor = request.get("logits_processor")
+    named: dict[str, Any] = {} if processor is None else named_processor(processor).options
+    params = GeneratorParams(model, **taken(GeneratorOptions, request), **named)
+    params.set_search_options(**{**model.facts.search, **searched(request)})
     if (drafting := request.get("speculation")) is not None:
         params.set_speculation(Speculation(**drafting))
     if (guidance := request.get("guidance")) is not None:
@@ -100,6 +109,11 @@ def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
     return params
 
 
+def searched(request: RunRequest) -> dict[str, Any]:
+    """The search options of a request."""
+    return request.get("search") or {}
+
+
 def require_one_sequence(params: GeneratorParams) -> None:
     """Raise OptionError for several sequences."""
     if (count := params.search.num_return_sequences) != 1:
@@ -115,8 +129,6 @@ def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens:
     context = model.config.context_length
     if prompt >= context:
         raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
-    if new_tokens is not None and new_tokens < 1:
-        raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
     if new_tokens is None:
         if most is not None:
             params.set_search_options(max_length=most)

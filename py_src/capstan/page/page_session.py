@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from .._js import host_calls
-from ..errors import CapstanError, ConfigError, OptionError
+from ..errors import CapstanError, ConfigError
 from ..generation.conversation import Conversation
 from ..generation.generator import Generator
 from ..generation.named_processors import named_processor
-from ..loading.load_options import PageOptions, taken
+from ..generation.run_options import AdaptedOptions, SequenceOptions
+from ..loading.load_options import PageOptions, rows, taken
 from ..model import Model
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts
@@ -30,6 +31,8 @@ Key = tuple[str | HubRepository, PageOptions]
 
 UNASKED = 0.25
 """Seconds without a request until a decode step is recorded: a program asks at once, a person types."""
+OF_A_GENERATOR = (*rows(AdaptedOptions), *rows(SequenceOptions))
+"""Requests that differ in one of these have generators of their own."""
 CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
@@ -106,11 +109,7 @@ class PageSession:
     async def conversation_with(self, model: Model, request: ConversationRequest) -> Conversation:
         """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
         session = request.get("session")
-        limit = request["max_new_tokens"]
-        if limit is not None and limit < 1:
-            raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
-        names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter", "recoveries")
-        asked = [request.get(name) for name in names]
+        asked: list[Any] = [request.get(name) for name in (*OF_A_GENERATOR, "max_length")]
         if (processor := request.get("logits_processor")) is not None:
             asked.append(named_processor(processor).serial)
         options = json.dumps(asked, sort_keys=True)
@@ -130,7 +129,7 @@ class PageSession:
             )
         params = generator_params(model, request)
         require_one_sequence(params)
-        params.set_search_options(max_length=chat_length(model, request["max_length"]))
+        params.set_search_options(max_length=chat_length(model, request.get("max_length")))
         generator = Generator(model, params)
         try:
             await adapt(model, generator, request)
@@ -185,7 +184,7 @@ def known_length(request: ModelRequest) -> int | None:
     """Tokens that the request's sequence has room for, as far as they are known without the model; what is no length is
     told with the search options."""
     asked: dict[str, Any] = {**request}
-    lengths = [asked.get("search", {}).get("max_length"), asked.get("max_length")]
+    lengths = [(asked.get("search") or {}).get("max_length"), asked.get("max_length")]
     prompt, new = asked.get("prompt_ids"), asked.get("max_new_tokens")
     if prompt and new:
         lengths.append(len(prompt) + new)

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import OptionError
-from ..loading.load_options import RequestOptions, rows
+from ..loading.load_options import rows
 from ..model_files.bounded_json import NotJsonError, clipped, read_json
 from .requests import AnsweredRequest
 
@@ -43,11 +43,11 @@ def read_request(text: str) -> AnsweredRequest:
 
 @cache
 def fields_of(table: Any) -> dict[str, Any]:
-    """The types of the fields by their names. An option of the model may be null, else it is one of its choices."""
+    """The types of the fields by their names. An option may be null, else it is one of its choices."""
     fields = get_type_hints(table)
-    for name, row in rows(RequestOptions).items():
-        if name in fields:
-            fields[name] = Literal[row.choices] | None if row.choices else fields[name] | None
+    for name, row in rows(table).items():
+        if row.choices or row.default is not None:
+            fields[name] = (Literal[row.choices] if row.choices else fields[name]) | None
     return fields
 
 
@@ -65,6 +65,8 @@ def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) 
         if name not in fields:
             raise OptionError(unknown(what, place, name, list(fields)))
         require_type(place + name, value, fields[name])
+        if value is not None and (told := rows(table)[name].refusal(place + name, value)):
+            raise OptionError(told)
 
 
 def require_type(name: str, value: object, wanted: Any) -> None:

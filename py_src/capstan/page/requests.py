@@ -1,13 +1,21 @@
 """The table of the requests that Python answers: their fields, and the fields' types.
 
 `read_request` checks each request against it, and `build.py` writes web/src/wire/requests.ts from it
-(buildtools/wire.py). A field that is `NotRequired` or an option of the model may be left out, which means the same as
-null. `Message`, `Tool` and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
+(buildtools/wire.py). A field that is `NotRequired` or an option may be left out, which means the
+same as null. `Message`, `Tool` and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
 """
 
 # Annotations are values here, not text: read_request looks at them.
 from typing import Any, Literal, NotRequired, TypedDict
 
+from ..generation.run_options import (
+    AdaptedOptions,
+    AnswerOptions,
+    CallOptions,
+    SequenceOptions,
+    TalkOptions,
+    TemplateOptions,
+)
 from ..loading.load_options import EmbedderOptions, FitOptions, RequestOptions
 
 __all__ = [
@@ -49,56 +57,16 @@ class HubRepository(TypedDict):
 
 ModelFolder = str | HubRepository
 Message = dict[str, Any]
-Tool = dict[str, Any]
 
 
-class Guidance(TypedDict):
-    """A grammar; docs/guidance.md describes what its text may contain."""
-
-    type: Literal["json_schema", "regex", "lark_grammar", "ebnf"]
-    data: str
-    """The grammar's text."""
-    enable_ff_tokens: NotRequired[bool]
-    """Append text that must come next without a model step for each of its tokens."""
-
-
-class Speculation(TypedDict):
-    """How drafts are found; see capstan.Speculation."""
-
-    ngram_size: NotRequired[int]
-    max_draft_tokens: NotRequired[int]
-
-
-class ModelRequest(RequestOptions):
+class ModelRequest(RequestOptions, AdaptedOptions):
     """The model of a request and its options."""
 
     model: ModelFolder
-    run_ahead: int | None
-    """Decode steps in one submit; null adapts it to the measured round trip."""
-    adapter: NotRequired[str | None]
-    """The address of a LoRA adapter file to run the model with; null for none."""
 
 
-class RunRequest(ModelRequest):
+class RunRequest(ModelRequest, SequenceOptions, AnswerOptions):
     """A request that runs the model over a sequence."""
-
-    max_new_tokens: int | None
-    search: dict[str, Any]
-    """Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those
-    given."""
-    guidance: NotRequired[Guidance | None]
-    """The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; null for none."""
-    speculation: NotRequired[Speculation | None]
-    """Draft tokens and verify several in one step, as capstan.Speculation takes it; null for none."""
-    logits_processor: NotRequired[str | None]
-    """The name of a function that a script defined by capstan.logits_processor or capstan.shortlist_processor."""
-    recoveries: NotRequired[int | None]
-    """How often the run may have its GPU device lost and go on, on another one; null for the default."""
-    log_probabilities: NotRequired[int | None]
-    """Tell with each token its log probability and those of so many that could have come, as `log_probability` of
-    `text` events; null tells none."""
-    timeline: NotRequired[bool | None]
-    """Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; null for false."""
 
 
 class GenerateRequest(RunRequest):
@@ -115,13 +83,8 @@ class GenerateRequest(RunRequest):
     """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
 
 
-class ConversationRequest(RunRequest):
+class ConversationRequest(RunRequest, TalkOptions):
     """A request about a conversation."""
-
-    max_length: int | None
-    """Tokens of the whole conversation; null is 4096, or the model's context if that is shorter."""
-    session: NotRequired[str | None]
-    """The computed caches are kept for each session until EndSessionRequest; null for requests without a session."""
 
 
 class LoadRequest(ConversationRequest):
@@ -130,7 +93,7 @@ class LoadRequest(ConversationRequest):
     kind: Literal["load"]
 
 
-class ChatRequest(ConversationRequest):
+class ChatRequest(ConversationRequest, TemplateOptions, CallOptions):
     """Answer the last message of a conversation by the model's chat template.
 
     Tokens arrive as `text` events, the summary as the reply, also after `cancel`. The worker keeps what it computed for
@@ -140,21 +103,11 @@ class ChatRequest(ConversationRequest):
 
     kind: Literal["chat"]
     messages: list[Message]
-    tools: NotRequired[list[Tool] | None]
-    """The tools that the model may call, in the template's form; null for none."""
-    thinking: NotRequired[bool | None]
-    """Whether the model reasons before it answers, if its template knows that; null leaves it to the template."""
-    called: NotRequired[list[str] | None]
-    """The names of tools one of which the answer has to call, in place of a grammar; null leaves it to the model."""
-    most_calls: NotRequired[int | None]
-    """Calls behind so many stay in the answer's text; null for no limit."""
-    chat_template_kwargs: NotRequired[dict[str, Any] | None]
-    """Other variables of the chat template by their names, such as reasoning_effort; null for none."""
     begun: NotRequired[list[int] | None]
     """As in GenerateRequest, but the first tokens of the answer."""
 
 
-class AlternativesRequest(ConversationRequest):
+class AlternativesRequest(ConversationRequest, TemplateOptions):
     """Tell of each token of an answer how probable it was and what else could have come, by `alternatives` events: the
     model is run over them. The model and the prompt or the messages are those of the request that was answered."""
 
@@ -162,19 +115,13 @@ class AlternativesRequest(ConversationRequest):
     prompt: str | None
     messages: NotRequired[list[Message] | None]
     """A conversation's in place of a prompt, up to what was answered; null for a prompt."""
-    tools: NotRequired[list[Tool] | None]
-    """As in ChatRequest."""
-    thinking: NotRequired[bool | None]
-    """As in ChatRequest."""
-    chat_template_kwargs: NotRequired[dict[str, Any] | None]
-    """As in ChatRequest."""
     answer: list[int]
     """The ids of the answer's tokens."""
     count: int
     """So many of the most probable tokens are told for each."""
 
 
-class TokenizerRequest(ModelRequest):
+class TokenizerRequest(ModelRequest, TemplateOptions):
     """Ask the model's tokenizer: `encode` a text into `ids`, `decode` ids into a `text`, or render messages by the chat
     template into a `text` and its `ids`. The result has those."""
 
@@ -183,11 +130,6 @@ class TokenizerRequest(ModelRequest):
     text: NotRequired[str | None]
     ids: NotRequired[list[int] | None]
     messages: NotRequired[list[Message] | None]
-    tools: NotRequired[list[Tool] | None]
-    thinking: NotRequired[bool | None]
-    """As in ChatRequest."""
-    chat_template_kwargs: NotRequired[dict[str, Any] | None]
-    """As in ChatRequest."""
     add_generation_prompt: NotRequired[bool | None]
     """Whether the rendered text ends with the beginning of an answer; null for true."""
 

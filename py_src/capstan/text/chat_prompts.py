@@ -132,7 +132,7 @@ def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterab
 def template_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of Tokenizer.apply_chat_template, besides the messages, of a request or a job with `tools`,
     `thinking` and `chat_template_kwargs`. Raises OptionError."""
-    options = {name: asked.get(name) for name in ("tools", "thinking")}
+    options = {"tools": asked.get("tools") or None, "thinking": asked.get("thinking")}
     variables = asked.get("chat_template_kwargs") or {}
     for name in variables:
         if name in OWN or options.get(name) is not None:

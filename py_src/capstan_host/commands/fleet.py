@@ -17,9 +17,9 @@ from ..model_arguments import (
     DTYPES,
     add_device_argument,
     add_hub_arguments,
-    add_model_options,
+    add_options,
     check_place,
-    model_options,
+    given_options,
     repository,
 )
 from ..terminal import Progress, say
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
     add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
     add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
-    add_model_options(advanced, fleet_options())
+    add_options(advanced, fleet_options())
 
 
 def fleet_options() -> type:
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     numbers = {name: getattr(args, name) for name in ("browsers_per_worker", "rows", "max_length", "attempts")}
     try:
         with cluster(args) as client:
-            given: Any = {**numbers, **model_options(args, fleet_options())}
+            given: Any = {**numbers, **given_options(args, fleet_options())}
             with Fleet(client, model, site=site, timeout=args.timeout, **given) as fleet:
                 return answer(args, fleet, total)
     except CapstanError as error:

@@ -15,10 +15,10 @@ from ..model_arguments import (
     DTYPES,
     add_device_argument,
     add_hub_arguments,
-    add_model_options,
+    add_options,
     check_chat_template,
     check_place,
-    model_options,
+    given_options,
     model_url,
     mounts,
     repository,
@@ -51,11 +51,12 @@ def speculation_options() -> tuple[Any, ...]:
     return SPECULATION_OPTIONS
 
 
-def page_options() -> type:
-    """The options of the model that a page's request takes."""
+def tables() -> tuple[type, ...]:
+    """The options of answers and conversations, of the model, and of generators."""
+    from capstan.generation.run_options import AnswerOptions, GeneratorOptions, TalkOptions
     from capstan.loading.load_options import PageOptions
 
-    return PageOptions
+    return AnswerOptions, TalkOptions, PageOptions, GeneratorOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,19 +87,17 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     model.add_argument("--adapter", metavar="FILE", help="run the model with this LoRA adapter (.onnx_adapter)")
     add_search_arguments(parser.add_argument_group("sampling"))
     output = parser.add_argument_group("output")
+    for table in tables()[:2]:
+        add_options(output, table)
     add = output.add_argument
-    new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, in a chat as many as there is room for)"
-    add("--max-new-tokens", type=int, metavar="N", help=new_tokens)
-    length = "in a chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
-    add("--max-length", type=int, metavar="N", help=length)
     for kind, metavar in GRAMMARS.items():
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
     add_device_argument(parser.add_argument_group("device"))
     advanced = parser.add_argument_group("advanced")
-    add_model_options(advanced, page_options())
+    for table in tables()[2:]:
+        add_options(advanced, table)
     add = advanced.add_argument
-    add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     for option in speculation_options():
         add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
     add_trace_argument(advanced)
@@ -120,18 +119,14 @@ def check(args: argparse.Namespace) -> None:
     """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.served`, the
     models to serve. Both lack the model if none was named."""
     asked = read_chat(args) if args.chat else read_completion(args)
-    numbers = {"new-tokens": args.max_new_tokens, "length": args.max_length}
-    for option, value in {"--run-ahead": args.run_ahead, **{f"--max-{name}": n for name, n in numbers.items()}}.items():
-        if value is not None and value < 1:
-            raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
+    given = [given_options(args, table) for table in tables()]
     search = read_search(args)
     args.trace = trace_file(args.trace)
     args.served = []
     args.request = {
         "model": None,
-        "run_ahead": args.run_ahead,
         "search": search,
-        **model_options(args, page_options()),
+        **{name: value for each in given for name, value in each.items()},
         **read_speculation(args),
         **read_guidance(args),
         **read_adapter(args),
@@ -157,8 +152,9 @@ def read_completion(args: argparse.Namespace) -> dict[str, Any]:
     prompt, prompt_ids = read_prompt(args)
     if args.max_length is not None:
         raise CommandError("--max-length is for --chat: give --max-new-tokens for one prompt")
-    new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens
-    request = {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids, "max_new_tokens": new_tokens}
+    request: dict[str, Any] = {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids}
+    if args.max_new_tokens is None:
+        request["max_new_tokens"] = NEW_TOKENS
     other = "--raw" if args.raw else "--prompt-ids" if prompt_ids is not None else None
     if args.system is not None and other:
         raise CommandError(f"--system and {other} were both given: a system message is for a chat template")
@@ -174,7 +170,7 @@ def read_chat(args: argparse.Namespace) -> dict[str, Any]:
     for name, value in given.items():
         if value is not None:
             raise CommandError(f"--chat and {name} were both given: --chat asks for messages and prints answers")
-    return {"kind": "chat", "messages": [], "max_length": args.max_length, "max_new_tokens": args.max_new_tokens}
+    return {"kind": "chat", "messages": []}
 
 
 def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]:

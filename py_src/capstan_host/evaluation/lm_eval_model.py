@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from capstan.errors import OptionError
-from capstan.loading.load_options import CacheOptions, require_choices, rows
+from capstan.loading.load_options import CacheOptions, require_options, rows
 from capstan.stages.search import MAX_ROWS, PICKING, SearchOptions
 
 from ..fleet.items import Item
@@ -86,7 +86,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             raise OptionError(
                 f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}, max_gen_toks"
             )
-        require_choices(options)
+        require_options(CacheOptions, options)
         if model is None:
             raise OptionError("no model is named: give --model_args model=FOLDER, a GGUF file or OWNER/NAME")
         together = AUTO_ROWS if batch_size == "auto" else int(batch_size) if str(batch_size).isdecimal() else 0

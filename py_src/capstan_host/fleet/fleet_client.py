@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from distributed import Client
 
 from capstan.errors import OptionError
-from capstan.loading.load_options import FleetOptions, require_choices, taken
+from capstan.loading.load_options import FleetOptions, require_options, taken
 from capstan.loading.repository import require_dtype
 from capstan.model_files.hub import HubRepository
 from capstan.signatures import check_arguments
@@ -70,7 +70,7 @@ class Fleet:
             if not seconds > 0:
                 raise OptionError(f"{name} is {seconds!r}; give seconds above 0")
         require_dtype(options.get("dtype"))
-        require_choices(options, pages=True)
+        require_options(FleetOptions, options, pages=True)
         self._rows, self._max_length = rows, max_length
         self._model = model_place(model)
         asked = {**taken(FleetOptions, options), "max_length": max_length}

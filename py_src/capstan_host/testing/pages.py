@@ -13,6 +13,7 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Page, Playwright
 
 from capstan.errors import OptionError
+from capstan.generation.run_options import AdaptedOptions
 from capstan.loading.load_options import FleetOptions, rows
 from capstan.signatures import check_methods
 
@@ -29,7 +30,7 @@ __all__ = ["AppModel", "PageModel", "Pages", "TestedPage", "launched"]
 BOOT_MS = 120_000
 TRACE_MS = 60_000
 """Milliseconds in which a page of a failed test has to repeat its last answer for a trace."""
-MODEL_OPTIONS = (*rows(FleetOptions), "run_ahead", "adapter")
+MODEL_OPTIONS = (*rows(FleetOptions), *rows(AdaptedOptions))
 WITHIN = """async ([run, most, ...given]) => Promise.race([
   run(...given),
   new Promise((_, reject) => setTimeout(reject, most, new Error(`no trace within ${most} ms`))),
@@ -227,8 +228,7 @@ class PageModel(TestedModel):
         return self.page.ask({"kind": "tokenizer", "action": action, **given, **self._model()})
 
     def _model(self) -> dict[str, Any]:
-        given = {"dtype": None, "capture": "tape", "run_ahead": None}
-        return {"model": self.address, **given, **self._options}
+        return {"model": self.address, "capture": "tape", **self._options}
 
 
 class AppModel(TestedModel):

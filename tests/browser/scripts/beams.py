@@ -150,7 +150,7 @@ async def lost(
     """A search whose device is lost after some tokens."""
     opened = await load(models, model, passes=JOINT)
     given = parameters(opened, do_sample=False, **options)
-    given.recoveries = 3
+    given.options["recoveries"] = 3
     count = 0
     async with Generator(opened, given) as generator:
         generator.append_tokens(prompt)

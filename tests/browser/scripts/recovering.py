@@ -37,7 +37,7 @@ async def run(
         async with await Model.load(models["nano-llama"], device="webgpu") as model:
             model.on_recovery = lambda reason, ms: found["events"].append([reason, ms])
             params = parameters(model, run_ahead=4, **DRAWN)
-            params.recoveries = recoveries
+            params.options["recoveries"] = recoveries
             async with Generator(model, params) as generator:
                 generator.append_tokens(PROMPT)
                 while len(found["ids"]) < tokens:

@@ -61,7 +61,7 @@ async def together(model: Model, generators: Sequence[dict[str, Any]]) -> list[d
 async def one(model: Model, plan: dict[str, Any]) -> dict[str, Any]:
     """The sequence of a generator, and its length after each rewind."""
     params = parameters(model, run_ahead=plan["run_ahead"], **plan["search"])
-    params.recoveries = RELOADS
+    params.options["recoveries"] = RELOADS
     generator = Generator(model, params)
     lengths: list[int] = []
     try:

@@ -70,7 +70,8 @@ export type { Scored, ScoredToken, ScoreOptions } from "./score";
 export { Session } from "./chat_session";
 export type { KnownModel } from "./known_models";
 export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
-export { type TemplateOptions, Tokenizer } from "./model_tokenizer";
+export { Tokenizer } from "./model_tokenizer";
+export type { TemplateOptions } from "./run_options";
 export type { LoadProgress } from "./progress";
 
 export interface LoadOptions extends ModelOptions, WorkerOptions {
@@ -237,7 +238,7 @@ export class Capstan {
   session(messages: readonly Message[] = []): Session {
     const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run => {
       const request = chatRequest(this.folder, this.options, asked, given);
-      const { num_return_sequences: count = 1 } = request.search;
+      const { num_return_sequences: count = 1 } = request.search ?? {};
       if (count !== 1) throw refused(`n is ${shown(count)}; a session goes on from one answer: leave it out`);
       return this.run({ ...request, session }, given);
     };

@@ -1,12 +1,16 @@
 // `llm.tokenizer`: the tokenizer of a loaded model.
 
 import { ids, read, text } from "./kinds";
-import { type ChatOptions, messageList, TEMPLATE_KINDS, templateOptions } from "./options";
+import { messageList, requested } from "./options";
+import { TEMPLATE_KINDS, type TemplateOptions } from "./run_options";
 import { reading, readOptions } from "./arguments";
-import type { Message, ModelRequest, TokenizerRequest, TokenizerResult } from "../wire/protocol";
-
-/** The options of `chat` that are its template's. */
-export type TemplateOptions = Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">;
+import type {
+  Message,
+  ModelRequest,
+  TemplateOptions as Asked,
+  TokenizerRequest,
+  TokenizerResult,
+} from "../wire/protocol";
 
 type Given = Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>;
 type Ask = (action: TokenizerRequest["action"], given: Given) => Promise<TokenizerResult>;
@@ -37,8 +41,8 @@ export class Tokenizer {
   }
 
   private async rendered(messages: readonly Message[], given: TemplateOptions): Promise<TokenizerResult> {
-    const options = readOptions("the options", given, TEMPLATE_KINDS) as TemplateOptions;
+    const options = readOptions("the options", given, TEMPLATE_KINDS);
     const listed = reading("messages", () => read("messages", messages, messageList) as Message[]);
-    return this.ask("template", { messages: listed, ...templateOptions(options) });
+    return this.ask("template", { messages: listed, ...requested<Asked>(options, TEMPLATE_KINDS) });
   }
 }

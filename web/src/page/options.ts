@@ -4,8 +4,11 @@ import { refused } from "../wire/errors";
 import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
 import { shown, signal, text, whole } from "./kinds";
 import { type ModelPageOptions, PAGE_KINDS } from "./model_options";
+import { GENERATOR_KINDS, type GeneratorOptions, PICK_KINDS, type PickOptions } from "./run_options";
+import { TEMPLATE_KINDS, type TemplateOptions } from "./run_options";
 import { pickedFolder, reading, readOptions } from "./arguments";
 import type {
+  AdaptedOptions,
   ChatRequest,
   GenerateRequest,
   Guidance,
@@ -14,15 +17,16 @@ import type {
   Message,
   ModelFolder,
   ModelRequest,
-  PageOptions,
+  PickOptions as AskedPick,
   ScoreRequest,
+  TemplateOptions as AskedTemplate,
   TokenizerRequest,
 } from "../wire/protocol";
 import { DRAWING, SEARCH_NAMES, type SearchOptions } from "../wire/search_options";
 import { isGguf, modelAddress } from "../wire/model_address";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
-export interface ModelOptions extends ModelPageOptions {
+export interface ModelOptions extends ModelPageOptions, GeneratorOptions {
   /**
    * The address of the hub where a model's id is, as OWNER/NAME or OWNER/NAME:FILE.gguf; https://huggingface.co unless
    * given. With null no hub is asked: an id is refused.
@@ -32,10 +36,6 @@ export interface ModelOptions extends ModelPageOptions {
   revision?: string;
   /** For a hub's private repositories; it goes to the hub alone. */
   token?: string;
-  /** Decode steps in one submit; by default adapted to the measured round trip. */
-  runAhead?: number;
-  /** How often a run may have its GPU device lost and go on, on another one; 0 rejects at the first loss. */
-  recoveries?: number;
   /**
    * Tokens that the longest conversation may have, prompt and answer together; runs have no more unless they say so. A load
    * whose caches have no room for them is refused before any weight is fetched.
@@ -44,7 +44,7 @@ export interface ModelOptions extends ModelPageOptions {
 }
 
 /** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
-export interface RunOptions extends SearchOptions {
+export interface RunOptions extends SearchOptions, PickOptions {
   /** Ends the run; what was generated until then is its result, with the finish reason "abort". */
   signal?: AbortSignal;
   /** Texts before which the answer ends. */
@@ -63,12 +63,6 @@ export interface RunOptions extends SearchOptions {
   regex?: string;
   larkGrammar?: string;
   ebnf?: string;
-  /**
-   * The name of a function that edits logits before each pick, defined in `llm.python` by `@capstan.logits_processor` or
-   * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return. Refused
-   * where pages share the worker, which runs no page's script.
-   */
-  logitsProcessor?: string;
   /** Tell each token's log probability in the result; each token then waits for its logits. */
   logprobs?: boolean;
   /** With `logprobs`: so many of the most probable tokens are told besides each token, 0 to 20; 0 unless given. */
@@ -77,20 +71,11 @@ export interface RunOptions extends SearchOptions {
   search?: Record<string, unknown>;
 }
 
-export interface ChatOptions extends RunOptions {
-  /**
-   * The tools that the model may call, in the form for its chat template: OpenAI's `{ type: "function", function: {...}
-   * }`.
-   */
-  tools?: readonly object[];
+export interface ChatOptions extends RunOptions, TemplateOptions {
   /** Whether the answer has to be a call: of one of the tools ("required"), or of the function of that name. */
   toolChoice?: "auto" | "required" | { name: string };
   /** With false only the first call of an answer is told as such; others stay in its text. */
   parallelToolCalls?: boolean;
-  /** Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite). */
-  thinking?: boolean;
-  /** Other variables of the chat template, by their names: `{ reasoning_effort: "low" }`. One that it does not have is refused. */
-  chatTemplateKwargs?: Record<string, unknown>;
 }
 
 const SEARCH = { n: "num_return_sequences", ...SEARCH_NAMES } as const;
@@ -106,22 +91,17 @@ export const stops = either(text, listOf("strings", text));
 const search = fields({ num_return_sequences: answers }, { others: plain });
 const RUN_KINDS: Kinds = {
   ...{ signal, ...Object.fromEntries(Object.keys(SEARCH_NAMES).map((name) => [name, number])), n: answers },
-  ...{ stop: stops, maxTokens: number, maxLength: number, logprobs: flag, topLogprobs, logitsProcessor: text, search },
+  ...{ stop: stops, maxTokens: number, maxLength: number, logprobs: flag, topLogprobs, ...PICK_KINDS, search },
   ...{ jsonSchema: either(object, text), regex: text, larkGrammar: text, ebnf: text },
 };
-const tools = listOf("objects", object);
-/** The kinds of the values that chat templates take besides messages. */
-export const TEMPLATE_KINDS: Kinds = { tools, thinking: flag, chatTemplateKwargs: fields({}, { others: plain }) };
-/** Those of the calls that an answer may make. */
+/** The kinds of the options of the calls that an answer may make. */
 const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
 /** The kinds of the options of a model's place. */
 export const PLACE_KINDS = { hub: orNull(text), revision: text, token: text };
 /** The kinds of ModelOptions. */
-export const MODEL_KINDS: Kinds = {
-  ...{ ...PLACE_KINDS, ...PAGE_KINDS, runAhead: number, recoveries: number, maxLength: number },
-};
+export const MODEL_KINDS: Kinds = { ...PLACE_KINDS, ...PAGE_KINDS, ...GENERATOR_KINDS, maxLength: number };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
 export const HUGGING_FACE = "https://huggingface.co";
@@ -185,18 +165,17 @@ export function requested<Asked>(options: object, kinds: Kinds): Asked {
 }
 
 function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
-  return { model, ...requested<PageOptions>(options, PAGE_KINDS), run_ahead: options.runAhead ?? null };
+  return { model, ...requested<AdaptedOptions>(options, { ...PAGE_KINDS, ...GENERATOR_KINDS }) };
 }
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
   return {
     ...modelRequest(model, options),
-    ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
+    ...requested<AskedPick>(run, PICK_KINDS),
     ...logprobs(run),
     max_new_tokens: run.maxTokens ?? null,
     search: searchOf(run),
     guidance: guidance(run),
-    ...(run.logitsProcessor === undefined ? {} : { logits_processor: run.logitsProcessor }),
   };
 }
 
@@ -251,7 +230,7 @@ export function chatRequest(
     ...shared(model, options, run),
     messages: read("messages", messages, messageList) as Message[],
     max_length: run.maxLength ?? options.maxLength ?? null,
-    ...templateOptions(run),
+    ...requested<AskedTemplate>(run, TEMPLATE_KINDS),
     ...called(run),
     ...(run.parallelToolCalls === false ? { most_calls: 1 } : {}),
   }));
@@ -268,22 +247,6 @@ function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { cal
   if (typeof name !== "string")
     throw refused(`toolChoice is ${shown(choice)}; it must be "auto", "required" or { name: a function's name }`);
   return { called: [name] };
-}
-
-/** The fields of a request about the prompt that messages make. */
-export function templateOptions({
-  tools,
-  thinking,
-  chatTemplateKwargs,
-}: Pick<ChatOptions, "tools" | "thinking" | "chatTemplateKwargs">): Pick<
-  ChatRequest,
-  "tools" | "thinking" | "chat_template_kwargs"
-> {
-  return {
-    tools: tools?.length ? [...tools] : null,
-    ...(thinking === undefined ? {} : { thinking }),
-    ...(chatTemplateKwargs === undefined ? {} : { chat_template_kwargs: chatTemplateKwargs }),
-  };
 }
 
 /** The request that the model's tokenizer encodes a text, decodes ids, or renders messages. */

@@ -146,7 +146,7 @@ export class Run implements AsyncIterable<string> {
     private readonly request: ChatRequest | GenerateRequest,
     signal: AbortSignal | undefined,
   ) {
-    const count = request.search["num_return_sequences"];
+    const count = request.search?.["num_return_sequences"];
     this.growing = Array.from({ length: typeof count === "number" && count > 1 ? count : 1 }, () => new Growing());
     if (signal?.aborted) this.own.abort();
     const abort = (): void => this.own.abort();

@@ -1,0 +1,136 @@
+"""The table of a run's options that are no search options: each is one row here, and is read where it does something.
+
+The rows are of the form of capstan.loading.load_options, and as much comes from them. A class says who takes its rows:
+GeneratorOptions all, PickOptions and TemplateOptions the JavaScript API and requests, the other classes requests alone.
+Rows with a `help` are options of the command line.
+"""
+
+# Annotations are values here, not text: `rows` and `read_request` look at them.
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from ..loading.load_options import Row
+
+__all__ = [
+    "AdaptedOptions",
+    "AnswerOptions",
+    "CallOptions",
+    "GeneratorOptions",
+    "Guidance",
+    "PickOptions",
+    "SequenceOptions",
+    "Speculation",
+    "TalkOptions",
+    "TemplateOptions",
+    "Tool",
+]
+
+Tool = dict[str, Any]
+
+
+class Guidance(TypedDict):
+    """A grammar; docs/guidance.md describes what its text may contain."""
+
+    type: Literal["json_schema", "regex", "lark_grammar", "ebnf"]
+    data: str
+    """The grammar's text."""
+    enable_ff_tokens: NotRequired[bool]
+    """Append text that must come next without a model step for each of its tokens."""
+
+
+class Speculation(TypedDict):
+    """How drafts are found; see capstan.Speculation."""
+
+    ngram_size: NotRequired[int]
+    max_draft_tokens: NotRequired[int]
+
+
+class GeneratorOptions(TypedDict, total=False):
+    """The options of every generator."""
+
+    run_ahead: Annotated[
+        int | None, Row(least=1, most=64, metavar="K", help="decode steps per submit (default: adaptive)")
+    ]
+    """Decode steps in one submit; by default adapted to the measured round trip."""
+    recoveries: Annotated[int, Row(default=3, least=0)]
+    """How often a run may have its GPU device lost and go on, on another one; with 0 the first loss ends it. A browser
+    that loses more than 3 during one generation will lose the next one, too."""
+
+
+class AdaptedOptions(GeneratorOptions, total=False):
+    """The options of a request that runs the model."""
+
+    adapter: str | None
+    """The address of a LoRA adapter file to run the model with; by default none."""
+
+
+class PickOptions(TypedDict, total=False):
+    """The options that say how tokens are picked, besides the search options."""
+
+    logits_processor: str | None
+    """The name of a function that edits logits before each pick, which a script defined by `@capstan.logits_processor`
+    or `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return. In JavaScript
+    `llm.python` runs such a script; pages that share a worker cannot, and this option is refused there."""
+
+
+class SequenceOptions(PickOptions, total=False):
+    """The options of a sequence of tokens."""
+
+    search: dict[str, Any] | None
+    """Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those
+    given."""
+    guidance: Guidance | None
+    """The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; by default none."""
+    speculation: Speculation | None
+    """Draft tokens and verify several in one step, as capstan.Speculation takes it; by default not."""
+
+
+class AnswerOptions(TypedDict, total=False):
+    """The options of one answer."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        Row(least=1, help="stop after N new tokens (default: 256, in a chat as many as there is room for)"),
+    ]
+    log_probabilities: int | None
+    """Tell with each token its log probability and those of so many that could have come, as `log_probability` of
+    `text` events; by default none."""
+    timeline: bool | None
+    """Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]."""
+
+
+class TalkOptions(TypedDict, total=False):
+    """The options of a conversation."""
+
+    max_length: Annotated[
+        int | None,
+        Row(
+            least=1,
+            help="in a chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)",
+        ),
+    ]
+    """Tokens of the whole conversation; by default 4096, or the model's context if that is shorter."""
+    session: str | None
+    """The computed caches are kept for each session until EndSessionRequest; by default for requests without one."""
+
+
+class TemplateOptions(TypedDict, total=False):
+    """The options of a chat's prompt, which the model's chat template makes."""
+
+    tools: list[Tool] | None
+    """The tools that the model may call, in the form for its chat template: OpenAI's `{ type: "function", function:
+    {...} }`."""
+    thinking: bool | None
+    """Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite)."""
+    chat_template_kwargs: dict[str, Any] | None
+    """Other variables of the chat template by their names, such as reasoning_effort. One that it does not have is
+    refused."""
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of the calls that an answer makes."""
+
+    called: list[str] | None
+    """The names of tools one of which the answer has to call, in place of a grammar; by default it is the model's
+    choice."""
+    most_calls: int | None
+    """Calls behind so many stay in the answer's text; by default there is no limit."""
