@@ -4,47 +4,28 @@ from __future__ import annotations
 
 import numbers
 import struct
-from dataclasses import fields
 from typing import Any
 
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..generation.generator_params import GeneratorParams as CapstanParams
-from ..stages import integer
+from ..stages import Option
 from ..stages.search import SearchOptions
-from ..stages.speculation_options import MAX_DRAFTS, Speculation
+from ..stages.speculation_options import MAX_DRAFTS, SPECULATION_OPTIONS, Speculation
 from .genai_model import Model
 
 __all__ = ["GeneratorParams"]
 
-DEFAULTS: dict[str, float | bool] = {
-    "batch_size": 1.0,
-    "chunk_size": 0.0,
-    "diversity_penalty": 0.0,
-    "do_sample": False,
-    "early_stopping": True,
-    "length_penalty": 1.0,
-    "max_length": 0.0,
-    "min_length": 0.0,
-    "no_repeat_ngram_size": 0.0,
-    "num_beams": 1.0,
-    "num_return_sequences": 1.0,
-    "past_present_share_buffer": True,
-    "random_seed": -1.0,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_k": 50.0,
-    "top_p": 1.0,
-}
-"""The native package's search options and their defaults."""
+NATIVE = (
+    *("batch_size", "chunk_size", "diversity_penalty", "do_sample", "early_stopping", "length_penalty", "max_length"),
+    *("min_length", "no_repeat_ngram_size", "num_beams", "num_return_sequences", "past_present_share_buffer"),
+    *("random_seed", "repetition_penalty", "temperature", "top_k", "top_p"),
+)
+"""The native package's search options, whose types and defaults are those of SearchOptions."""
 ABSENT: dict[str, float | bool] = {"past_present_share_buffer": False, "top_p": 0.0}
 """Values that the native package shows for options that a file leaves out, if they differ from Capstan's; a top_p of 0
 is off, like 1.
 """
-WHOLE = (
-    *("batch_size", "max_length", "min_length", "no_repeat_ngram_size", "num_beams", "num_return_sequences"),
-    *("random_seed", "top_k"),
-)
 SPECULATIVE: dict[str, float | bool] = {
     "max_draft_tokens": 4.0,
     "ngram_size": 0.0,
@@ -52,8 +33,8 @@ SPECULATIVE: dict[str, float | bool] = {
     "min_adaptive_k": 0.0,
     "cooldown": False,
 }
-LEAST_SPECULATIVE = {"max_draft_tokens": 1, "ngram_size": 2, "min_adaptive_k": 1}
-"""The search options that are numbers; 0 turns the last two off."""
+READ = {option.name: option.read for option in (*SPECULATION_OPTIONS, Option.integer("min_adaptive_k", 1, MAX_DRAFTS))}
+"""The checks of those that are numbers; 0 turns all but max_draft_tokens off."""
 
 
 class GeneratorParams:
@@ -68,14 +49,14 @@ class GeneratorParams:
         self._given: dict[str, Any] = {}
         search, configured = model.capstan.search, model.capstan.config.search
         self._defaults = {
-            name: shown(configured.get(name, ABSENT.get(name, getattr(search, name)))) for name in DEFAULTS
+            name: shown(configured.get(name, ABSENT.get(name, getattr(search, name)))) for name in NATIVE
         } | {"max_length": shown(search.max_length)}
         self._speculative = dict(SPECULATIVE)
         self._guidance: tuple[str, str, bool] | None = None
 
     def get_search_options(self) -> dict[str, float | bool]:
         """The native package's options by name: switches as bool, all others as float."""
-        return self._defaults | {name: shown(value) for name, value in self._given.items() if name in DEFAULTS}
+        return self._defaults | {name: shown(value) for name, value in self._given.items() if name in NATIVE}
 
     def set_search_options(self, **options: Any) -> None:
         """Change options. OptionError for an unknown name or a value of another type; none is changed then."""
@@ -143,9 +124,10 @@ def checked_option(name: str, value: Any) -> Any:
     """The value for capstan's option. OptionError for an unknown name or another type."""
     if name not in SearchOptions.names():
         raise OptionError(f"{name!r} is not a search option; the options are {', '.join(SearchOptions.names())}")
-    if name not in DEFAULTS:
+    if name not in NATIVE:
         return value
-    if isinstance(DEFAULTS[name], bool):
+    usual = getattr(SearchOptions, name)
+    if isinstance(usual, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name} is {value!r}; it must be True or False")
         return value
@@ -154,7 +136,7 @@ def checked_option(name: str, value: Any) -> Any:
     number = float(value)
     if name == "chunk_size":
         return max(0, int(number))
-    if name in WHOLE and not number.is_integer():
+    if isinstance(usual, int) and not number.is_integer():
         raise OptionError(f"{name} is {value!r}; it must be a whole number")
     return value
 
@@ -167,10 +149,6 @@ def checked_speculative(name: str, value: Any) -> float | bool:
         if not isinstance(value, bool):
             raise OptionError(f"{name} is {value!r}; it must be True or False")
         return value
-    least = LEAST_SPECULATIVE[name]
     if value == 0 and name != "max_draft_tokens" and not isinstance(value, bool):
         return 0.0
-    return float(integer(name, value, least, MAX_DRAFTS))
-
-
-assert {field.name for field in fields(SearchOptions)} >= DEFAULTS.keys()
+    return float(READ[name](value))
