@@ -4,6 +4,7 @@
 - The options of a run: web/src/page/run_options.ts, from py_src/capstan/generation/run_options.py.
 - The search options of a run: web/src/wire/search_options.ts, from the modules of py_src/capstan/stages.
 - The requests of a page: web/src/wire/requests.ts, from py_src/capstan/page/requests.py and those options.
+- The names of errors: web/src/wire/error_codes.ts, from py_src/capstan/errors.py.
 - The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/worker/engine_calls.ts, from
   py_src/capstan/device/webgpu/gpu_engine.py.
 """
@@ -29,8 +30,9 @@ from .option_types import (
 )
 from .typescript import PLAIN, block, camel, comment, documented, typescript
 
-__all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
+__all__ = ["engine_calls", "engine_types", "error_codes", "request_types", "wire_is_stale", "write_wire"]
 
+ERRORS = ROOT / "py_src/capstan/errors.py"
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
 ENGINE = ROOT / "py_src/capstan/device/webgpu/gpu_engine.py"
 OF_THE_PAGE = ("Message", "PickedFolder", "Tool")
@@ -239,6 +241,16 @@ def public_names(table: ast.Module) -> list[str]:
     return []
 
 
+def error_codes(table: str) -> str:
+    """The names of the errors of capstan.errors."""
+    names = "".join(f'\n  | "{name}"' for name in public_names(ast.parse(table)))
+    return (
+        "// The errors that Python and the worker raise.\n"
+        f"// Written by build.py from {ERRORS.relative_to(ROOT)}: change that file.\n\n"
+        f"export type PythonErrorCode ={names};\n"
+    )
+
+
 def engine_types(table: str) -> str:
     """The TypeScript types of the classes that Python calls."""
     found = list(calls(ast.parse(table)))
@@ -291,6 +303,7 @@ GENERATED: dict[Path, tuple[tuple[Path, ...], Callable[..., str]]] = {
     ROOT / "web/src/page/model_options.ts": ((OPTIONS,), model_options),
     ROOT / "web/src/page/run_options.ts": ((RUN_OPTIONS,), run_options),
     ROOT / "web/src/wire/search_options.ts": (tuple(sorted(STAGES.glob("*.py"))), search_options),
+    ROOT / "web/src/wire/error_codes.ts": ((ERRORS,), error_codes),
     ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS, RUN_OPTIONS), request_types),
     ROOT / "web/src/worker/engine_calls.ts": ((ENGINE,), engine_types),
     ROOT / "web/src/worker/engine_calls_check.ts": ((ENGINE,), engine_check),

@@ -1,3 +1,5 @@
+import type { PythonErrorCode } from "./error_codes";
+
 /** An error with the name of the Python exception class (capstan.errors) it becomes on the other side. */
 export class EngineError extends Error {
   constructor(
@@ -13,22 +15,7 @@ export class EngineError extends Error {
 }
 
 export type EngineErrorCode =
-  | "BindingError"
-  | "ConfigError"
-  | "MemoryTypeError"
-  | "ModelFileError"
-  | "UnsupportedModelError"
-  | "OptionError"
-  | "ClosedError"
-  | "DeviceUnavailableError"
-  | "VersionError"
-  | "DeviceLostError"
-  | "OutOfMemoryError"
-  | "ValidationError"
-  | "TapeError"
-  | "TapeCheckError"
-  | "StorageError"
-  | "WeightsChangedError"
+  | PythonErrorCode
   /** Raised by the page, not by Python: the worker died, and is being replaced. */
   | "WorkerLostError"
   /** An error of capstan.host.storage_interface: a download that may be tried again. */
@@ -37,16 +24,6 @@ export type EngineErrorCode =
 /** The classes of capstan.errors by their names, and any other exception's name. */
 export type CapstanErrorCode =
   | EngineErrorCode
-  | "ArgumentTypeError"
-  | "AsyncRequiredError"
-  | "BufferMismatchError"
-  | "CapstanError"
-  | "DeviceError"
-  | "GuidanceError"
-  | "LogitsError"
-  | "PromptError"
-  | "TapeKeyError"
-  | "UncomputedError"
   /** Python or the worker did not start. */
   | "StartError"
   | (string & {});
