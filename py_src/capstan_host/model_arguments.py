@@ -24,7 +24,6 @@ __all__ = [
     "DIGESTS_SUFFIX",
     "DTYPES",
     "about_model",
-    "add_device_argument",
     "add_hub_arguments",
     "add_options",
     "check_chat_template",
@@ -238,15 +237,6 @@ def check_script_model(folder: Path) -> Path:
     return check_place(folder)
 
 
-def add_device_argument(parser: argparse._ActionsContainer) -> None:
-    """The option that says where a model runs."""
-    what = (
-        "auto: the GPU by WebGPU, or the CPU where there is no GPU; webgpu: WebGPU, on the browser's software adapter "
-        "where there is no GPU; wasm: the CPU (default: %(default)s)"
-    )
-    parser.add_argument("--device", choices=["auto", "webgpu", "wasm"], default="auto", help=what)
-
-
 def add_options(parser: argparse._ActionsContainer, table: type) -> None:
     """The options of a class of load_options or run_options for which it has words."""
     from capstan.loading.load_options import rows
@@ -254,7 +244,7 @@ def add_options(parser: argparse._ActionsContainer, table: type) -> None:
     for name, row in rows(table).items():
         if row.help:
             how: dict[str, Any] = {"choices": row.choices} if row.choices else {"type": int, "metavar": row.metavar}
-            how = {"action": "store_true"} if row.default is False else how
+            how = {"action": "store_true"} if row.default is False else {**how, "default": row.default}
             parser.add_argument(f"--{name.replace('_', '-')}", help=row.help, **how)
 
 

@@ -211,7 +211,7 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
         ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout is nan; it must be a number of seconds above 0"),
         ({"browsers": True}, "CapstanLM: browsers is True, of type bool; give an integer"),
-        ({"device": "cuda"}, "device is cuda; give --device webgpu, wasm or auto"),
+        ({"device": "cuda"}, "device is 'cuda'; it must be one of 'webgpu', 'wasm', 'auto'"),
         ({"browsers": 0}, "browsers is 0; it must be a whole number of at least 1"),
         ({"max_length": 13}, "max_length is 13; take 2 to the model's context_length 12"),
         ({"max_length": 1}, "max_length is 1; take 2 to"),

@@ -17,6 +17,7 @@ from ..model_files.model_facts import ModelFacts
 
 __all__ = [
     "CacheOptions",
+    "DeviceOptions",
     "EmbedderOptions",
     "FitOptions",
     "FleetOptions",
@@ -65,7 +66,16 @@ class Row:
 class DeviceOptions(TypedDict, total=False):
     """The device of a model."""
 
-    device: Annotated[str, Row(choices=("webgpu", "wasm", "auto"), default="auto", host=True)]
+    device: Annotated[
+        str,
+        Row(
+            choices=("webgpu", "wasm", "auto"),
+            default="auto",
+            help="auto: the GPU by WebGPU, or the CPU where there is no GPU; webgpu: WebGPU, on the browser's software "
+            "adapter where there is no GPU; wasm: the CPU (default: %(default)s)",
+            host=True,
+        ),
+    ]
     """By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm")."""
 
 

@@ -15,6 +15,7 @@ from ..generation.named_processors import named_processor
 from ..generation.run_options import GeneratorOptions
 from ..loading.load_options import taken
 from ..model import Model
+from ..stages.search import DRAWING
 from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
@@ -104,7 +105,7 @@ def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
     if count > 1 and params.search.greedy:
         raise OptionError(
             f"num_return_sequences (n) is {count}, but the most probable token is taken each time, so that all would "
-            "be the same: set a temperature above 0, top_k, top_p or min_p, or leave it at 1"
+            f"be the same: set one of {', '.join(DRAWING)} (a temperature above 0), or leave it at 1"
         )
     return params
 

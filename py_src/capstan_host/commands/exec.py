@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..command_errors import CommandError, raise_remote
-from ..model_arguments import add_device_argument, add_hub_arguments, check_script_model, model_url, mounts, repository
+from ..model_arguments import add_hub_arguments, add_options, check_script_model, model_url, mounts, repository
 from ..terminal import Event, Progress
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -21,6 +21,8 @@ GROUP = "run"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
+    from capstan.loading.load_options import DeviceOptions
+
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
     model_help = (
         "a folder with a model, a repository or an ONNX graph, or a GGUF file, as models[NAME]; or a hub's repository"
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file_help = "a file or folder that the script may open or import, at this path"
     parser.add_argument("--file", metavar="PATH", action="append", default=[], help=file_help)
     add_hub_arguments(parser)
-    add_device_argument(parser)
+    add_options(parser, DeviceOptions)
 
 
 def check(args: argparse.Namespace) -> None:

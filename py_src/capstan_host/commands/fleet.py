@@ -15,7 +15,6 @@ from ..chat_model import SMOLLM2, default_model
 from ..command_errors import CommandError
 from ..model_arguments import (
     DTYPES,
-    add_device_argument,
     add_hub_arguments,
     add_options,
     check_place,
@@ -60,14 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scheduler", metavar="ADDRESS", help="the scheduler of a Dask cluster, as tcp://HOST:8786, in place of them")
     add("--browsers-per-worker", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--dashboard", metavar="ADDRESS", default="127.0.0.1:8787", help="of Dask's dashboard (default: %(default)s)")
-    add_device_argument(parser.add_argument_group("device"))
+    add_options(parser.add_argument_group("device"), fleet_options())
     advanced = parser.add_argument_group("advanced")
     add = advanced.add_argument
     add("--rows", type=int, default=8, metavar="N", help="items that a page answers together (default: %(default)s)")
     add("--batch", type=int, metavar="N", help="items that a page is sent at a time (default: twice --rows)")
     add("--attempts", type=int, default=3, metavar="N", help="how often an item may fail (default: %(default)s)")
     add("--timeout", type=float, default=900.0, metavar="SECONDS", help="for a batch (default: %(default)s)")
-    add_options(advanced, fleet_options())
 
 
 def fleet_options() -> type:

@@ -13,7 +13,6 @@ from ..chat_model import SMOLLM2, default_model
 from ..command_errors import CommandError, raise_remote
 from ..model_arguments import (
     DTYPES,
-    add_device_argument,
     add_hub_arguments,
     add_options,
     check_chat_template,
@@ -93,10 +92,10 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     for kind, metavar in GRAMMARS.items():
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
-    add_device_argument(parser.add_argument_group("device"))
-    advanced = parser.add_argument_group("advanced")
+    device = parser.add_argument_group("device")
     for table in tables()[2:]:
-        add_options(advanced, table)
+        add_options(device, table)
+    advanced = parser.add_argument_group("advanced")
     add = advanced.add_argument
     for option in speculation_options():
         add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)

@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from capstan.errors import OptionError
-from capstan.loading.load_options import CacheOptions, require_options, rows
+from capstan.loading.load_options import CacheOptions, DeviceOptions, require_options, rows
 from capstan.stages.search import MAX_ROWS, PICKING, SearchOptions
 
 from ..fleet.items import Item
@@ -96,8 +96,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"for {AUTO_ROWS}, and leave --max_batch_size out"
             )
         device = "auto" if device in (None, HARNESS_DEVICE) else device
-        if device not in ("webgpu", "wasm", "auto"):
-            raise OptionError(f"device is {device}; give --device webgpu, wasm or auto, or leave it out for auto")
+        require_options(DeviceOptions, {"device": device}, pages=True)
         for name, value in (("browsers", browsers), ("max_gen_toks", max_gen_toks)):
             if value < 1:
                 raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 1")
