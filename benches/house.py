@@ -1,6 +1,9 @@
-"""The size of the product and of its tests at commits: code lines by room, and the files that spell an option.
+"""The size of the product and of its tests at commits: code lines by room, and the files that a recipe touches.
 
 usage: python3 benches/house.py [COMMIT ...]
+
+A recipe of CONTRIBUTING.md is counted by an example: the product files that declare it, read it or are named after it.
+`-` is a commit before the example. The last table has the files at the last commit.
 
 Code lines are lines with something other than a comment, a docstring or blanks. A room is a folder of product.
 """
@@ -19,14 +22,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("py_src", "web", "buildtools", "build.py")
 SCRIPTS = (".ts", ".js", ".mjs", ".jsx", ".wgsl", ".css", ".html")
 COMMENTS = re.compile(r"/\*.*?\*/|<!--.*?-->|(?<![:\"'`])//[^\n]*", re.S)
-OPTIONS = {
-    "load option": ("kv_cache_dtype", "kvCacheDtype"),
-    "load option, a flag": ("disable_file_mapped_weights", "disableFileMappedWeights"),
-    "search option": ("no_repeat_ngram_size", "noRepeatNgramSize"),
-    "stage": ("min_p", "minP"),
-    "error": ("StorageError",),
+RECIPES = {
+    "load option (2): prefix_cache": r"[\"']prefix_cache[\"']|\bprefix_cache:|prefixCache\??:",
+    "all that has to do with a load option: kv_cache_dtype": r"kv_cache_dtype|kvCacheDtype",
+    "the same, a flag: disable_file_mapped_weights": r"disable_file_mapped_weights|disableFileMappedWeights",
+    "run option (2): recoveries": r"[\"']recoveries[\"']|(?<!self\.)\brecoveries[:?]|params\.recoveries",
+    "search option and stage (2): bad_words_ids": r"bad_words\b|bad_words_ids|BadWords",
+    "the same, with a field of the demo: min_p": r"min_p\b|minP\b|MinP|min-p",
+    "operation (3): prefill_attention": r"PrefillAttentions|[\"']prefill_attention[\"']|/prefill_attention\.\w+$",
+    "family by its name (1): ernie4_5": r"ernie4_5",
+    "JavaScript method (3): store_tape": r"store_tape|storeTape",
+    "error (2): TapeKeyError": r"\"TapeKeyError\"|(class|raise) TapeKeyError",
+    "input provider (1): WindowBase": r"\bWindowBase\b",
 }
-"""Names that a part of the product has, by the recipe that added it."""
+"""An example of each recipe, with the number of files that it should touch, and the pattern that finds them by their
+text or path."""
 
 
 def git(*words: str) -> bytes:
@@ -91,12 +101,11 @@ def sizes(files: dict[str, bytes]) -> Counter[str]:
     return found
 
 
-def spelled(files: dict[str, bytes], names: tuple[str, ...]) -> int:
-    """The number of product files that hold one of the names."""
-    words = [name.encode() for name in names]
-    return sum(
-        any(word in content for word in words) for path, content in files.items() if path.split("/")[0] in PRODUCT
-    )
+def touched(files: dict[str, bytes], example: str) -> list[str]:
+    """The product files that have an example."""
+    found = re.compile(example)
+    product = ((path, content) for path, content in files.items() if path.split("/")[0] in PRODUCT)
+    return [path for path, content in product if found.search(path) or found.search(content.decode())]
 
 
 def main(commits: list[str]) -> int:
@@ -109,15 +118,19 @@ def main(commits: list[str]) -> int:
         "tests": [count["tests"] for count in counts],
         "product, files": [sum(path.split("/")[0] in PRODUCT for path in each) for each in files],
     }
-    head = " | ".join(git("rev-parse", "--short", commit).decode().strip() for commit in commits)
-    for title, table in (
-        ("code lines", {**totals, **rows}),
+    heads = [git("rev-parse", "--short", commit).decode().strip() for commit in commits]
+    recipes = {name: [touched(each, example) for each in files] for name, example in RECIPES.items()}
+    places = {name: [", ".join(found[-1])] for name, found in recipes.items()}
+    for title, head, table in (
+        ("code lines", heads, {**totals, **rows}),
         (
-            "product files that spell it",
-            {what: [spelled(each, names) for each in files] for what, names in OPTIONS.items()},
+            "product files that have it",
+            heads,
+            {name: [len(n) or "-" for n in found] for name, found in recipes.items()},
         ),
+        ("the files", heads[-1:], places),
     ):
-        print(f"| {title} | {head} |\n|{' --- |' * (len(commits) + 1)}")
+        print(f"| {title} | {' | '.join(head)} |\n|{' --- |' * (len(head) + 1)}")
         for name, numbers in table.items():
             print(f"| {name} | {' | '.join(map(str, numbers))} |")
         print()
