@@ -13,16 +13,7 @@ from typing import cast
 from . import ROOT
 from .typescript import block, camel, comment, documented, typescript
 
-__all__ = [
-    "OF_PYTHON",
-    "OPTIONS",
-    "RUN_OPTIONS",
-    "STAGES",
-    "model_options",
-    "option_row",
-    "run_options",
-    "search_options",
-]
+__all__ = ["OF_PYTHON", "OPTIONS", "RUN_OPTIONS", "STAGES", "option_row", "page_options", "search_options"]
 
 OPTIONS = ROOT / "py_src/capstan/loading/load_options.py"
 RUN_OPTIONS = ROOT / "py_src/capstan/generation/run_options.py"
@@ -87,8 +78,9 @@ def option_row(field: ast.AnnAssign, about: str | None) -> OptionRow:
     return OptionRow(ast.unparse(field.target), ast.unparse(kind).removesuffix(" | None"), choices, about)
 
 
-def page_options(table: str, place: Path, about: str, prefix: str) -> str:
-    """The options of the JavaScript API: an interface for each class of the table, and the kinds of its fields."""
+def page_options(table: str, place: Path = OPTIONS, prefix: str = "Model") -> str:
+    """The options of the JavaScript API: an interface for each class of the table at that place, and the kinds of its
+    fields."""
     parts, checks = [], ""
     for node, bases, found in option_classes(table):
         extends = f" extends {', '.join(prefix + base for base in bases)}" if bases else ""
@@ -99,18 +91,8 @@ def page_options(table: str, place: Path, about: str, prefix: str) -> str:
         checks += parts[-1]
     names = ("fields", "flag", "listOf", "number", "object", "oneOf", "plain", "text")
     used = ", ".join(name for name in names if re.search(rf"\b{name}\b", checks))
-    head = f"// The options of a {about}.\n// Written by build.py from {place.relative_to(ROOT)}: change that file.\n"
+    head = f"// Options of JavaScript.\n// Written by build.py from {place.relative_to(ROOT)}: change that file.\n"
     return "\n".join([head, f'import {{ {used} }} from "./kinds";\n', *parts])
-
-
-def model_options(table: str) -> str:
-    """Those of a model."""
-    return page_options(table, OPTIONS, "model", "Model")
-
-
-def run_options(table: str) -> str:
-    """Those of a run."""
-    return page_options(table, RUN_OPTIONS, "run", "")
 
 
 @dataclass(frozen=True)

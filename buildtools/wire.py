@@ -15,19 +15,11 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from . import ROOT
-from .option_types import (
-    OF_PYTHON,
-    OPTIONS,
-    RUN_OPTIONS,
-    STAGES,
-    model_options,
-    option_row,
-    run_options,
-    search_options,
-)
+from .option_types import OF_PYTHON, OPTIONS, RUN_OPTIONS, STAGES, option_row, page_options, search_options
 from .typescript import PLAIN, block, camel, comment, documented, typescript
 
 __all__ = ["engine_calls", "engine_types", "error_codes", "request_types", "wire_is_stale", "write_wire"]
@@ -300,8 +292,8 @@ def typescript_call(call: Call) -> str:
 
 
 GENERATED: dict[Path, tuple[tuple[Path, ...], Callable[..., str]]] = {
-    ROOT / "web/src/page/model_options.ts": ((OPTIONS,), model_options),
-    ROOT / "web/src/page/run_options.ts": ((RUN_OPTIONS,), run_options),
+    ROOT / "web/src/page/model_options.ts": ((OPTIONS,), page_options),
+    ROOT / "web/src/page/run_options.ts": ((RUN_OPTIONS,), partial(page_options, place=RUN_OPTIONS, prefix="")),
     ROOT / "web/src/wire/search_options.ts": (tuple(sorted(STAGES.glob("*.py"))), search_options),
     ROOT / "web/src/wire/error_codes.ts": ((ERRORS,), error_codes),
     ROOT / "web/src/wire/requests.ts": ((REQUESTS, OPTIONS, RUN_OPTIONS), request_types),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buildtools.option_types import STAGES, model_options, search_options
+from buildtools.option_types import STAGES, page_options, search_options
 from buildtools.wire import request_types
 from capstan.errors import OptionError
 from capstan.page.read_request import REQUESTS, fields_of, read_request
@@ -300,7 +300,7 @@ export interface ModelPageOptions extends ModelOneOptions {
 
 export const PAGE_KINDS = { ...ONE_KINDS, noStore: flag };
 """
-    assert model_options(table).endswith(wanted)
+    assert page_options(table).endswith(wanted)
     asked = """
 /** One. */
 export interface OneOptions {
@@ -310,6 +310,43 @@ export interface OneOptions {
 
 export interface PageOptions extends OneOptions {
   no_store?: boolean | null;
+}
+"""
+    assert request_types("", table).endswith(asked)
+
+
+def test_an_option_of_a_run_is_a_row_and_a_class_says_who_takes_it() -> None:
+    table = """
+class TemplateOptions(TypedDict, total=False):
+    my_tools: list[Tool] | None
+    day: Annotated[int | None, Row(least=1)]
+    extra: dict[str, Any] | None
+
+class TalkOptions(TypedDict, total=False):
+    session: str | None
+"""
+    wanted = """change that file.
+
+import { fields, listOf, number, object, plain } from "./kinds";
+
+export interface TemplateOptions {
+  myTools?: readonly object[];
+  day?: number;
+  extra?: Record<string, unknown>;
+}
+
+export const TEMPLATE_KINDS = { myTools: listOf("objects", object), day: number, extra: fields({}, { others: plain }) };
+"""
+    assert page_options(table, prefix="").endswith(wanted)
+    asked = """
+export interface TemplateOptions {
+  my_tools?: Tool[] | null;
+  day?: number | null;
+  extra?: Record<string, unknown> | null;
+}
+
+export interface TalkOptions {
+  session?: string | null;
 }
 """
     assert request_types("", table).endswith(asked)
