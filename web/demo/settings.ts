@@ -23,11 +23,6 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
   run_ahead: number | null;
 };
 
-/** Whoever sets one of these wants tokens sampled. */
-const DRAWING = ["temperature", "top_k", "top_p", "min_p"];
-const SAMPLED = [...DRAWING, "random_seed"];
-const PICKING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"] as const;
-const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
 /** A link must give away no secret and bring no code along. */
 const LEFT_OUT = ["token", "processor"];
 const SCHEMA_EXAMPLE = {
@@ -51,6 +46,10 @@ def rather_short(tokens, best):
 
 const form = element("form", HTMLFormElement);
 type Field = HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement;
+const numbersIn = (part: string): HTMLInputElement[] => [...form.querySelectorAll<HTMLInputElement>(`${part} input`)];
+/** The form's search options, of which some have a value that is usual for every model. */
+const SAMPLED = numbersIn(".sampling");
+const SEARCH = [...SAMPLED, ...numbersIn(".repetition")].map((input) => ({ input, usual: input.placeholder }));
 
 function field(name: string): Field {
   return form.elements.namedItem(name) as Field;
@@ -81,7 +80,7 @@ let usually: Picking | null = null;
 /** Whether tokens are sampled as the form says; null where it leaves that to the model. */
 function asksToSample(): boolean | null {
   const chosen = text("search");
-  return chosen ? chosen === "sample" : DRAWING.some((name) => text(name)) || null;
+  return chosen ? chosen === "sample" : SAMPLED.some(({ name, value }) => name !== "random_seed" && value) || null;
 }
 
 /** Whether tokens are sampled: as the form says, else as is usual for the model. */
@@ -96,19 +95,16 @@ export function showPicking(picking: Picking | null): void {
   (field("search") as HTMLSelectElement).options[0]!.text = usual
     ? `usual for the model: ${usual}`
     : "usual for the model";
-  for (const name of PICKING) {
-    const value = picking?.[name];
-    (field(name) as HTMLInputElement).placeholder = value === undefined ? "" : String(value);
-  }
+  for (const { input, usual } of SEARCH) input.placeholder = String(picking?.[input.name as keyof Picking] ?? usual);
   for (const part of form.querySelectorAll<HTMLElement>(".sampling")) part.hidden = !samples();
 }
 
 export function readSettings(): Settings {
   const asked = asksToSample();
   const search: GenerateRequest["search"] = asked === null ? {} : { do_sample: asked };
-  for (const name of [...(samples() ? SAMPLED : []), ...REPEATED]) {
-    const value = number(name);
-    if (value !== null) search[name] = value;
+  for (const { input } of SEARCH) {
+    const value = samples() || !SAMPLED.includes(input) ? number(input.name) : null;
+    if (value !== null) search[input.name] = value;
   }
   const stop = field("stop_strings").value.replaceAll("\\n", "\n");
   if (stop) search["stop_strings"] = [stop];
