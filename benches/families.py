@@ -80,7 +80,7 @@ def kept() -> dict[str, list[str]]:
 
 
 def keep(name: str, row: tuple[str, ...]) -> None:
-    """Keep a row, and write the tables anew."""
+    """Keep a row, and write the tables again."""
     rows = kept() | {name: list(row)}
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     shown = [tuple(rows[family.name]) for family in FAMILIES if family.name in rows]

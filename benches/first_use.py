@@ -3,7 +3,7 @@
 usage: python3 build.py exec benches/first_use.py --model FOLDER -- LENGTH,...
 
 Each line of JSON: the prompt's tokens, the milliseconds to the first token, what the first use records among them, and
-of a token after it. A length has caches of its own capacity, so that each is recorded anew.
+of a token after it. A length has caches of its own capacity, so that each is recorded again.
 """
 
 import json

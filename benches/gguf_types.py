@@ -76,7 +76,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def keep(family: str, kind: GgmlType, found: dict[str, Any]) -> None:
-    """Keep what was measured, and write the table anew."""
+    """Keep what was measured, and write the table again."""
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     results[family] = results.get(family, {}) | {kind.name: found}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")

@@ -5,7 +5,7 @@ usage: python3 build.py exec benches/small_adapter.py --model FOLDER -- MODE [LA
 MODE is whole, least (every limit of the device is WebGPU's default, 128 MiB a binding among them), or parts (the
 adapter's own limits, and no weight or cache above LARGEST bytes, 128 MiB unless given). With MAX_LENGTH the model is
 loaded for sequences of so many tokens, so that caches of that length are in parts, too. A line of JSON: the weights in
-parts, what was told of parts and steps down, how steps are made, and for each run the prompt's tokens, milliseconds to
+parts, the reported parts and steps down, how steps are made, and for each run the prompt's tokens, milliseconds to
 the first token and a token after it, and a digest of the ids, which is the same in every mode.
 """
 

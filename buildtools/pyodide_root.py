@@ -20,7 +20,7 @@ SYSCONFIG = "_sysconfigdata__emscripten_wasm32-emscripten"
 
 
 def make_pyodide_root(root: Path = CACHE / "xbuildenv/pyodide-root") -> Path:
-    """Write the folder that PYODIDE_ROOT names and return it; it is made anew each time."""
+    """Write the folder that PYODIDE_ROOT names and return it; it is made again each time."""
     info = json.loads((PACKAGE / "pyodide-lock.json").read_text(encoding="utf-8"))["info"]
     version = json.loads((PACKAGE / "package.json").read_text(encoding="utf-8"))["version"]
     shutil.rmtree(root.parent, ignore_errors=True)

@@ -78,7 +78,7 @@ def kept_headers(models: Iterable[PackagedModel] = (SMOLLM2,), folder: Path = HE
 
 
 def make_ready(headers: Iterable[Header], target: Path) -> tuple[list[dict[str, Any]], list[Path]]:
-    """Write the results for these files into a folder `ready/` of the target: what python.json tells of them
+    """Write the results for these files into a folder `ready/` of the target: their entries in python.json
     (web/src/worker/ready_made.ts), and the files that were written."""
     known, written = [], []
     for header in headers:

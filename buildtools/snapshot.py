@@ -76,7 +76,7 @@ def make_snapshot(wheels: Sequence[Path], later: Sequence[Path] = ()) -> Snapsho
 
 
 def run_node(wheels: Sequence[Path], target: Path, later: Sequence[Path] = ()) -> str:
-    """Write the raw memory to `target`, and the wheels for later beside it; what snapshot.mjs tells of it, as JSON."""
+    """Write the raw memory to `target`, and the wheels for later beside it; the report of snapshot.mjs, as JSON."""
     request = {
         "pyodide": str(PYODIDE),
         "wheels": [str(wheel) for wheel in wheels],

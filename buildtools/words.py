@@ -1,8 +1,9 @@
 """Finds sentences in comments, docstrings and documents that a hurried reader has to read twice.
 
-Two patterns are found: a sentence that begins with Of, What, Where or Whose and is no question, and a sentence that
-ends in a preposition or an auxiliary verb. `build.py check` refuses both; `python3 -m buildtools.words` lists them, and
-`python3 -m buildtools.words --count` counts the words of the documents.
+Three patterns are found: a sentence that begins with Of, What, Where, Who or Whose and is not a question, a sentence
+that ends in a preposition or an auxiliary verb, and words that stand for a plainer one (`anew`, `whoever`, `told of`).
+`build.py check` refuses them; `python3 -m buildtools.words` lists them, and with `--count` it counts the words of the
+documents.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ __all__ = ["Phrase", "phrases", "tracked_phrases"]
 SUFFIXES = {".py", ".ts", ".js", ".mjs", ".wgsl", ".md"}
 SKIPPED = ("models/", "buildtools/THIRD_PARTY_NOTICES.md", "tests/guidance_cases/", "tests/fixtures/")
 
-OPENING = re.compile(r"(?:Of|What|Where|Whose)\b")
+OPENING = re.compile(r"(?:Of|What|Where|Who|Whose)\b")
 ENDING = re.compile(
     r"(?P<before>[\w'`-]+)[ ,]+"
     r"(?:of|for|by|with|in|on|to|from|at|than|into|onto|about|upon|without|against"
     r"|is|are|was|were|be|been|has|have|had|does|do|did|can|may|must|will|would|could|should)$"
+)
+# Again; the caller, the reader, a user; reports, returns.
+ODD = re.compile(
+    r"\b(?:anew|who(?:m)?ever|(?:of|for|by) who|(?:is|are|was|were|be|been) told of|tells? of)\b|[:;] who\b", re.I
 )
 # Words with which the last one makes a verb ("goes on", "log in"), an adverb or a noun.
 WHOLE = frozenset(
@@ -74,7 +79,8 @@ def clumsy(line: int, block: str) -> Iterator[Phrase]:
         words = sentence.rstrip(".!?:)*_\"'")
         last = ENDING.search(words)
         particle = last and (last["before"].lower() in WHOLE or PARTED.search(words))
-        if sentence and not sentence.endswith("?") and (OPENING.match(sentence) or (last and not particle)):
+        clumsy_form = OPENING.match(sentence) or ODD.search(sentence) or (last and not particle)
+        if sentence and not sentence.endswith("?") and clumsy_form:
             yield Phrase(line + prose.count("\n", 0, start + lead), " ".join(block[start + lead : end].split()))
         start = end
 

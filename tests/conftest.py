@@ -24,7 +24,7 @@ from tests.extended import ALL, DEFAULT, EXTENDED, OnePage, leave_out, shares_a_
 from tests.other_browsers import harness_in
 
 pytest_plugins = ("capstan_host.testing.plugin",)
-"""Who installs the wheel has it by its entry point."""
+"""The installed wheel has it by its entry point."""
 
 TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"

@@ -2,7 +2,7 @@
 
     python3 -m tests.gguf_tokenizers FOLDER
 
-writes the answers anew; FOLDER is one in which `npm install node-llama-cpp @node-llama-cpp/linux-x64` was run.
+writes the answers again; FOLDER is one in which `npm install node-llama-cpp @node-llama-cpp/linux-x64` was run.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def halved(folder: Path) -> Path:
 
 
 def changed_at(folder: Path, original: int, context: int) -> Path:
-    """With another original length: at 4096 the native package computes caches anew, too."""
+    """With another original length: at 4096 the native package computes caches again, too."""
 
     def change(model: ModelProto, config: dict[str, Any]) -> bytes:
         greater = next(node for node in model.graph.node if node.op_type == "Greater")

@@ -1,6 +1,6 @@
 """Decoders with inputs for LoRA adapters, as Olive's extract-adapters pass writes them, and adapter files for them.
 
-    python -m tests.lora_models            # writes tests/fixtures/nano-lora anew
+    python -m tests.lora_models            # writes tests/fixtures/nano-lora again
 
 nano-lora is nano-apart (int4 weights) with adapters on all seven products of a layer, whose defaults have the rank 0;
 `first.onnx_adapter` has the rank 4, `second.onnx_adapter` the rank 8, `queries.onnx_adapter` the rank 4 on the products

@@ -27,7 +27,7 @@ __all__ = [
     "Action",
     "Rows",
     "Trace",
-    "anew",
+    "again",
     "decode",
     "drive",
     "encode",
@@ -60,7 +60,7 @@ def greedy(folder: str | Path, prompt_ids: Sequence[int], max_new_tokens: int, *
     return drive(folder, [("append", list(prompt_ids)), ("generate", max_new_tokens)], **search).picked
 
 
-def anew(folder: str | Path, prompt_ids: Sequence[int], count: int) -> list[int]:
+def again(folder: str | Path, prompt_ids: Sequence[int], count: int) -> list[int]:
     """`count` ids picked greedily after a prompt, each by a generator of its own that is given the whole sequence.
 
     With long rope (phi3, phimoe) a generator does so itself where its one sequence has 4097 tokens when a token is

@@ -1,4 +1,4 @@
-// Remembers every WebAssembly memory by who made it, and counts the bytes that cross between host and GPU, at the
+// Remembers every WebAssembly memory by its maker, and counts the bytes that cross between host and GPU, at the
 // prototypes of WebGPU. Runs in a worker (put before its script by page_memory.py) or in a page, before anything else.
 (() => {
   if (globalThis.pageMemory) return;
@@ -13,7 +13,7 @@
     readbacks: 0,
   };
   globalThis.pageMemory = {
-    /** Bytes of the wasm heaps, by who made them. */
+    /** Bytes of the wasm heaps, by their makers. */
     heaps: () => {
       const sizes = {};
       for (const [who, ref] of memories) {

@@ -191,7 +191,7 @@ class Targets:
         session.send("Target.setAutoAttach", options)
 
     def heaps(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """For the page and each worker: bytes of its ArrayBuffers, and of its wasm heaps by who made them."""
+        """For the page and each worker: bytes of its ArrayBuffers, and of its wasm heaps by their makers."""
         usage, heaps = "Runtime.getHeapUsage", {"expression": HEAPS, "returnByValue": True}
         yield unpack(self.session.send(usage), self.session.send("Runtime.evaluate", heaps))
         for worker in list(self.workers):

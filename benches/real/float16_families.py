@@ -17,7 +17,7 @@ COUNT = 24
 
 
 async def run(folder, device):
-    """Ids and first logits after each prompt, and what is told of the last run."""
+    """Ids and first logits after each prompt, and the report of the last run."""
     ids, logits = [], []
     model = await capstan.Model.load(folder, device=device)
     for prompt in PROMPTS:

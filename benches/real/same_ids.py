@@ -22,7 +22,7 @@ PROMPTS = (
 
 
 async def picked(model, prompts, tokens):
-    """The ids after each prompt, and what is told of the last run."""
+    """The ids after each prompt, and the report of the last run."""
     found = []
     for ids in prompts:
         params = capstan.GeneratorParams(model)

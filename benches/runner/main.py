@@ -39,7 +39,7 @@ FAULTS = ("disagreements", "failures", "over budget", "requests to other hosts")
 
 
 class Bench:
-    """One run: where things are, what is measured, where results go. The JSON is written anew after every model."""
+    """One run: where things are, what is measured, where results go. The JSON is written again after every model."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ def placed(asked: Step) -> Step:
 WARM_UP_DECODE = 32
 WARM_UP_PROMPT = 4
 """Tokens of the untimed call before each timed one, of the same contender with the same prompt: a GPU that a contender
-leaves idle between its tokens clocks down, and whoever comes next would pay for that."""
+leaves idle between its tokens clocks down, which would slow the next one."""
 
 
 def load(subject: Subject, measured: Extent) -> Iterator[Step]:

@@ -317,7 +317,7 @@ def over_budget(outcomes: Iterable[Outcome]) -> list[str]:
     """Lists the steps of a tape that exceeded their budget of WebGPU calls, a line each.
 
     The budget of n tokens: no buffer, bind group or write; a submit and a readback for the first token and one for
-    every K after it (or, where K adapts, as many as Python was told of bursts); 4 bytes read a token.
+    every K after it (or, where K adapts, as many as the bursts that Python got); 4 bytes read a token.
     """
     found = []
     for step in outcomes:

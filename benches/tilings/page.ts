@@ -10,7 +10,7 @@ interface Variant {
 
 interface Shape {
   name: string;
-  /** Bytes of each binding; those of weights and scales are made anew for each copy. */
+  /** Bytes of each binding; those of weights and scales are made again for each copy. */
   buffers: Record<string, number>;
   /** Bytes of weights and scales. */
   bytes: number;

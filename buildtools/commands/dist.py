@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="the address that the site will have, so that links to it have a preview picture",
     )
-    parser.add_argument("--notices", action="store_true", help="only write buildtools/THIRD_PARTY_NOTICES.md anew")
+    parser.add_argument("--notices", action="store_true", help="only write buildtools/THIRD_PARTY_NOTICES.md again")
 
 
 def site_url(text: str) -> str:
@@ -115,7 +115,7 @@ def static_folder(target: Path, url: str | None = None) -> Path:
 
 
 def tell_address(page: Path, url: str) -> None:
-    """Name the page and its preview picture by whole addresses: who shows a preview takes no other ones."""
+    """Name the page and its preview picture by whole addresses: sites that show a preview take no others."""
     text = page.read_text(encoding="utf-8")
     text = re.sub(r'(<meta property="og:image" content=")\./', rf"\g<1>{url}", text, count=1)
     own = f'    <meta property="og:url" content="{url}" />\n'
@@ -258,7 +258,7 @@ def declare_types(target: Path) -> None:
         declared = next(made.rglob(f"web/src/*/{name}.d.ts")).read_text(encoding="utf-8")
         beside = r"""((?:from|import\(|import) ?["'])\.(?:/|\./\w+/)(\w+)(?=["'])"""
         names += sorted({found for _, found in re.findall(beside, declared)} - set(names))
-        # Who resolves modules as Node does needs the extension.
+        # Resolvers that work like Node's need the extension.
         whole = re.sub(beside, r"\1./\2.js", declared)
         (target / f"{name}.d.ts").write_text(whole, encoding="utf-8")
     for path in JSX:

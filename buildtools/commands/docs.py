@@ -24,9 +24,9 @@ QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `docs`."""
-    parser.add_argument("--serve", action="store_true", help="serve the site on localhost, anew after each change")
+    parser.add_argument("--serve", action="store_true", help="serve the site on localhost, again after each change")
     parser.add_argument("--port", type=int, default=8001, metavar="N", help="of --serve; default: %(default)s")
-    parser.add_argument("--pages", action="store_true", help="only write the generated page and picture of docs/ anew")
+    parser.add_argument("--pages", action="store_true", help="only write the generated page and picture of docs/ again")
 
 
 def check(args: argparse.Namespace) -> None:

@@ -272,7 +272,7 @@ class Model:
             self._finalizer.detach()
             self._finalizer = when_dropped(self, self.host, partial(released, loaded, self.prefixes))
             self.prefixes.lost()
-            fall_back("the device", str(lost), "the model was opened on another one, and sequences are computed anew")
+            fall_back("the device", str(lost), "the model was opened on another one, and sequences are computed again")
             self.host.begin(let_go(old))
             if self.on_recovery is not None:
                 self.on_recovery(str(lost), self.host.now() - begun)

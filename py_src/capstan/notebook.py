@@ -161,7 +161,7 @@ class Handle(Protocol):
 
 
 class Output:
-    """An output that shows an object anew as it changes: by marimo or IPython where one of them runs, else by printing
+    """An output that shows an object again as it changes: by marimo or IPython where one of them runs, else by printing
     what is new."""
 
     def __init__(self, shown: Any) -> None:

@@ -128,7 +128,7 @@ class Digests:
             found = own
         elif data.stat().st_mtime_ns > beside(data).stat().st_mtime_ns:
             self._say(
-                f"{beside(data)} is older than {data.name}, which has changed: digests that were made anew are served "
+                f"{beside(data)} is older than {data.name}, which has changed: digests that were made again are served "
                 f"in its place; `models shards {data.parent}` writes them there"
             )
             found = manifest

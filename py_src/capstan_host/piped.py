@@ -13,7 +13,7 @@ from .terminal import say
 __all__ = ["is_piped", "read_piped", "with_piped"]
 
 QUIET_SECONDS = 3.0
-"""A pipe that takes longer to end is told of: a program may have left its end open by mistake."""
+"""A pipe that takes longer to end is reported: a program may have left its end open by mistake."""
 
 
 def is_piped() -> bool:

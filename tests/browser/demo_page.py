@@ -153,7 +153,7 @@ class Demo:
         return found
 
     def hold_after(self, tokens: int) -> None:
-        """Let the next run stand still after some tokens, also in a worker that was started anew since."""
+        """Let the next run stand still after some tokens, also in a worker that was started again since."""
         if not self.worker.evaluate("() => 'holdAfter' in self"):
             self.worker.evaluate(HOLD)
         self.worker.evaluate("tokens => holdAfter(tokens)", tokens)
@@ -166,7 +166,7 @@ class Demo:
         self.wait("tokens", rf"^({tokens}|{tokens + 1}|\d\d+)$")
 
     def look(self) -> None:
-        """Look at the tokens of the last answer, and wait for all that is told of them."""
+        """Look at the tokens of the last answer, and wait for all their details."""
         self.clear_status()
         self.page.get_by_role("button", name="Tokens", pressed=False).last.click()
         self.wait("status", "^Done$")

@@ -79,7 +79,7 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     demo.look()
     tokens.nth(1).click()
     demo.clear_status()
-    demo.page.get_by_role("button", name="Pick anew from here").click()
+    demo.page.get_by_role("button", name="Pick again from here").click()
     demo.wait("status", "^Done$")
     assert demo.answer() == answer
     demo.look()
@@ -129,7 +129,7 @@ def test_a_token_of_a_chat_is_replaced_and_the_conversation_goes_on(demo: Demo) 
     panel = demo.page.get_by_role("region", name="The chosen token")
     assert panel.locator("li").first.inner_text().split("\n")[0].endswith("(taken)"), "it was picked greedily"
     demo.clear_status()
-    panel.get_by_role("button", name="Pick anew").click()
+    panel.get_by_role("button", name="Pick again").click()
     demo.wait("status", "^Done$")
     assert demo.answer() == second
     assert demo.page.locator("#turns .text").first.text_content() == first

@@ -63,7 +63,7 @@ NAMELESS = """
     return { RENDERER: 7937, getExtension: () => null, getParameter: (name) => name === 7937 && 'A GPU of WebGL' };
   };
 """
-"""An adapter as Firefox tells of it, and a WebGL that knows the GPU."""
+"""An adapter as Firefox reports it, and a WebGL that knows the GPU."""
 REFUSE = """() => {
   const { setItem } = Storage.prototype;
   const refuse = () => { throw new DOMException('refused by the test', 'SecurityError'); };

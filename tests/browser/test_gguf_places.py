@@ -92,7 +92,7 @@ def test_what_was_picked_is_a_model_and_so_are_shards_of_a_hub(
             assert asked.authorization == ("Bearer hub_reader" if asked.server == "hub" else None), asked
     read = {hub.cdn.files[asked.path.strip("/")].name for asked in hub.requests if asked.server == "cdn"}
     assert read == {file.name for file in (folder / "Q4_0").iterdir()}
-    # Another model in between, so that it is loaded anew.
+    # Another model in between, so that it is loaded again.
     assert harness.reply({**request(), "model": "/models/nano-llama/", "dtype": None, "device": "wasm"})["ok"]
     hub.requests.clear()
     again = harness.reply({**request(capture="off"), "model": named(hub, f"nano/gguf:{SHARDS}")})
@@ -172,7 +172,7 @@ def test_eviction_removes_what_was_noted_of_a_file_and_of_shards(
 
 @pytest.fixture
 def bad(folder: Path, made: Made, site: SiteServer, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The addresses of files that are no models, with what is told of each."""
+    """The addresses of files that are no models, with the error for each."""
     place = tmp_path / "bad-gguf"
     shards = write_shards(made, place / "missing", "token_embd.weight", name="model")
     others = write_shards(made, place / "mixed", "token_embd.weight", name="model")

@@ -146,7 +146,7 @@ def test_a_second_load_asks_nobody_until_the_weights_are_evicted(
         assert generated(harness, model, device="webgpu")["token_ids"] == ids
         assert server.requests == []
         assert harness.evaluate(SPOIL_KEPT, server.url) > 3
-        assert generated(harness, model, device="wasm")["token_ids"] == ids, "of a model that is loaded anew"
+        assert generated(harness, model, device="wasm")["token_ids"] == ids, "of a model that is loaded again"
         assert server.requests, "what was kept is not what it was"
         assert harness.exec(NOT_KEPT, [], [server.url]).status == 0
         assert {request.server for request in server.requests} == {"hub", "cdn"}

@@ -140,7 +140,7 @@ def test_a_kernel_that_computes_something_else_is_found_out_and_steps_are_run_ea
 ) -> None:
     change = {"kernel": "attention", "wanted": wanted, "instead": instead}
     found = scripts.run("verdicts", "with_changed_kernel", name, model=name, prompt=SHORT, count=30, **change)
-    assert found["changed"] > 0, "the kernel's text has changed: write this mutation anew"
+    assert found["changed"] > 0, "the kernel's text has changed: write this mutation again"
     assert found["capture"] == "off"
     assert "attention of 4 heads" in found["note"]
     assert found["note"].endswith(", which onnxruntime-web leaves out of a captured run")

@@ -37,7 +37,7 @@ FAULTS = {
         "onnxruntime-web ended by a fatal error, RuntimeError: unreachable",
     ),
 }
-"""Scripts, and what is told of the reason."""
+"""Scripts, and the reported reason."""
 
 ASK = """async (requests) => {
   const settled = (asked) => asked.then(

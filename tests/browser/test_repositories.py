@@ -338,7 +338,7 @@ def test_a_known_model_is_sampled_as_is_recommended_and_called_by_its_name_where
     greedy = harness.generate(folder.name, **ask)["token_ids"]
     assert harness.generate(folder.name, **ask, search={})["token_ids"] == greedy == oracle.greedy(LLAMA, PROMPT, 12)
     harness.exec(KNOWN)
-    # Another model, so that this one is loaded anew.
+    # Another model, so that this one is loaded again.
     harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=1, device="wasm")
     by_itself = harness.generate(folder.name, **ask, search={})
     assert by_itself["model"].startswith("repo-known, 0.")

@@ -122,9 +122,9 @@ def test_a_request_scores_sequences_and_texts(harness: Harness) -> None:
     refused: list[tuple[list[dict[str, Any]], str, str]] = [
         ([{"context_ids": [1]}], "OptionError", "sequences[0] has neither text and token_ids"),
         ([{"context_ids": [1], "token_ids": [2], "text": "a"}], "OptionError", "sequences[0] has both text"),
-        ([{"token_ids": [2]}], "OptionError", "give what is before them as context_ids"),
-        ([{"text": "a", "context_ids": [2]}], "OptionError", "give what is before it as context"),
-        ([{"text": ""}], "PromptError", "sequences[0] has no token behind its context"),
+        ([{"token_ids": [2]}], "OptionError", "give the tokens before them as context_ids"),
+        ([{"text": "a", "context_ids": [2]}], "OptionError", "its context must be a text, too"),
+        ([{"text": ""}], "PromptError", "sequences[0] has no token after its context"),
         ([{"context_ids": [1], "token_ids": []}], "PromptError", "no tokens were given"),
         ([{"context_ids": [1], "token_ids": [512]}], "PromptError", "token 0 is 512; ids go from 0 to 511"),
         ([{"context_ids": [1] * 60, "token_ids": [2] * 5}], "PromptError", "max_length is 64: raise it"),

@@ -369,7 +369,7 @@ def test_storage_that_refuses_is_told_and_the_model_answers(
 
 
 def refused_start(profile: Profile, before: str, told: str, options: dict[str, str]) -> None:
-    """A start at which storage fails is right and tells of it, and so is the next one, which trips over nothing."""
+    """A start at which storage fails is right and reports it, and so is the next one, which finds nothing wrong."""
     page = profile.begin(before, **options)
     found = profile.end(page)
     assert found.get("ids") == IDS, found
@@ -477,7 +477,7 @@ def path_of(kind: str, stored: dict[str, str], url: str) -> str:
 
 
 def damaged_start(profile: Profile, kinds: Sequence[str], damage: str, options: dict[str, str]) -> None:
-    """A start after whose predecessor these records were damaged tells of each and is right, and they are rewritten."""
+    """A start after these records were damaged reports each and is right, and they are rewritten."""
     before = profile.stored()
     texts = {path_of(kind, before, profile.url): "" for kind in kinds}
     for path in texts:

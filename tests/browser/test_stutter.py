@@ -53,7 +53,7 @@ def test_a_prompt_and_its_tokens_keep_the_main_thread_free(harness: Harness, bro
 
 
 def test_a_task_that_keeps_the_main_thread_is_seen(harness: Harness, browser: Browser) -> None:
-    """The control: the same measurement tells of a task that does keep it."""
+    """The control: the same measurement finds a task that does keep it."""
     begin(browser, harness.page)
     try:
         # The time that passes is at least the processor's; twice the limit leaves room for waits.

@@ -83,7 +83,7 @@ def test_a_kernel_that_computes_something_else_is_left_out_and_ids_stay_right(
     kernel, wanted, instead = MUTATIONS[mutation]
     change = {"kernel": kernel, "wanted": wanted, "instead": instead}
     found = scripts.run("verdicts", "with_changed_kernel", outliers, **ASKED, model=outliers, **change)
-    assert found["changed"] > 0, "the kernel's text has changed: write this mutation anew"
+    assert found["changed"] > 0, "the kernel's text has changed: write this mutation again"
     what = "attention of" if kernel == ATTENTION else "the int4 product"
     assert what in found["passes"]["left out"]
     assert found["fallbacks"]

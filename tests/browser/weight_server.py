@@ -59,7 +59,7 @@ class WeightServer(SiteServer):
 
     An answer that was begun earlier counts in what was forgotten, however long it goes on: a browser
     may take a while to close the connections of a page that is gone. Bytes are counted before they go
-    out, so that whoever has received them finds them counted.
+    out, so that their receiver finds them counted.
     """
 
     def __init__(self, root: Path, models: Mapping[str, Path]) -> None:

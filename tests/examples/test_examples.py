@@ -62,7 +62,7 @@ def opened(where: Browser | BrowserContext, url: str) -> Iterator[Page]:
 
 
 def ended(page: Page, last: str = r"\d+ tokens") -> str:
-    """The page's status once it is `last` or tells of an error."""
+    """The page's status once it is `last` or reports an error."""
     status = page.get_by_role("status").filter(has_text=re.compile(rf"^{last}|Error: "))
     status.wait_for(timeout=ANSWER_MS)
     return status.inner_text()
@@ -102,7 +102,7 @@ def built(example: str, folder: Path, tarball: Path, made: str = "dist") -> Path
 
 @contextmanager
 def vite_server(app: Path) -> Iterator[str]:
-    """The address of Vite's development server, which may complain of nothing and load no page anew."""
+    """The address of Vite's development server, which may complain of nothing and load no page again."""
     command = ["node", "node_modules/vite/bin/vite.js", "--host", "127.0.0.1", "--port", "5311"]
     environment = {**os.environ, "NO_COLOR": "1"}
     with (

@@ -101,7 +101,7 @@ class Odd {
     return "odd";
   }
 }
-/** Values of every kind, made anew each time. */
+/** Values of every kind, made again each time. */
 const VALUES = [
   ...[undefined, null, true, false, 0, -0, -1, 1.5, 1e308, NaN, Infinity, 2 ** 53 + 2, 10n, 2n ** 80n].map(
     (value) => () => value,

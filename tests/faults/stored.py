@@ -1,5 +1,5 @@
 """Attacks on the files and entries that a page stored: they change between two visits. The next visit gives the right
-ids, or tells of damage and then gives them."""
+ids, or reports damage and then gives them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Mutation:
         return source.replace(self.text, self.instead)
 
     def _unfit(self, why: str) -> MutationError:
-        return MutationError(f"{self.name}: {why}: write this mutation anew")
+        return MutationError(f"{self.name}: {why}: write this mutation again")
 
 
 def unit(*names: str) -> tuple[str, ...]:

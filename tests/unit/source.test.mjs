@@ -103,7 +103,7 @@ test("who reads in the midst of it takes over", async () => {
   await reading;
 });
 
-test("another part than the expected one is asked for anew, and the expected one ends", async () => {
+test("another part than the expected one is asked for again, and the expected one ends", async () => {
   const source = opened();
   source.expect(8 * MIB, 16 * MIB, MIB);
   source.expect(16 * MIB, 24 * MIB);

@@ -120,7 +120,7 @@ def test_digests_that_are_older_than_their_data_are_told_and_made_anew(
         assert parse_manifest(kept.text(folder / NAME) or b"", "served") == manifest_of(DATA, 300)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"{path} is older than {NAME}, which has changed: digests that were made anew are served" in said
+    assert f"{path} is older than {NAME}, which has changed: digests that were made again are served" in said
     assert path.read_bytes() == before
 
 

@@ -190,7 +190,7 @@ def test_the_pins_that_must_be_exact_are_exact_and_no_lock_file_names_a_host() -
 
 
 def test_the_notices_are_those_of_what_is_installed() -> None:
-    assert NOTICES.read_text(encoding="utf-8") == notices(), "write them anew: python3 build.py dist --notices"
+    assert NOTICES.read_text(encoding="utf-8") == notices(), "write them again: python3 build.py dist --notices"
 
 
 def test_a_group_is_set_up_anew_when_a_file_of_pins_changes_that_its_own_includes() -> None:

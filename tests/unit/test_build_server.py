@@ -475,7 +475,7 @@ def test_the_shards_of_a_gguf_file_are_served_with_it(folder: Path, tmp_path: Pa
 
 
 def test_a_shard_that_leads_out_of_the_folder_is_none(folder: Path, tmp_path: Path) -> None:
-    """The file that was named may be a link; who named it knows it."""
+    """The named file may be a link, which its user knows."""
     (tmp_path / "files").mkdir()
     (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF")
     named, other = (tmp_path / f"files/q-0000{number}-of-00002.gguf" for number in (1, 2))

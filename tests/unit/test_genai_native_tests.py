@@ -263,7 +263,8 @@ def test_an_input_that_has_a_default_and_is_no_factor_keeps_it(tmp_path: Path) -
             adapters.load(str(tmp_path / "bias.onnx_adapter"), "bias")
         else:
             with pytest.raises(
-                CapstanError, match=r"adapter 'bias' .* a tensor bias float32 \[512\], and that input .* is no factor"
+                CapstanError,
+                match=r"adapter 'bias' .* a tensor bias float32 \[512\], and that input .* is not a factor",
             ):
                 adapters.load(str(tmp_path / "bias.onnx_adapter"), "bias")
 

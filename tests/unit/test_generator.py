@@ -516,7 +516,7 @@ class TestEnding:
         with pytest.raises(OptionError, match=r"generation is done \(time\)"):
             at(102.1, 1)
         generator.rewind_to(5)
-        assert len(at(200.0, 3)) == 3, "the time begins anew with the first token that is asked for"
+        assert len(at(200.0, 3)) == 3, "the time begins again with the first token that is asked for"
         assert generator.finish_reason is None
 
     def test_ids_that_the_vocabulary_lacks_are_refused_before_anything_is_changed(self) -> None:
@@ -538,7 +538,7 @@ class TestLogitsWithoutANumber:
             decoder.barren_at = len(PROMPT) + 4
             assert await take(generator, 4) == run_of(PROMPT, 4)
             for _ in range(2):
-                with pytest.raises(LogitsError, match=f"behind {len(PROMPT) + 4} tokens are all NaN or -inf"):
+                with pytest.raises(LogitsError, match=f"after {len(PROMPT) + 4} tokens are all NaN or -inf"):
                     await take(generator, 1)
             assert list(generator.get_sequence()) == [*PROMPT, *run_of(PROMPT, 4)]
             generator.rewind_to(len(PROMPT) + 2)

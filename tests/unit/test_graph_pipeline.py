@@ -1,4 +1,4 @@
-"""The one ordered list of graph passes: who takes passes from it, and what it makes of a model."""
+"""The one ordered list of graph passes: its users, and its result for a model."""
 
 from __future__ import annotations
 

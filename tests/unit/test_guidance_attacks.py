@@ -64,10 +64,10 @@ TOO_LARGE = [
     ("ebnf", 'root ::= "a"{' + 5000 * "9" + "}", "repetitions; there may be 10000"),
 ]
 HALVES = [
-    ("json_schema", r'{"items": {"const": "\ud800"}}', r"#/items/const: '\ud800' has half of a pair"),
-    ("json_schema", r'{"properties": {"\udfff": {}}}', r"#/properties: '\udfff' has half of a pair"),
+    ("json_schema", r'{"items": {"const": "\ud800"}}', r"#/items/const: '\ud800' has half of a surrogate pair"),
+    ("json_schema", r'{"properties": {"\udfff": {}}}', r"#/properties: '\udfff' has half of a surrogate pair"),
     ("json_schema", '{"const": "\ud800"}', "json_schema"),
-    ("regex", "a\nb\ud800", r"regex, line 2, column 2: '\ud800' is half of a pair"),
+    ("regex", "a\nb\ud800", r"regex, line 2, column 2: '\ud800' is half of a surrogate pair"),
     ("lark_grammar", 'start: "\udfff"', "lark_grammar, line 1, column 9: "),
     ("lark_grammar", r'start: %json {"const": "\ud800"}', "line 1, column 14: json_schema #/const"),
     ("ebnf", "root ::= [a\udabc]", "ebnf, line 1, column 12: "),

@@ -52,7 +52,7 @@ def test_brackets_in_strings_and_one_beside_another_are_not_deep(value: Any) -> 
     ("text", "reason"),
     [
         (b"\xff{}", "byte 0 is not UTF-8"),
-        ("\ud800", "character 0 is half of a pair"),
+        ("\ud800", "character 0 is half of a surrogate pair"),
         (b"[1,\n x]", "line 2, column 2: not JSON"),
         ("1" * 5000, "an integer of thousands of digits"),
         ("", "line 1, column 1: not JSON"),

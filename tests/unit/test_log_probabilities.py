@@ -1,4 +1,4 @@
-"""The log probabilities that a generator tells of each token, on CPython over the reference device."""
+"""The log probabilities that a generator returns for each token, on CPython over the reference device."""
 
 from __future__ import annotations
 

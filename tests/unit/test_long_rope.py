@@ -1,6 +1,6 @@
-"""Long rope on CPython: the rotary tables as inputs, and caches computed anew where a sequence outgrows the short ones.
+"""Long rope on CPython: rotary tables as inputs, and caches computed again where a sequence outgrows the short ones.
 
-A generator of the native package does so where its one sequence has 4097 tokens. `oracle.anew` has it do so at any
+A generator of the native package does so where its one sequence has 4097 tokens. `oracle.again` has it do so at any
 length: each token is picked by a generator that is given the whole sequence.
 """
 
@@ -183,14 +183,14 @@ class TestSequences:
             assert (generator.token_count(), generator.rope_changes) == (65, 0)
             rest = take(generator, 30)
             assert generator.rope_changes == 1
-        assert rest == oracle.anew(LONG_ROPE, SHORT, 90)[60:]
+        assert rest == oracle.again(LONG_ROPE, SHORT, 90)[60:]
         assert rest != oracle.greedy(LONG_ROPE, SHORT, 90)[60:], "the keys of before would do, too"
 
     def test_a_prompt_that_is_longer_begins_with_the_long_factors(self, model: capstan.Model) -> None:
         for length in (ORIGINAL, ORIGINAL + 1, ORIGINAL + 6):
             with generator_of(model) as generator:
                 generator.append_tokens(LONG[:length])
-                assert take(generator, 12) == oracle.anew(LONG_ROPE, LONG[:length], 12)
+                assert take(generator, 12) == oracle.again(LONG_ROPE, LONG[:length], 12)
                 assert generator.rope_changes == (length == ORIGINAL)
 
     def test_one_that_is_cut_to_the_original_length_is_computed_anew(self, model: capstan.Model) -> None:
@@ -198,10 +198,10 @@ class TestSequences:
             generator.append_tokens(LONG)
             take(generator, 3)
             generator.rewind_to(ORIGINAL + 2)
-            assert take(generator, 2) == oracle.anew(LONG_ROPE, LONG[: ORIGINAL + 2], 2)
+            assert take(generator, 2) == oracle.again(LONG_ROPE, LONG[: ORIGINAL + 2], 2)
             assert generator.rope_changes == 0
             generator.rewind_to(ORIGINAL - 2)
-            assert take(generator, 8) == oracle.anew(LONG_ROPE, LONG[: ORIGINAL - 2], 8)
+            assert take(generator, 8) == oracle.again(LONG_ROPE, LONG[: ORIGINAL - 2], 8)
             assert generator.rope_changes == 2
 
     def test_tokens_appended_across_the_original_length_have_all_computed_anew(self, model: capstan.Model) -> None:
@@ -210,11 +210,11 @@ class TestSequences:
             first = take(generator, 3)
             generator.append_tokens(LONG[40:])
             whole = [*LONG[:40], *first, *LONG[40:]]
-            assert take(generator, 5) == oracle.anew(LONG_ROPE, whole, 5)
+            assert take(generator, 5) == oracle.again(LONG_ROPE, whole, 5)
             # And on, once it is outgrown.
             generator.append_tokens(SHORT)
             assert generator.rope_changes == 1
-            assert take(generator, 3) == oracle.anew(LONG_ROPE, generator.get_sequence()[: len(whole) + 10], 3)
+            assert take(generator, 3) == oracle.again(LONG_ROPE, generator.get_sequence()[: len(whole) + 10], 3)
             assert generator.rope_changes == 1
 
     def test_a_limit_at_the_original_length_changes_nothing(self, model: capstan.Model) -> None:
@@ -222,7 +222,7 @@ class TestSequences:
             with generator_of(model, max_length=limit) as generator:
                 generator.append_tokens(NEAR)
                 found = take(generator, limit - len(NEAR))
-                assert found == oracle.anew(LONG_ROPE, NEAR, len(found))
+                assert found == oracle.again(LONG_ROPE, NEAR, len(found))
                 assert (generator.finish_reason, generator.rope_changes) == ("length", changes)
 
     def test_logits_behind_it_are_those_of_the_long_factors(self, model: capstan.Model) -> None:
@@ -237,7 +237,7 @@ class TestSequences:
         prompt = (start * ORIGINAL)[: ORIGINAL - 6]
         with generator_of(model, Speculation(always=True, ngram_size=2)) as generator:
             generator.append_tokens(prompt)
-            assert take(generator, 16) == oracle.anew(LONG_ROPE, prompt, 16)
+            assert take(generator, 16) == oracle.again(LONG_ROPE, prompt, 16)
             assert generator.speculation is not None
             assert (generator.speculation.accepted, generator.rope_changes) == (accepted, 1)
 
@@ -245,7 +245,7 @@ class TestSequences:
         params = capstan.GeneratorParams(model, logits_processor=lambda tokens, logits: None)
         with capstan.Generator(model, params) as generator:
             generator.append_tokens(NEAR)
-            assert take(generator, 12) == oracle.anew(LONG_ROPE, NEAR, 12)
+            assert take(generator, 12) == oracle.again(LONG_ROPE, NEAR, 12)
             assert generator.rope_changes == 1
 
     def test_a_grammar_goes_on(self, model: capstan.Model) -> None:
@@ -253,7 +253,7 @@ class TestSequences:
         params.set_guidance("regex", r"(.|\n)*")
         with capstan.Generator(model, params) as generator:
             generator.append_tokens(NEAR)
-            assert take(generator, 10) == oracle.anew(LONG_ROPE, NEAR, 10)
+            assert take(generator, 10) == oracle.again(LONG_ROPE, NEAR, 10)
             assert generator.rope_changes == 1
 
     def test_the_memory_that_is_told_has_the_tables(self, model: capstan.Model) -> None:
@@ -327,7 +327,7 @@ class TestRows:
                 generator.generate_next_token()
             found = [generator.get_sequence(row)[len(NEAR) :] for row in range(2)]
             assert generator.rope_changes == 1
-        assert found == [oracle.anew(LONG_ROPE, prompt, 12) for prompt in prompts]
+        assert found == [oracle.again(LONG_ROPE, prompt, 12) for prompt in prompts]
 
     def test_a_row_is_rotated_as_the_longest_one(self, model: capstan.Model) -> None:
         """As in the native package, where the mask is as wide as the longest prompt."""
@@ -381,7 +381,7 @@ class TestPrefixes:
                 generator = generator_of(model)
                 open_.append(generator)
                 generator.append_tokens(prompt)
-                assert take(generator, 2) == oracle.anew(LONG_ROPE, prompt, 2)
+                assert take(generator, 2) == oracle.again(LONG_ROPE, prompt, 2)
                 reused.append(generator.reused_tokens)
             assert reused == [0, 0, 50, 70]
             for generator in open_:
@@ -390,12 +390,12 @@ class TestPrefixes:
             for prompt, rows in ((LONG[:55], 54), ([*LONG[:66], 9], 66)):
                 with generator_of(model) as generator:
                     generator.append_tokens(prompt)
-                    assert take(generator, 2) == oracle.anew(LONG_ROPE, prompt, 2)
+                    assert take(generator, 2) == oracle.again(LONG_ROPE, prompt, 2)
                     assert generator.reused_tokens == rows
 
     def test_one_that_outgrew_it_takes_over_long_rows(self) -> None:
         with closing(load(prefix_cache=1 << 20)) as model:
-            [*ids] = [*NEAR, *oracle.anew(LONG_ROPE, NEAR, 8)]
+            [*ids] = [*NEAR, *oracle.again(LONG_ROPE, NEAR, 8)]
             with generator_of(model) as long, generator_of(model) as generator:
                 long.append_tokens(ids)
                 take(long, 1)
@@ -410,13 +410,13 @@ class TestForms:
         with closing(load(joined(tmp_path, external=external))) as model, generator_of(model) as generator:
             assert (model.config.context_length, model.original_length) == (512, 64)
             generator.append_tokens(NEAR)
-            assert take(generator, 12) == oracle.anew(LONG_ROPE, NEAR, 12)
+            assert take(generator, 12) == oracle.again(LONG_ROPE, NEAR, 12)
 
     def test_tables_in_float16_are_fed_as_such(self, tmp_path: Path) -> None:
         folder = halved(tmp_path)
         with closing(load(folder)) as model, generator_of(model) as generator:
             generator.append_tokens(NEAR)
-            assert take(generator, 12) == oracle.anew(folder, NEAR, 12)
+            assert take(generator, 12) == oracle.again(folder, NEAR, 12)
             items = {item.name: item.bytes for item in model.query_memory_requirements(max_length=256).items}
             assert items["rope cos_cache"] == 256 * 8 * 2
 

@@ -73,8 +73,8 @@ def test_changed_files_are_read_or_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no adapter file"),
-        (b"{}" * 40, "no adapter file"),
+        (b"", "not an adapter file"),
+        (b"{}" * 40, "not an adapter file"),
         (struct.pack("<I4s", 0, b"TORT"), "damaged"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_test_that_fails_without_a_fault_proves_nothing(root: Path, tmp_path: 
     ],
 )
 def test_a_fault_that_does_not_fit_is_to_be_written_anew(root: Path, tmp_path: Path, each: Mutation, told: str) -> None:
-    with pytest.raises(MutationError, match=f"{each.name}: {told}.*: write this mutation anew"):
+    with pytest.raises(MutationError, match=f"{each.name}: {told}.*: write this mutation again"):
         try_all([KILLED, each], root, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

@@ -191,7 +191,7 @@ def test_outputs_on_the_host_are_not_captured_but_a_binding_after_may_be(devices
 def test_a_run_of_arrays_is_eager_and_says_so(devices: Devices) -> None:
     session, _, _ = opened()
     with pytest.warns(
-        FallbackWarning, match=r"run\(\) places its arrays anew each time; bind them, and use run_with_iob"
+        FallbackWarning, match=r"run\(\) places its arrays again each time; bind them, and use run_with_iob"
     ):
         total, _ = session.run(None, {"a": ramp(2, 3), "b": ramp(2, 3)})
     np.testing.assert_array_equal(total, 2 * ramp(2, 3))

@@ -171,7 +171,7 @@ def test_bad_memory_is_refused_and_what_was_bound_stays(case: str, kind: str, de
         (("a", "{device}", 1, F32, [2, 3]), BufferMismatchError, "device_id is 1, expected 0"),
         (("a", "{other}", 0, F32, [2, 3]), BufferMismatchError, "give the type of the buffer's device"),
         (("a", "cuda", 0, F32, [2, 3]), ValueError, "device_type is 'cuda'; it must be 'cpu' or 'webgpu'"),
-        (("a", "{device}", 0, "complex64", [2, 3]), BindingError, "'complex64' is no element type"),
+        (("a", "{device}", 0, "complex64", [2, 3]), BindingError, "'complex64' is not an element type"),
     ],
 )
 def test_a_bad_description_is_refused_and_what_was_bound_stays(

@@ -87,7 +87,7 @@ def test_element_types_have_many_names(given: Any, name: str) -> None:
 
 @pytest.mark.parametrize("given", ["float", 8, "tensor(string)", complex, np.complex64, None])
 def test_other_element_types_are_refused(given: Any) -> None:
-    with pytest.raises(BindingError, match="is no element type; it must be one of float32"):
+    with pytest.raises(BindingError, match="is not an element type; it must be one of float32"):
         dtype_of(given)
 
 

@@ -82,7 +82,7 @@ def test_a_processor_that_leaves_no_token_is_told_and_the_generator_goes_on(mode
         for _ in range(2):
             generator.generate_next_token()
         for _ in range(2):
-            with pytest.raises(LogitsError, match="behind 7 tokens"):
+            with pytest.raises(LogitsError, match="after 7 tokens"):
                 generator.generate_next_token()
         generator.rewind_to(len(TOKENS) + 1)
         banning = False

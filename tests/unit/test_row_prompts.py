@@ -225,7 +225,7 @@ class TestPools:
             sequence.append_tokens(prompt)
         step(3)
         assert model.made[0].together == [(0, 1)]
-        # Two have moved to more rows and get the logits of their last token anew.
+        # Two have moved to more rows and get the logits of their last token again.
         assert model.made[1].together == [(0, 1, 2, 3)]
         for sequence, prompt, count in zip(sequences, prompts, (6, 6, 3, 3), strict=True):
             assert sequence.get_sequence() == [*prompt, *run_of(prompt, count)]

@@ -211,7 +211,7 @@ def test_logits_that_are_no_numbers_give_no_scores(model: Model, monkeypatch: py
     with generator(model) as one:
         one.append_tokens(CONTEXT)
         monkeypatch.setattr(ReferenceRunner, "run", nothing)
-        with pytest.raises(LogitsError, match="all logits in front of token 7 are NaN or -inf"):
+        with pytest.raises(LogitsError, match="all logits for token 7 are NaN or -inf"):
             one.score([7])
         assert one.get_sequence() == CONTEXT
 

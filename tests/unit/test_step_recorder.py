@@ -204,7 +204,7 @@ def test_a_step_with_nothing_to_fuse_is_no_step_down(passes: Sequence[str]) -> N
     outcome = record(passes=passes)
     assert fallbacks() == {}
     assert outcome.step.capture == "tape"
-    assert outcome.step.passes["fused"] == "not used: the step has nothing that the passes join"
+    assert outcome.step.passes["fused"] == "not used: the passes find no operation to join in the step"
     assert outcome.step.passes["clears"] == f"{clears(outcome) if 'clears' in passes else 0} dropped"
     assert sum(op[0] == "clear" for op in outcome.tape.played) == (0 if "clears" in passes else clears(outcome))
     kinds = {op[0] for op in outcome.tape.played} - {"clear", "dispatch"}

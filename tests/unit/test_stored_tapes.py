@@ -158,7 +158,7 @@ def test_a_note_of_stored_tapes_that_was_lost_is_written_again() -> None:
     keep(stored(engine, shelf), sequence())
     [name] = [name for name, text in shelf.texts.items() if text.endswith("\ndecode")]
     del shelf.texts[name]
-    assert restore(StoredTapes(cast(Any, engine), shelf.notes, "/m/", "facts", {"w": 2}, told=False), sequence())
+    assert restore(StoredTapes(cast(Any, engine), shelf.notes, "/m/", "facts", {"w": 2}, noted=False), sequence())
     assert asyncio.run(expects_stored(shelf.notes, "/m/"))
 
 

@@ -81,7 +81,7 @@ class TestCapturedHalf:
         [
             ([], "recorded no dispatch"),
             ([Copy(1, 0, 2, 0, 4)], "recorded no dispatch"),
-            ([run(100)], "has 1 dispatches that are not one sequence twice"),
+            ([run(100)], "has 1 dispatches, which are not one sequence twice"),
             ([run(100), run(101), run(100)], "has 3 dispatches"),
             ([run(100), run(101)], "has 2 dispatches"),
             ([run(100), run(100, x=2)], "has 2 dispatches"),

@@ -1,4 +1,6 @@
-"""The scratch of tapes in the user's buffers: who takes which, what does not fit, and what a failure leaves."""
+"""The scratch of tapes in the user's buffers: which tape takes which, buffers that do not fit, and the state after a
+failure.
+"""
 
 from __future__ import annotations
 

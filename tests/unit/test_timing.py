@@ -43,7 +43,7 @@ def test_computing_is_told_from_copying_and_counted_once_where_bursts_are_queued
     assert (timing.waiting_ms, timing.copying_ms) == (6.0 + 6.0, 0.5 + 0.25), "the second one waited for the first"
     timing.receive(Burst(((1, 2),), 30.0, 31.0, 35.0, 0.1, 36.0))
     assert (timing.waiting_ms, timing.copying_ms) == (13.0, 4.75), "the device rested before the third"
-    # Rows that end together may be told of in any order.
+    # Rows that end together may be reported in any order.
     timing.receive(Burst(((1, 2),), 30.0, 30.5, 36.0, 0.1, 36.0))
     assert timing.waiting_ms == 13.0
 

@@ -18,6 +18,13 @@ from buildtools.words import Phrase, phrases
         "Rows are copied as the others are.",
         "The buffer (`a.b.`) that it is read from",
         "Each step, and what it does!",
+        "Caches are computed anew there.",
+        "Whoever calls it holds the lock.",
+        "Who catches it catches the four below it.",
+        "The second column is the base class: who catches it catches all.",
+        "Bytes by who made them.",
+        "A missing directory is told of later.",
+        "The run tells of each token.",
     ],
 )
 def test_clumsy_sentences_are_found(sentence: str) -> None:
@@ -33,6 +40,8 @@ def test_clumsy_sentences_are_found(sentence: str) -> None:
         "Press it to log in.",
         "A size turns it on.",
         "The value is read from `x.of`.",
+        "Who made it?",
+        "The user who started it is told the reason.",
         "Offsets begin a row; whatever follows is padding, e.g. of zeros here.",
     ],
 )

@@ -35,7 +35,7 @@ export function offerExamples(chat: CapstanChat): void {
   const { kind, label, note, examples } = chats ? CHAT : COMPLETION;
   say("kind-note", note(model));
   const box = element("examples", HTMLElement);
-  // A field that is left by a click on an example tells of its change between the button's press and release: another
+  // A field that is left by a click on an example reports its change between the button's press and release: another
   // button in its place would not be clicked.
   if (box.dataset["kind"] === kind) return;
   box.replaceChildren(...examples.map((example) => button(example.trimEnd(), () => void chat.send(example))));

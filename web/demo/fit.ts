@@ -21,7 +21,7 @@ export class Fit {
     this.button.disabled = on;
   }
 
-  /** Another model may be chosen, or another device: what was told of the last is no longer so. */
+  /** Another model may be chosen, or another device: the facts of the last one no longer hold. */
   changed(): void {
     if (this.asked && this.asked !== this.named()?.key) this.tell("");
   }

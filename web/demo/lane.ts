@@ -1,4 +1,4 @@
-// A lane of the race: who runs, what came of it, and how fast.
+// A lane of the race: its engine, the result, and the speed.
 
 import { made } from "./elements";
 

@@ -129,7 +129,7 @@ export class Running {
     }
   }
 
-  /** An answer was stopped: what came so far stays, and what the worker still tells of it is not shown. */
+  /** An answer was stopped: what came so far stays, and later events of the worker are not shown. */
   private stopped({ turn, phase, tokens }: Run): void {
     clearInterval(this.clock);
     diagnostics.showStopped(tokens);
@@ -222,7 +222,7 @@ export class Running {
 
   // Events.
 
-  /** Show what the worker tells of an answer. */
+  /** Show the worker's events of an answer. */
   private show(event: CapstanEvent, run: Run): void {
     if (event.kind === "status" && event.text === "generating") run.generating = performance.now();
     if (event.kind !== "text") return this.tell(event);
@@ -253,7 +253,7 @@ export class Running {
     }, STEP_MS);
   }
 
-  /** Show what the worker tells of a load, or of its own start. */
+  /** Show the worker's events of a load, or of its own start. */
   tell(event: CapstanEvent): void {
     const { chat } = this;
     clearInterval(this.clock);

@@ -85,7 +85,7 @@ export class TokenView {
     title.setAttribute("role", "status");
     const list = made("ul", "alternatives");
     for (const other of known?.best ?? []) list.append(this.alternative(place, other));
-    const again = button("Pick anew from here", () => this.goOn(place, null));
+    const again = button("Pick again from here", () => this.goOn(place, null));
     const note = made("p", "help", "Probabilities are the model's own, before temperature and cuts.");
     this.panel.replaceChildren(title, list, again, note);
   }

@@ -39,5 +39,5 @@ window.capstan = {
   restarts: async () => (await started).restarts,
   close: async () => (await started).close(),
 };
-// Whoever drives the page awaits `ready` and gets the reason; without this it would count as unhandled as well.
+// The driver of the page awaits `ready` and gets the reason; without this it would count as unhandled as well.
 window.capstan.ready.catch(() => undefined);

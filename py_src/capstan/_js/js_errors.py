@@ -75,7 +75,7 @@ def spent(error: BaseException) -> errors.OutOfMemoryError:
     if full is None:
         full = (
             f"Python has no memory left ({type(error).__name__}), and is not used any more; ask again, of a smaller "
-            "model or after closing others: the page starts another worker, and other pages have to be loaded anew"
+            "model or after closing others: the page starts another worker, and other pages have to be loaded again"
         )
         capstan_host.spent(full)
     return errors.OutOfMemoryError(full)
@@ -124,8 +124,9 @@ def _seconds(error: Any) -> float | None:
 
 
 async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
-    """Await something that JavaScript makes, which cannot be cancelled there. Whoever is cancelled meanwhile leaves
-    nothing behind: it is undone once it is made."""
+    """Await something that JavaScript makes, which cannot be cancelled there. A cancelled caller leaves nothing behind:
+    the object is undone once it is made.
+    """
 
     def undone(made: asyncio.Future[T]) -> None:
         if not made.cancelled() and made.exception() is None:

@@ -34,7 +34,7 @@ def begin(refused: str | None, vendored: str) -> None:
     """Make this interpreter one of its own; `refused` is why it did not start from a memory snapshot that should be,
     `vendored` the wheels that are installed when they are first imported: URLs by module, as JSON.
 
-    Every start from a snapshot would repeat its random numbers, so `random` is seeded anew; `secrets`, `uuid` and
+    Every start from a snapshot would repeat its random numbers, so `random` is seeded again; `secrets`, `uuid` and
     `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts hold strings by it already. The zone's
     name in `time.localtime().tm_zone` stays too, as the C library asks for it once; the offset beside it is right.
     """

@@ -1,4 +1,4 @@
-"""Beam searches on a device: what it is told, and what its steps found."""
+"""Beam searches on a device: their options, and the results of their steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BeamBurst", "BeamOptions", "BeamRows", "Continuation", "Round"]
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """The part of a beam search that a device has to know."""
+    """The options of a beam search for a device."""
 
     beams: int
     """Beams of a prompt; the rows of a decoder are those of the first prompt, then those of the second, ..."""
@@ -58,14 +58,16 @@ class BeamRows(Protocol):
     """A RowDecoder that searches beams by itself."""
 
     async def prepare_beams(self, options: BeamOptions) -> str | None:
-        """Be ready for searches with these options; why they are impossible, else None. The contents of the caches are
-        dead afterwards. Called while no burst is under way."""
+        """Prepare searches with these options; returns the reason if they are impossible. The contents of the caches
+        are lost. Called while no burst is under way.
+        """
 
     def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
-        """Begin a search with a score for each row, behind the logits that are there. The positions of row r so far are
+        """Begin a search with a score for each row, from the present logits. The positions of row r so far are
         those of row `sources[r]`. Called while no burst is under way."""
 
     def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
         """Queue `picks` steps of all rows, each followed by a choice of the next tokens; with `choose_first` the first
-        choice is from the logits that are there. Afterwards a row's caches hold its own sequence only up to where the
-        search began, and the rest is void for everything but this search."""
+        choice is from the present logits. Afterwards a row's caches hold its own sequence only up to where the search
+        began, and the rest is valid for this search only.
+        """

@@ -8,18 +8,20 @@ __all__ = ["CacheRows"]
 
 
 class CacheRows(Protocol):
-    """The caches of a sequence on a device, or a copy of their first positions. Which positions hold what is known to
-    whoever ran the model over them; what takes them over is `DecoderRow.adopt` of the same model."""
+    """The caches of a sequence on a device, or a copy of their first positions. The decoder that ran the model knows
+    which tokens the positions hold; `DecoderRow.adopt` of the same model takes them over.
+    """
 
     def size(self, length: int) -> int:
         """Bytes of a copy of the first `length` positions."""
 
     def continues(self, target: Any, length: int) -> bool:
-        """Whether `copy_to` of the first `length` positions to those caches leaves all that the next one sees; caches
-        that slide may hold too few."""
+        """Whether `copy_to` of the first `length` positions to those caches keeps all positions that the next one
+        attends to; caches that slide may hold too few.
+        """
 
     def holds(self, length: int) -> bool:
-        """Whether there are all positions that the one behind `length` sees."""
+        """Whether the caches hold the whole window of the position after `length`."""
 
     async def kept(self, length: int) -> CacheRows:
         """A copy of the first `length` positions in memory of its own, made on the device. Raises OutOfMemoryError."""
@@ -28,4 +30,4 @@ class CacheRows(Protocol):
         """Copy the first `length` positions to other caches of the same model on the device."""
 
     def free(self) -> None:
-        """Give back the memory of a copy; it cannot be used again. The caches of a sequence are left alone."""
+        """Free the memory of a copy; it cannot be used again. The caches of a sequence are not changed."""

@@ -35,7 +35,7 @@ class CarriedTensor:
 
 
 def carried(about: GraphDescription, name: str) -> CachePair | StateTensor:
-    """The cache or state behind the graph's input or output `name`. OptionError if there is none."""
+    """The cache or state of the graph's input or output `name`. OptionError if there is none."""
     every: tuple[CachePair | StateTensor, ...] = (*about.cache, *about.states)
     for found in every:
         if name in (found.past, found.present):

@@ -31,7 +31,8 @@ class DeviceHost(Host, Protocol):
         ready: ReadyGraphs | None = None,
     ) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here. `graphs` are the contents of its graphs' files
-        by name, as far as they were read, `ready` what the site has made of them."""
+        by name, if they were read, `ready` the site's ready-made graphs.
+        """
 
     async def has_webgpu(self) -> bool:
         """Whether there is a WebGPU adapter."""
@@ -56,8 +57,9 @@ _host: DeviceHost | None = None
 
 
 def use_device_host(host: DeviceHost) -> None:
-    """Say what the host of this interpreter is, for `current_host`, too; `capstan/__init__.py` does, as it alone knows
-    all of them."""
+    """Set the host of this interpreter, also for `current_host`. Only `capstan/__init__.py`, which knows all hosts,
+    calls it.
+    """
     global _host
     _host = host
     use_host(host)

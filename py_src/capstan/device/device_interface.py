@@ -41,9 +41,9 @@ class Readback:
 
     data: bytes
     waiting_ms: float
-    """Until the work that was queued before the readback was done: the model's time, not the copy's."""
+    """The time until the work queued before the readback was done: the model's time, not the copy's."""
     copying_ms: float
-    """The copy itself and its mapping."""
+    """The time of the copy and its mapping."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BoundSpan:
-    """A tensor of a run. onnxruntime-web binds whole buffers: in what it computes with, the span starts at 0."""
+    """A tensor of a run. onnxruntime-web binds whole buffers, so the spans of its tensors start at 0."""
 
     name: str
     span: DeviceSpan
@@ -68,13 +68,13 @@ class BoundSpan:
 
 @dataclass(frozen=True)
 class OnHost:
-    """An output that is wanted in Python's heap, in new memory."""
+    """An output that goes to new memory in Python's heap."""
 
     name: str
 
 
 Fetch = BoundSpan | OnHost | str
-"""The place of an output: a tensor that is there, Python's heap, or (a name) new memory of the device."""
+"""The place of an output: an existing tensor, Python's heap, or (a name) new memory of the device."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DeviceFacts:
     max_binding_size: int = sys.maxsize
     offset_alignment: int = 1
     machine_memory: int = 0
-    """Memory of the machine, as far as the browser tells; 0 if it does not."""
+    """Memory of the machine, as the browser reports it; 0 if it does not."""
     runtime: str = ""
     """The software that computes on it, with its version; empty if findings about the device must not be stored."""
 
@@ -105,7 +105,7 @@ class DeviceTape(ABC):
 
     @abstractmethod
     def replay(self) -> None:
-        """Queue the run. Raises ClosedError if a buffer of it is gone."""
+        """Queue the run. Raises ClosedError if one of its buffers was freed."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -122,10 +122,10 @@ class DeviceSession(ABC):
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         """Run once. A fetch given as a BoundSpan is written to that span, in the device's memory (the host accessible
         one too) or in Python's heap; one given by name gets a buffer that the device makes, whose owner is the caller.
-        Returns the fetches in order, results being in queue order. All that goes to Python's heap is read at once.
+        Returns the fetches in order, results being in queue order. All results for Python's heap are read at once.
 
         Feeds are in the device's memory; those of types that it does not hold, or without elements, in Python's heap.
-        Raises BindingError for a result that does not fit the span it was to be written to, ValidationError where the
+        Raises BindingError for a result that does not fit its span, ValidationError where the
         model fails; the session stays usable.
         """
 
@@ -151,7 +151,7 @@ class DeviceInterface(ABC):
     """A device's memory, copies, small kernels and sessions. Offsets and lengths are bytes, any alignment.
 
     Operations called inside one `batch()` block reach the device in one submit, in order; outside of one, each is its
-    own. Results are seen by whatever is queued afterwards; only copies to the CPU wait. An operation over memory that
+    own. Operations queued afterwards see the results; only copies to the CPU wait. An operation over memory that
     it cannot use (memory/usage.py) raises MemoryTypeError and does nothing.
     """
 
@@ -175,7 +175,7 @@ class DeviceInterface(ABC):
         """The GPU adapter's name, features and limits."""
 
     def readbacks(self) -> int:
-        """How often memory of the device was mapped to be read, by whom ever; 0 where nothing needs mapping."""
+        """How often memory of the device was mapped for reading, by any caller; 0 where no mapping is needed."""
         return 0
 
     @abstractmethod
@@ -183,10 +183,10 @@ class DeviceInterface(ABC):
         """The capabilities that a probe confirmed; probed once for each GPU adapter (device/probe.py)."""
 
     def retain(self) -> None:  # noqa: B027
-        """One more user of the device, who will `close` it; nothing where there is nothing to give back."""
+        """Count one more user of the device, who will `close` it; without effect where a device holds nothing."""
 
     def close(self) -> None:  # noqa: B027
-        """One user less; what is behind the device may be given back with the last."""
+        """Count one user less; the last one may free the device."""
 
     @abstractmethod
     def allocate(
@@ -201,8 +201,9 @@ class DeviceInterface(ABC):
         """`size` bytes of zeros. Raises OutOfMemoryError over the device's limits."""
 
     async def allocate_all(self, requests: Sequence[BufferRequest], owner: str) -> list[DeviceBuffer]:
-        """All these buffers, or OutOfMemoryError and none: where a device tells of its lack of memory later than
-        `allocate` returns, that is waited for, and the device stays usable."""
+        """Allocate all these buffers, or raise OutOfMemoryError and allocate none. Waits for devices that report a lack
+        of memory later; the device stays usable.
+        """
         made: list[DeviceBuffer] = []
         with ExitStack() as undo:
             for label, size, category in requests:
@@ -213,7 +214,7 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
-        """Queue what is called in the block and submit it once at the end."""
+        """Queue the operations of the block and submit them together at its end."""
 
     @abstractmethod
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
@@ -221,7 +222,7 @@ class DeviceInterface(ABC):
         source were read first."""
 
     def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
-        """`copy_tensors` of all their pieces, which a device may do without a call for each."""
+        """`copy_tensors` of all their pieces, which a device may do in fewer calls."""
         self.copy_tensors([pair for copy in copies for pair in copy.pairs()])
 
     def copy_from(self, destination: DeviceSpan, source: DeviceSpan) -> None:
@@ -262,8 +263,9 @@ class DeviceInterface(ABC):
     def update_attention_mask(
         self, mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int]
     ) -> None:
-        """Row r of a [batch, capacity] mask had its first old[r] elements one; make it new[r]. Only what changes is
-        touched. dtype int64 or int32."""
+        """Row r of a [batch, capacity] mask had its first old[r] elements one; make it new[r]. Only the elements that
+        change are written. dtype int64 or int32.
+        """
 
     @abstractmethod
     def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:

@@ -50,7 +50,7 @@ KINDS = {**dict.fromkeys("bhilqn", "int"), **dict.fromkeys("BHILQN", "uint"), **
 
 
 def dtype_of(given: Any) -> str:
-    """The name for what a caller calls an element type: a name, ONNX's number, 'tensor(float)', a numpy dtype or type.
+    """The name of an element type that a caller gives as a name, ONNX's number, 'tensor(float)', a numpy dtype or type.
 
     Raises BindingError for anything else.
     """
@@ -66,7 +66,7 @@ def dtype_of(given: Any) -> str:
         name = getattr(given, "name", None) or getattr(given, "__name__", None)
         found = [name.rstrip("_")] if isinstance(name, str) and name.rstrip("_") in ELEMENT_TYPES else []
     if not found:
-        raise BindingError(f"{given!r} is no element type; it must be one of {', '.join(ELEMENT_TYPES)}")
+        raise BindingError(f"{given!r} is not an element type; it must be one of {', '.join(ELEMENT_TYPES)}")
     return found[0]
 
 

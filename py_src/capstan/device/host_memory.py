@@ -1,4 +1,4 @@
-"""Device memory that is the host's own: buffers are bytearrays, and operations are done when they are called.
+"""Device memory in the host: buffers are bytearrays, and operations run when they are called.
 
 It defines what every device's operations compute; the kernels on the GPU match it byte for byte.
 """
@@ -48,7 +48,7 @@ class HostMemory(DeviceInterface):
             ) from None
 
         def free() -> None:
-            with suppress(BufferError):  # somebody still views the bytes
+            with suppress(BufferError):  # a view of the bytes is still alive
                 data.clear()
 
         memory = self.get_memory_info(memory_type)

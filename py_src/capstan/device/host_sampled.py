@@ -45,7 +45,7 @@ class Runner(Protocol):
     """The reason why `run_each` cannot be used; None if it can be used."""
 
     def run_each(self, ids: Sequence[int], past: int) -> Awaitable[list[array[float]]]:
-        """The same with the logits of every position."""
+        """The same, but with the logits of every position."""
 
     def keep_states(self, slot: int) -> None:
         """Keep the states as the snapshot of that number."""
@@ -63,7 +63,7 @@ class Runner(Protocol):
         """The bytes of `length` positions of the cache."""
 
     def kept(self, length: int) -> Runner:
-        """Another one, with a cache of just the first `length` positions of this one's."""
+        """Another runner, whose cache has only the first `length` positions of this one's."""
 
     def adopt(self, other: Any, length: int) -> None:
         """Make the first `length` positions of the cache those of another runner, whose cache may have another size."""
@@ -136,9 +136,9 @@ class HostSampledDecoder:
         self._logits: array[float] = array("f")
         self._length = 0
         self._tokens: list[int] = []
-        """The sequence with all picks, for stages that ask for it."""
+        """The sequence with all picks, for stages that need it."""
         self._prompt = 0
-        """How many of them were not picked."""
+        """The number of them that were not picked."""
         self._allowed = b""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
@@ -165,7 +165,7 @@ class HostSampledDecoder:
         return None if self._snapshots is not None else HostCaches(self._open())
 
     async def rest(self) -> None:
-        """Runs on the CPU are waited for to their end."""
+        """Runs on the CPU have ended when a call returns."""
 
     def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(HostCaches(self._open()), length)
@@ -208,7 +208,7 @@ class HostSampledDecoder:
         self._prompt = prompt
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Nothing changes: there is one row."""
+        """No change: there is one row."""
 
     async def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Burst:
         if picks != 1:
@@ -264,7 +264,7 @@ class HostSampledDecoder:
         self._logits = array("f", other._logits)
         self._length, self._pending = other._length, other._pending
         if self._snapshots is not None and other._snapshots is not None:
-            # Snapshots stay with the other one: a rewind runs the tokens from the start.
+            # Snapshots stay with the other decoder: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
     def set_lora(self, lora: LoraWeights | None) -> None:
@@ -305,7 +305,7 @@ class HostSampledDecoder:
         self._counters["readback_bytes"] += 4 * len(self._logits)
 
     def _pick(self) -> int:
-        """The next token, by the logits that are there."""
+        """The next token, picked from the present logits."""
         self._pending = sample(
             self._logits,
             self._options,
@@ -325,7 +325,7 @@ class HostSampledDecoder:
 
 
 class HostSampledModel(ABC):
-    """The common base of such devices' models: they take no pools, and rows are run one after another."""
+    """The base of the models of these devices: they take no pools, and run rows one after another."""
 
     device: str
 
@@ -335,7 +335,7 @@ class HostSampledModel(ABC):
 
     @abstractmethod
     def _decoder(self, capacity: int) -> HostSampledDecoder:
-        """Over a new cache of `capacity` positions."""
+        """A runner over a new cache of `capacity` positions."""
 
     async def row_decoder(
         self,

@@ -58,16 +58,17 @@ def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile
     require_size(len(view), what)
     if len(view) < 8 or view[4:8] != IDENTIFIER:
         raise ModelFileError(
-            f"{what}: {len(view)} bytes that are no adapter file: one has {IDENTIFIER.decode()} at byte 4; export it "
+            f"{what}: {len(view)} bytes that are not an adapter file, which has {IDENTIFIER.decode()} at byte 4; "
+            "export it "
             "with onnxruntime.AdapterFormat or Olive"
         )
     return Reader(view, what).adapter()
 
 
-def require_size(size: int, told: str) -> None:
+def require_size(size: int, what: str) -> None:
     """Raise ModelFileError for a file that exceeds the limit."""
     if size > MAX_BYTES:
-        raise ModelFileError(f"{told}: {size} bytes, an adapter file has at most {MAX_BYTES}; split it")
+        raise ModelFileError(f"{what}: {size} bytes, an adapter file has at most {MAX_BYTES}; split it")
 
 
 class Reader:
@@ -102,7 +103,7 @@ class Reader:
         return places
 
     def vector(self, field: int, item: int) -> tuple[int, int]:
-        """Start and length of a vector with items of so many bytes; none if the table leaves it out."""
+        """Start and length of a vector with items of `item` bytes; zeros if the table leaves it out."""
         if not field:
             return 0, 0
         at = field + self.number("I", field)
@@ -141,7 +142,7 @@ class Reader:
         try:
             name = str(self.view[start : start + length], "utf-8")
         except UnicodeDecodeError as error:
-            raise self.broken(f"a tensor's name is no UTF-8 ({error})") from error
+            raise self.broken(f"a tensor's name is not UTF-8 ({error})") from error
         start, length = self.vector(shaped, 8)
         if length > MAX_DIMENSIONS:
             raise self.broken(f"tensor {name!r} has {length} dimensions, at most {MAX_DIMENSIONS} are allowed")

@@ -91,8 +91,8 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
     for name in tensors:
         if name in graph.others:
             raise BindingError(
-                f"{what} has a tensor {name} {shape_of(tensors[name])}, and that input of the model {model} is no "
-                "factor of a LoRA product: adapters fill two factors that are multiplied one behind the other, and "
+                f"{what} has a tensor {name} {shape_of(tensors[name])}, and that input of the model {model} is not a "
+                "factor of a LoRA product: adapters fill two factors that are multiplied one after the other, and "
                 "weights with a free size, or with 'lora' in their names; fold its values into those"
             )
     if not inputs:
@@ -109,7 +109,7 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
             some = ", ".join(sorted(inputs)[:SHOWN]) + (", ..." if len(inputs) > SHOWN else "")
             raise BindingError(
                 f"{what} has a tensor {name} {shape_of(tensor)}, for which the model {model} has no input (adapters "
-                f"fill inputs, no constants of the graph); its inputs for adapters are {some}: {again}"
+                f"fill inputs, not constants of the graph); its inputs for adapters are {some}: {again}"
             )
         fits = len(wanted.dims) == len(tensor.dims) and all(
             isinstance(size, str) or size == given for size, given in zip(wanted.dims, tensor.dims, strict=True)
@@ -132,7 +132,7 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
 
 
 def default_rank(inputs: Iterable[LoraInput]) -> int:
-    """The largest rank of the defaults that add something."""
+    """The largest rank of the defaults that change the result."""
     return max((each.held for each in inputs if not each.silent), default=0)
 
 
@@ -176,8 +176,8 @@ async def laid_out(
 
 
 def silent(graph: LoraGraph) -> list[HostTensor]:
-    """The LoRA inputs of runs without adapter. A free rank is that of the defaults, 0 if none of them adds anything:
-    a factor without elements costs nothing.
+    """The LoRA inputs of runs without adapter. A free rank is that of the defaults, or 0 if none of them changes the
+    result: a factor without elements costs nothing.
     """
     rank = default_rank(graph.inputs)
     tensors = []
@@ -189,7 +189,7 @@ def silent(graph: LoraGraph) -> list[HostTensor]:
 
 
 def default_of(wanted: LoraInput) -> AdapterTensor | None:
-    """The default of an input; None if it adds nothing."""
+    """The default of an input; None if it does not change the result."""
     if wanted.silent:
         return None
     assert wanted.default, f"the default of {wanted.name} was not read"

@@ -40,13 +40,13 @@ class DeviceModel(Protocol):
     """The GPU adapter's name, as the device reports it."""
 
     memory: ModelMemory
-    """The memory that it needs."""
+    """The memory that the model needs."""
     lora: LoraGraph
     """The model's inputs for LoRA adapters."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
-        """A decoder of one row, whose KV cache holds `capacity` positions; one given back before is reused, unless it
-        is to be over buffers that are given, by the names of its tensors.
+        """A decoder of one row, whose KV cache holds `capacity` positions. A released one is reused, unless buffers are
+        given, by the names of its tensors.
 
         Raises OutOfMemoryError over the device's limits.
         """
@@ -59,25 +59,27 @@ class DeviceModel(Protocol):
         lora: LoraWeights | None = None,
         unrecorded: bool = False,
     ) -> RowDecoder:
-        """A decoder of so many rows, each with a KV cache of `capacity` positions, that runs the model with these
+        """A decoder of `rows` rows, each with a KV cache of `capacity` positions, that runs the model with these
         adapters, over the user's buffers in `pools`. With `unrecorded` the decode step may be recorded later
         (`RowDecoder.records_after`), so that a first token comes sooner. Raises what `decoder` raises, and
-        BufferMismatchError for buffers that cannot be used."""
+        BufferMismatchError for buffers that cannot be used.
+        """
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
     ) -> None:
-        """Have the tapes of a decoder of this model work in other scratch; None is their own. Raises
-        BufferMismatchError, OutOfMemoryError; they work where they did then."""
+        """Have the tapes of a decoder of this model use other scratch; None is their own. Raises BufferMismatchError,
+        OutOfMemoryError; then the tapes keep their scratch.
+        """
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         """The decoder that continues from a decoder's state (caches, states, lengths, logits) with other LoRA adapters:
         the same decoder, or another of the same rows and capacity; then the given one is closed. Called while no burst
-        is under way. Raises what `row_decoder` raises; the decoder is as it was then.
+        is under way. Raises what `row_decoder` raises; then the decoder is unchanged.
         """
 
     async def trim(self) -> None:
-        """Free what decoders that were given back hold for the next one."""
+        """Free the memory of released decoders."""
 
     def healthy(self) -> bool:
         """Whether the device still works."""

@@ -39,7 +39,7 @@ __all__ = ["ModelMemory", "capacity_for", "require_lengths", "requirements"]
 NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
 
 CAPACITY_STEP = 256
-"""KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
+"""KV caches have a multiple of this many positions, so that sequences of similar length share a tape."""
 
 
 def capacity_for(max_length: int, context_length: int) -> int:
@@ -57,17 +57,17 @@ def require_lengths(batch_size: int, max_length: int, context_length: int) -> No
 
 
 def unmeasured(rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-    """Nothing was recorded yet."""
+    """The reason before the first recording."""
     return None
 
 
 def apart_from_another(rows: int, capacity: int) -> bool:
-    """Rows are run one after another."""
+    """The reason for rows that run one after another."""
     return False
 
 
 def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
-    """The reason of devices and models that record no tapes."""
+    """The reason for devices and models that record no tapes."""
     return "onnxruntime allocates the scratch of its runs itself and takes no buffers for it"
 
 
@@ -107,7 +107,7 @@ def requirements(
     between = () if isinstance(tape_scratch, str) else tape_scratch_items(tape_scratch)
     items = (*weight_items(weights), *held, *between)
     if scratch is None:
-        # Prompts are run a row at a time.
+        # Prompts run one row at a time.
         estimate = activations.peak(1, min(chunk, max_length), max_length) if activations else 0
         scratch = PoolSize(estimate + sum(item.bytes for item in between), exact=False)
 
@@ -131,7 +131,7 @@ def requirements(
 
 @dataclass(frozen=True)
 class Lent:
-    """Buffers of the user's by their holder: each sequence, the joint rows besides, and the scratch of tapes."""
+    """The user's buffers by holder: each sequence, the joint rows, and the scratch of tapes."""
 
     sequences: tuple[Loan | None, ...]
     rows: Loan | None
@@ -156,21 +156,22 @@ class ModelMemory:
     context_length: int
     activations: Activations | None = None
     measured: Callable[[int, int, Rows], PoolSize | None] = unmeasured
-    """Scratch of so many rows with that capacity, once they were made."""
+    """Scratch by rows and capacity, once they were made."""
     joint: Callable[[int, int], bool] = apart_from_another
-    """Whether so many rows of a capacity are to be advanced by one step."""
+    """Whether one step advances these rows of a capacity."""
     apart: bool = False
     """Whether attention writes its caches to buffers apart from those that it reads."""
     tape_scratch: Callable[[int, int, Rows], Sequence[int] | str] = of_onnxruntime
-    """Bytes of the buffers between the kernels of the tapes of so many rows of a capacity; why none are known, or none
-    can be given."""
+    """Bytes of the buffers between the kernels of the tapes by rows and capacity, or the reason why none are known or
+    can be given.
+    """
 
     split: tuple[SplitWeight, ...] = ()
     """The weights of the file that are larger than the GPU adapter binds."""
     room: int = 0
-    """Tokens of a sequence that has to fit for a load to begin; 0 is for the shortest one."""
+    """Tokens of the sequence that has to fit before a load begins; 0 is the shortest one."""
     most: int | None = None
-    """Bytes that the device holds in all; None where it does not tell."""
+    """Bytes that the device holds in all; None where it does not report them."""
 
     def __post_init__(self) -> None:
         require_fed(self.description)
@@ -205,8 +206,8 @@ class ModelMemory:
         return AlignmentRequirements.of(self.interface.get_memory_info(), self.interface.about())
 
     def fit(self, batch_size: int, max_length: int | None = None, budget: int | None = None) -> Fit:
-        """Whether that fits the device, and the largest max_length that fits; without a length, whether the longest
-        sequence fits. Raises OptionError for impossible lengths.
+        """Whether these sequences fit the device, and the largest max_length that fits; without a length, whether the
+        longest sequence fits. Raises OptionError for impossible lengths.
         """
         length = self.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.context_length)
@@ -218,13 +219,13 @@ class ModelMemory:
 
     def _planned(self, batch_size: int, length: int, budget: int | None) -> Fit:
         about = self.interface.about()
-        told = [each for each in (budget, self.most) if each is not None]
+        limits = [each for each in (budget, self.most) if each is not None]
         found = plan(
             lambda length: self.requirements(batch_size, length),
             length,
             about,
             at_most=self.context_length,
-            budget=min(told, default=None),
+            budget=min(limits, default=None),
         )
         return replace(found, machine=about.machine_memory)
 
@@ -247,18 +248,18 @@ class ModelMemory:
         return most if most > (found.largest_max_length or 0) else 0
 
     def before_load(self, progress: Progress) -> None:
-        """Tell how large the weights are, before any of them is read, and of a machine that may be too small for them.
+        """Report the size of the weights before any is read, and warn of a machine that may be too small for them.
         Raises OutOfMemoryError if the device cannot hold them with a sequence of `room` tokens."""
         about, length = self.interface.about(), min(max(self.room, 1), self.context_length)
         wanted = replace(fits(self.requirements(1, length), about, budget=self.most), machine=about.machine_memory)
         if not wanted:
             self.fit(1, length).require()
         if wanted.tight:
-            fall_back("room for the model in this machine", wanted.tight, "it is loaded all the same")
+            fall_back("room for the model in this machine", wanted.tight, "it is loaded anyway")
         progress("weights", 0, wanted.requirements.weights.bytes)
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
-        """The user's buffers for so many rows, checked; they are held from here on. Raises BufferMismatchError."""
+        """The user's buffers for these rows, checked; they are held from here on. Raises BufferMismatchError."""
         need = self.requirements(rows, capacity)
         if pools.scratch is not None and need.no_scratch:
             raise no_scratch(need.no_scratch)

@@ -23,9 +23,9 @@ OpenWeights = Callable[[str], Awaitable[WeightFile]]
 
 
 def made_from(data: bytes, config: GenaiConfig) -> str:
-    """All that graphs depend on besides the limits of an adapter, and LoRA adapters."""
-    told = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
-    return json.dumps([*told, config.room])
+    """Everything that graphs depend on, apart from the limits of an adapter and LoRA adapters."""
+    parts = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
+    return json.dumps([*parts, config.room])
 
 
 async def ready_or_noted(notes: Notes | None, name: str, key: str, ready: str | None) -> str | None:
@@ -58,7 +58,7 @@ Reader = Callable[[Any], Any]
 
 
 def as_it_is(value: Any) -> Any:
-    """JSON has this value itself."""
+    """JSON represents this value directly."""
     return value
 
 
@@ -83,7 +83,7 @@ def tuple_reader(read: Reader) -> Reader:
 
 
 def object_reader(kind: Any) -> Reader:
-    """Reads a dataclass, whose fields are all there, in their order."""
+    """Reads a dataclass with all fields, in their order."""
     types = get_type_hints(kind)
     reads = [reader(types[field.name]) for field in fields(kind)]
     return lambda tree: kind(*[read(value) for read, value in zip(reads, tree.values(), strict=True)])

@@ -24,7 +24,7 @@ HEAP = "python"
 class RunReply(NamedTuple):
     """The results of a run."""
 
-    told: list[dict[str, Any]]
+    described: list[dict[str, Any]]
     """A description of each result, as web/src/worker/onnx_sessions.ts returns it."""
     arrays: list[bytearray]
     """New memory in Python's heap that holds the results without a binding."""
@@ -72,11 +72,11 @@ class OrtSession(DeviceSession):
         asked = [self._described(feed, views) for feed in feeds]
         wanted = [self._wanted(fetch, views) for fetch in fetches]
         try:
-            told, arrays, maps = await session.run(asked, wanted, views)
+            described, arrays, maps = await session.run(asked, wanted, views)
         except (BindingError, ValidationError):
             self._failed = True
             raise
-        for fetch, result in zip(fetches, told, strict=True):
+        for fetch, result in zip(fetches, described, strict=True):
             if isinstance(fetch, BoundSpan) and list(fetch.dims) != result["dims"]:
                 raise BindingError(
                     f"output {fetch.name!r} is bound to memory of shape {list(fetch.dims)}, the result has "
@@ -84,10 +84,10 @@ class OrtSession(DeviceSession):
                 )
         if maps > 1:
             reason = "together they are larger than a buffer of this adapter can be"
-            fall_back("one read for all outputs", reason, "they are read through several, each mapped for itself")
+            fall_back("one read for all outputs", reason, "they are read through several, each mapped separately")
         return [
             fetch if isinstance(fetch, BoundSpan) else self._result(result, arrays)
-            for fetch, result in zip(fetches, told, strict=True)
+            for fetch, result in zip(fetches, described, strict=True)
         ]
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ def heap_of(memory: MemoryInfo) -> MemoryInfo:
     return memory if memory.heap == HEAP else MemoryInfo("Cpu", memory.device, memory.memory_type, heap=HEAP)
 
 
-def spec_of(told: Sequence[Any]) -> TensorSpec:
+def spec_of(described: Sequence[Any]) -> TensorSpec:
     """Read a TensorSpec. A free dimension without a name is -1 in onnxruntime and 2**32 - 1 in onnxruntime-web."""
-    name, dtype, dims = told
+    name, dtype, dims = described
     return TensorSpec(name, dtype, tuple("?" if size in ("", -1, 2**32 - 1) else size for size in dims))

@@ -1,4 +1,4 @@
-"""Prompts that begin as a sequence that was run before take its key/value rows over, and run only what follows."""
+"""Prompts that begin like an earlier sequence take over its key/value rows, and run only the tokens after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Content:
-    """A range of tokens that stand for something else, as a picture: another picture may have the same ids."""
+    """A range of tokens that stand for other content, such as a picture: another picture may have the same ids."""
 
     start: int
     end: int
@@ -54,11 +54,11 @@ class LiveRow(Protocol):
 
     @property
     def contents(self) -> Sequence[Content]:
-        """The contents among its tokens, in any order."""
+        """The other contents among its tokens, in any order."""
 
 
 class LiveRows(Protocol):
-    """A generator's rows, as its loop has them."""
+    """The rows of a generator's loop."""
 
     @property
     def rows(self) -> Sequence[LiveRow]: ...
@@ -87,15 +87,15 @@ class PrefixStats:
     reused: int
     """Prompt tokens that were copied."""
     run: int
-    """Prompt tokens that were run, of sequences that were looked up."""
+    """Prompt tokens that were run, in sequences that were looked up."""
     hits: int
-    """Sequences that took something over."""
+    """Sequences that took over some tokens."""
     misses: int
-    """Sequences that found nothing."""
+    """Sequences that found no tokens."""
     evicted: int
-    """Copies that were freed for others, or for lack of memory."""
+    """Copies that were freed for others or because memory was short."""
     kept: int
-    """Copies now."""
+    """The present number of copies."""
     bytes: int
     """Their size."""
     limit: int
@@ -106,8 +106,8 @@ class PrefixCache:
     """Key/value rows of a model's sequences by their tokens.
 
     Open generators share the rows in their own caches. When one is closed, its rows are copied, as long as all copies
-    together have at most `limit` bytes; the least recently used are freed for new ones. With a limit of 0 nothing is
-    shared."""
+    together have at most `limit` bytes; the least recently used are freed for new ones. A limit of 0 turns sharing
+    off."""
 
     def __init__(self, limit: int = 0) -> None:
         self.limit = limit
@@ -123,12 +123,14 @@ class PrefixCache:
         return PrefixStats(*counts, len(self._kept), self._bytes, self.limit)
 
     def follow(self, loop: LiveRows) -> None:
-        """Share what a generator's caches hold from now on."""
+        """Share the contents of a generator's caches from now on."""
         if self.limit:
             self._live.add(loop)
 
     def waits(self, row: LiveRow, others: Sequence[LiveRow], there: Sequence[LiveRow]) -> bool:
-        """Whether a row would take over more of `others` once they were run than of those that are `there` already."""
+        """Whether a row could take over more tokens from `others`, once they have run, than from rows that are present
+        now.
+        """
         if not self.limit:
             return False
         wanted = Prefix.of(row, len(row.tokens) - 1)
@@ -139,15 +141,16 @@ class PrefixCache:
         return longest(others) >= max(row.valid, longest(there)) + LEAST
 
     async def bring(self, loop: LiveRows, number: int) -> int:
-        """Have the start of a row's tokens in its caches, as far as another sequence has it. How many tokens the row
-        need not be run on, at least `valid` of it; all but the last one at most."""
+        """Copy the start of a row's tokens from another sequence into its caches. Returns the number of tokens that the
+        row need not run, from `valid` to all but the last one.
+        """
         decoder, row = loop.decoder, loop.rows[number]
         if not self.limit or decoder is None or len(row.tokens) - 1 < row.valid + LEAST:
             return row.valid
         if decoder.row(number).caches() is None:
             fall_back(
                 "a prefix cache",
-                "the model has states that each run overwrites, of which nothing is left of an earlier position",
+                "the model has states that each run overwrites, so that no earlier position is left",
                 "each prompt is run as a whole",
             )
             return row.valid
@@ -193,12 +196,12 @@ class PrefixCache:
         return found
 
     def lost(self) -> None:
-        """The device is gone, with all that is on it."""
+        """Forget everything on a lost device."""
         self._kept.clear()
         self._live.clear()
 
     def close(self) -> None:
-        """Free all copies; nothing is kept from now on."""
+        """Free all copies; no more are kept."""
         self._closed = True
         self.clear()
 
@@ -220,8 +223,9 @@ class PrefixCache:
                     yield Prefix.of(row, row.valid), caches, None
 
     def _longest(self, loop: LiveRows, number: int) -> tuple[int, CacheRows | None, Kept | None]:
-        """The longest cached start of a row's tokens, and its place. The last token is run in any case, for the logits
-        after it."""
+        """The longest cached start of a row's tokens, and its place. The last token always runs, for the logits after
+        it.
+        """
         row = loop.rows[number]
         wanted = Prefix.of(row, len(row.tokens) - 1)
         target = loop.decoder.row(number).caches() if loop.decoder is not None else None
@@ -268,7 +272,7 @@ class PrefixCache:
 
 
 def common(one: Prefix, other: Prefix) -> int:
-    """How many tokens two sequences begin with alike: the same ids, with the same contents as a whole."""
+    """The length of the common start of two sequences: the same ids, with the same whole contents."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -41,8 +41,8 @@ async def noted_capabilities(device: DeviceInterface, notes: Notes) -> Capabilit
     facts = device.about()
     if not facts.runtime:
         return await Probe(device).run()
-    told = asdict(facts) | {"features": sorted(facts.features)}
-    name, key = f"capabilities of {device.type}", json.dumps([build(), told], sort_keys=True)
+    known = asdict(facts) | {"features": sorted(facts.features)}
+    name, key = f"capabilities of {device.type}", json.dumps([build(), known], sort_keys=True)
     text = await notes.read(name, key)
     if text is not None:
         found = json.loads(text)
@@ -64,7 +64,7 @@ class Probe:
     """Whether an attempt ended with an error instead of an answer."""
 
     async def run(self) -> Capabilities:
-        """Try everything. Raises DeviceLostError if the device died of it."""
+        """Run all attempts. Raises DeviceLostError if the device is lost."""
         about = self.device.about()
         return Capabilities(
             adapter=about.adapter,
@@ -83,7 +83,7 @@ class Probe:
         )
 
     async def _works(self, capability: str, attempt: Callable[[], Awaitable[str | None]]) -> bool:
-        """Make an attempt, note the reason if it fails, and tell whether the capability works."""
+        """Make an attempt, note the reason if it fails, and return whether the capability works."""
         try:
             reason = await attempt()
         except DeviceLostError:
@@ -163,7 +163,7 @@ class Probe:
         expected = array("i", numbers).tobytes()
         if result != expected:
             return f"a Cast from int64 gives {result.hex()}, expected {expected.hex()}"
-        # One readback is ours.
+        # One readback is Capstan's.
         extra = self.device.readbacks() - before - 1
         return f"onnxruntime computes int64 on the host, with {extra} readbacks a run" if extra > 0 else None
 

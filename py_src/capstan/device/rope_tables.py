@@ -1,7 +1,5 @@
-"""The rotary tables of a model with long rope, of which each sequence has those for its length.
-
-Graphs of such a model take the tables as inputs (graph/long_rope.py). A device fills them for each sequence anew when
-`RowDecoder.rotate` says so.
+"""The rotary tables of a model with long rope; each sequence uses those for its length. Graphs of such a model take the
+tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ __all__ = ["RopeTables", "places", "read_rows", "read_tables"]
 
 @dataclass(frozen=True)
 class RopeTables:
-    """The rows of each table of `rope`: bytes of files, or rows that are computed as far as a sequence needs them."""
+    """The rows of each table of `rope`: bytes of files, or rows that are computed when a sequence needs them."""
 
     rope: LongRope
     short: tuple[bytes | ComputedRows, ...]
@@ -35,8 +33,9 @@ class RopeTables:
         return cls(rope, tuple(found[: len(rope.tables)]), tuple(found[len(rope.tables) :]))
 
     def rows(self, long: bool, positions: int) -> list[bytes]:
-        """The rows of so many positions of each table, with the long factors or the short ones; behind the short rows,
-        which no sequence reads past, are long ones."""
+        """The first `positions` rows of each table, with the long factors or the short ones; after the short rows,
+        which no sequence reads past, are long ones.
+        """
         found = []
         cut = 0 if long else min(positions, self.rope.original)
         for table, short, other in zip(self.rope.tables, self.short, self.long, strict=True):
@@ -47,7 +46,7 @@ class RopeTables:
 
 
 def rows_of(rows: bytes | ComputedRows, start: int, end: int, size: int) -> bytes:
-    """The rows from `start` to `end`, each of so many bytes."""
+    """The rows from `start` to `end`, each of `size` bytes."""
     if isinstance(rows, bytes):
         return rows[start * size : end * size]
     wave = sin if rows.sine else cos
@@ -58,7 +57,7 @@ def rows_of(rows: bytes | ComputedRows, start: int, end: int, size: int) -> byte
 
 
 def places(rope: LongRope) -> list[TableRows]:
-    """The short rows of each table, then the long ones; without those that are computed."""
+    """The short rows of each table, then the long ones; without computed rows."""
     return [rows for rows in all_rows(rope) if isinstance(rows, TableRows)]
 
 

@@ -41,10 +41,10 @@ COUNTER_NAMES = (
 )
 
 ONE = (0,)
-"""The rows of a decoder of one."""
+"""The rows of a decoder of one row."""
 
 RowPrompts = Mapping[int, tuple[Sequence[int], int]]
-"""By row: ids, and how many positions there are before them."""
+"""By row: ids, and the number of positions before them."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Burst:
     """The token ids that one submit picked for each row, with the device's own time stamps in milliseconds."""
 
     rows: tuple[tuple[int, ...], ...]
-    """Ids by row, in order, as many for each row that was asked for; () for the others."""
+    """Ids by row, in order, the same number for each requested row; () for the others."""
     submitted: float
     done: float
-    """When the device had computed them."""
+    """The time at which the device had computed the ids."""
     readable: float
     host: float
     """Time the host spent encoding and submitting the burst."""
     entered: float
-    """When Python was given the ids."""
+    """The time at which Python got the ids."""
     steps: tuple[int, ...] = ()
     """For one row, the number of ids that each drafted step gave; () if each step gave one."""
     crossings: int = 1
@@ -91,23 +91,27 @@ class DecoderRow(Protocol):
         """
 
     def adopt(self, source: CacheRows, length: int) -> None:
-        """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues behind them. Later
+        """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues after them. Later
         positions and the logits become void. Called after `RowDecoder.rest`, while no burst is under way. The copy is
         made on the device."""
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
-        """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
-        logits are those of the last position. Other rows are left alone. Called after `RowDecoder.rest`, while no burst
-        is under way. A row that had picked an end of sequence goes on again."""
+        """Run the model on `ids` at positions `past`, `past + 1`, ...; later positions are overwritten. Afterwards the
+        logits are those of the last position. Other rows do not change. Called after `RowDecoder.rest`, while no burst
+        is under way. A row that had picked an end of sequence continues.
+        """
 
     async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
-        """Score all of `tokens` behind the first `past + 1`, each by the logits after those before it. The caches hold
-        the first `past`; the model is run on all others but the last, as `prefill` runs it. Called as that."""
+        """Score all of `tokens` after the first `past + 1`, each by the logits after the tokens before it. The caches
+        hold the first `past`; the model runs on all others but the last, like `prefill`, and under the same
+        conditions.
+        """
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
-        """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
-        before the first pick of a sequence that was changed otherwise than by a pick. Picks follow it by themselves.
-        `padding` tokens of it were not given to the model."""
+        """Give the sequence to stages that need it; its first `prompt` tokens were not picked. Called before the first
+        pick of a sequence that was changed by anything but a pick. Picks extend the sequence by themselves. The model
+        did not get `padding` of its tokens.
+        """
 
     def allow(self, mask: bytes) -> None:
         """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
@@ -115,18 +119,18 @@ class DecoderRow(Protocol):
 
     def follow_grammar(self, position: Sequence[int]) -> None:
         """Set the position in the automaton of the options' `grammar`, the states of its stack: the device makes the
-        masks from here and follows the picks, until `allow` gives one or anything but a pick changes the sequence. If
-        it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
+        masks from here and follows the picks, until `allow` gives a mask or anything but a pick changes the sequence.
+        If it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
         """
 
     async def logits(self) -> memoryview[float]:
-        """The logits the next pick would see: float32 [vocab]."""
+        """The logits of the next pick: float32 [vocab]."""
 
     def set_logits(self, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
-        """Replace those of some tokens, rounded to the type of the model's logits."""
+        """Replace the logits of some tokens, rounded to the type of the model's logits."""
 
     async def carried(self, name: str) -> CarriedTensor:
         """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
@@ -136,11 +140,10 @@ class DecoderRow(Protocol):
 class RowDecoder(Protocol):
     """Rows on a device: each has a KV cache, logits, a sampler and a token ring, and they are submitted together.
 
-    Rows are numbered from 0. `submit` steps all rows that it is asked for once for each pick.
-
-    Every device has decoders of one row, which are that row themselves, and `device.separate_rows.SeparateRows`, a list
-    of these, right for every model and device. Decoders that compute all rows in one step must give the same picks.
-    Some can do more: DraftedRows, PackedRows, beams.BeamRows.
+    Rows are numbered from 0. `submit` steps all requested rows once for each pick. Every device has decoders of one
+    row, which are also that row, and `device.separate_rows.SeparateRows`, a list of these, right for every model and
+    device. Decoders that compute all rows in one step must give the same picks. Some can do more: DraftedRows,
+    PackedRows, beams.BeamRows.
     """
 
     rows: int
@@ -151,7 +154,7 @@ class RowDecoder(Protocol):
 
     @property
     def capture_note(self) -> str | None:
-        """The reason why it is not the requested capture."""
+        """The reason why `capture` differs from the requested one."""
 
     @property
     def tape_passes(self) -> dict[str, str]:
@@ -162,7 +165,7 @@ class RowDecoder(Protocol):
     max_burst: int
     """Most picks of a row in one burst."""
     behind_first: int
-    """Most picks of a burst that may be queued right behind the first pick without delaying it; 0 for none."""
+    """Most picks of a burst that may be queued right after the first pick without delaying it; 0 for none."""
 
     @property
     def usual_burst(self) -> int:
@@ -176,43 +179,49 @@ class RowDecoder(Protocol):
 
     @property
     def records_after(self) -> int | None:
-        """The number of picks after which recording the decode step, `record`, begins to pay: 0 is now. None if it is
-        recorded already, or nothing records it."""
+        """The number of picks after which it pays to `record` the decode step: 0 is now. None if it is recorded already
+        or cannot be recorded.
+        """
 
     def row(self, number: int) -> DecoderRow:
         """One of its sequences, until the rows are reordered."""
 
     async def record(self) -> None:
-        """Record the decode step, unless `records_after` is None. Caches and sampler state are dead afterwards, and
-        `capture`, `max_in_flight`, `max_burst` and `behind_first` may be others. Called while no burst is under way."""
+        """Record the decode step, unless `records_after` is None. Caches and sampler state are lost, and `capture`,
+        `max_in_flight`, `max_burst` and `behind_first` may change. Called while no burst is under way.
+        """
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        """Choose how a row's tokens are picked from now on. Rows differ in `min_length` alone, which is in tokens of
-        the row as the device counts them. A row draws from (seed, length of the row, number of the row); a decoder of
-        one row may be any row of several."""
+        """Choose how a row's tokens are picked from now on. Rows differ only in `min_length`, in tokens of the row as
+        the device counts them. A row draws from (seed, length of the row, number of the row); a decoder of one row may
+        be any row of several.
+        """
 
     async def warm_up(self) -> None:
-        """Have the kernels that a prompt of any length needs compiled; what the caches hold is dead afterwards."""
+        """Have the kernels for prompts of any length compiled; this overwrites the caches."""
 
     def rotate(self, long: bool) -> None:
-        """Rotate by the long factors of a long rope, or by the short ones, as a new decoder does; of a model with one
-        kind nothing is asked. If that is a change, all that the rows' caches hold is void. Called after `rest`, while
-        no burst is under way."""
+        """Rotate by the long factors of a long rope, or by the short ones, as a new decoder does; without effect for a
+        model with one kind. A change makes the rows' caches invalid. Called after `rest`, while no burst is under
+        way.
+        """
 
     async def rest(self) -> None:
         """Wait for runs that still use the KV caches after their caller was cancelled."""
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Make each row r what row `parents[r]` was, all at once: its cache, its states, its length and its logits. A
-        row that is its own parent costs nothing. Called while no burst is under way."""
+        """Replace each row r by a copy of row `parents[r]`, all at once: its cache, its states, its length and its
+        logits. A row that is its own parent costs nothing. Called while no burst is under way.
+        """
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick, for the given rows; with `sample_first` the first picks
-        from the logits that are there. Rows that are not given have picked an end of sequence: what happens in their
-        caches past it does not matter. Work is queued when this returns; ids are awaited in the order of the bursts."""
+        from the present logits. Other rows have picked an end of sequence, so that their later cache positions do not
+        matter. Work is queued when this returns; ids are awaited in the order of the bursts.
+        """
 
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
-        """Run the model over the last pick of the given rows, without a pick: the logits are then those after it.
+        """Run the model over the last pick of the given rows, without a new pick: the logits are then those after it.
         Called while no burst is under way."""
 
     async def step(self, tokens: Sequence[int]) -> None:
@@ -220,7 +229,7 @@ class RowDecoder(Protocol):
         them. Called while no burst is under way."""
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
-        """The best `count` tokens of each given row's logits: stages are not applied."""
+        """The best `count` tokens of each given row's logits, before stages."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters in later steps, of the rank that the decoder was made with; None
@@ -228,7 +237,7 @@ class RowDecoder(Protocol):
         """
 
     def counters(self) -> Counters:
-        """Totals by COUNTER_NAMES. A step of all rows at once is one step, of separate rows one for each."""
+        """Totals by COUNTER_NAMES. A step of all rows at once counts as one, separate rows count one each."""
 
     async def close(self) -> None:
         """Free what the decoder holds, or keep it for the next one."""
@@ -239,15 +248,18 @@ class DraftedRows(Protocol):
     """A RowDecoder of one row that verifies drafts."""
 
     finds_drafts: bool
-    """Whether `submit_drafted` finds drafts by itself; else it is given them, after every pick before was read."""
+    """Whether `submit_drafted` finds drafts by itself; else its caller gives them, after all earlier picks were
+    read.
+    """
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
-        """Be ready for `submit_drafted` with these options; why drafts cannot be verified, else None."""
+        """Prepare `submit_drafted` with these options; returns the reason if drafts cannot be verified."""
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
-        """Queue `steps` decode steps, each over the last pick and the drafts behind it. A step picks at each position
-        in turn, as steps of one token would, up to the first pick that is not the draft behind it. The drafts are those
-        given, of one step, or None where the decoder finds them; then there must be room for all of them."""
+        """Queue `steps` decode steps, each over the last pick and the drafts after it. A step picks at each position in
+        turn, like steps of one token, up to the first pick that differs from the next draft. `drafts` are those of one
+        step, or None if the decoder finds them; then there must be room for all of them.
+        """
 
 
 @runtime_checkable
@@ -255,6 +267,6 @@ class PackedRows(Protocol):
     """A RowDecoder that runs prompts of several rows together."""
 
     async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
-        """Run some of these prompts, each with the result of `prefill`; the rows whose prompts were run. Other rows
-        keep their caches, and have their logits computed anew from their last token. Called while no burst is under
+        """Run some of these prompts, each with the result of `prefill`; returns the rows whose prompts ran. Other rows
+        keep their caches, and have their logits computed again from their last token. Called while no burst is under
         way."""

@@ -1,8 +1,6 @@
-"""The inputs and outputs of a decoder's runs: one provider for each kind, which every device asks.
-
-A provider knows whether the graph has its tensors, the memory that a sequence needs for them, and what is written there
-before a run. For devices whose runs take tensors of the host it makes these. A new kind of input is a class here and a
-place in KINDS.
+"""The inputs and outputs of a decoder's runs: one provider for each kind, used by every device. A provider knows
+whether the graph has its tensors and the memory that a sequence needs for them, and writes them before a run. For
+devices whose runs take tensors of the host it makes these. A new kind of input is a class here and a place in KINDS.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ __all__ = [
 FREE = -1
 BEFORE = -2
 AFTER = -3
-"""Sizes that a run settles: its number of tokens, and the positions that are valid before and after it."""
+"""Sizes that depend on the run: its number of tokens, and the positions that are valid before and after it."""
 STATE_BYTES = 32
 WRITTEN = 4
-"""WebGPU writes multiples of so many bytes."""
+"""WebGPU writes multiples of this number of bytes."""
 CODES = {"int64": "q", "int32": "i"}
 
 
@@ -87,13 +85,13 @@ class Room:
 
 @dataclass(frozen=True)
 class Run:
-    """A kind of run: over the 'input' of a step, or over (a part of) a 'prompt'."""
+    """A kind of run: over the 'input' of a step, or over a 'prompt' or a part of it."""
 
     which: str
     tokens: int
-    """FREE for any number."""
+    """The number of tokens; FREE for any number."""
     every: bool = False
-    """Whether it gives the logits of all its positions, not of the last one alone."""
+    """Whether it gives the logits of all its positions, not only of the last one."""
 
 
 STEP = Run("input", 1)
@@ -109,7 +107,9 @@ class SequenceMemory(Protocol):
 
 
 class RunInput:
-    """A kind of input or output of one sequence's runs. A provider overrides what it has; the defaults are nothing."""
+    """A kind of input or output of one sequence's runs. A provider overrides the methods that apply to it; the defaults
+    are empty.
+    """
 
     pool: Pool = "io"
     """The pool of its memory."""
@@ -140,34 +140,37 @@ class RunInput:
         return []
 
     def carried(self) -> list[str]:
-        """The items that a copy of the sequence takes over."""
+        """The items that a copy of the sequence copies."""
         return []
 
     def rotate(self, memory: SequenceMemory, long: bool) -> None:
-        """The sequence is rotated by the long factors of a long rope from now on, or by the short ones."""
+        """Note that the sequence is rotated by the long factors of a long rope from now on, or by the short ones."""
 
     def hold(self, memory: SequenceMemory, valid: int) -> None:
-        """The sequence has `valid` positions, whatever was there before."""
+        """Note that the sequence has `valid` positions, independent of its earlier ones."""
 
     def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
-        """Write the inputs of a run over these ids, after `past` positions. `valid` is how many positions the sequence
-        may have by now; None if nothing is known of it."""
+        """Write the inputs of a run over these ids, after `past` positions. `valid` is the largest possible number of
+        positions at present; None if unknown.
+        """
 
     def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
         """Write the inputs of a step that the host begins. In a burst the sampler's kernels write ids, mask and
         positions; every other input keeps the value of the step before, and rows of one tape share it."""
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
-        """The inputs of a run over these ids that differ from run to run, for a device that takes them so."""
+        """The inputs of a run over these ids that differ from run to run, for a device that takes tensors of the
+        host.
+        """
         return []
 
     def fixed_on_host(self, long: bool) -> list[HostTensor]:
-        """The inputs that stay as they are until the sequence is rotated by other factors."""
+        """The inputs that stay the same until the sequence is rotated by other factors."""
         return []
 
 
 class Caches(RunInput):
-    """Key/value caches, which attention reads, and writes where they are, to buffers apart, or longer each time."""
+    """Key/value caches, which attention reads, and writes in place, to separate buffers, or longer in each run."""
 
     pool = "persistent"
 
@@ -193,12 +196,12 @@ class Caches(RunInput):
 
 
 def written_caches(about: GraphDescription, apart: bool) -> str:
-    """How the names of the items begin to which attention writes its caches; empty where it writes them in place."""
+    """The prefix of the names of the items to which attention writes its caches; empty if it writes them in place."""
     return "grown " if about.growing else "apart " if apart else ""
 
 
 class Mask(RunInput):
-    """Ones for the positions that are there, zeros for those that may come."""
+    """The mask: ones for valid positions, zeros for later ones."""
 
     def feeds(self, run: Run) -> list[RunTensor]:
         length = AFTER if self.about.growing else self.room.capacity
@@ -224,7 +227,7 @@ class Mask(RunInput):
         return [HostTensor(self.about.mask, dtype, (1, length), array(CODES[dtype], [1] * length).tobytes())]
 
     def _grow(self, memory: SequenceMemory, old: int, new: int) -> None:
-        """The first `old` positions were ones; make it the first `new`."""
+        """Change the mask from ones in the first `old` positions to ones in the first `new`."""
         dtype, capacity = self.about.mask_dtype, self.room.capacity
         whole = memory.spans["mask"].sub(0, capacity * INDEX_BYTES[dtype])
         memory.device.update_attention_mask(whole, dtype, capacity, [old], [new])
@@ -287,13 +290,13 @@ class Positions(RunInput):
 
 
 class States(RunInput):
-    """States that each run overwrites, and room for snapshots of them."""
+    """States that each run overwrites, and memory for snapshots of them."""
 
     pool = "persistent"
 
     def items(self) -> list[PoolItem]:
         items = super().items()
-        # The bytes of all states, each as it is read and as it is written.
+        # The bytes of all states, both the read and the written ones.
         size = SNAPSHOTS * sum(item.bytes for item in items) // 2
         return [*items, pool_item("snapshots", self.pool, size, bound=False)] if items else []
 
@@ -365,7 +368,7 @@ class WindowTables(RunInput):
 
 
 class Picks(RunInput):
-    """The sampler's state and its ring of picked ids, which kernels of Capstan alone bind."""
+    """The sampler's state and its ring of picked ids, which only Capstan's kernels bind."""
 
     def items(self) -> list[PoolItem]:
         sizes = {"state": STATE_BYTES, "ring": 4 * self.room.capacity}
@@ -385,7 +388,7 @@ KINDS: list[type[RunInput]] = [
     WindowTables,
     Picks,
 ]
-"""In the order in which their memory is allocated."""
+"""The providers in the order in which their memory is allocated."""
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
@@ -396,8 +399,8 @@ def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
 def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:
     """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
 
-    `chunk` is the most prompt tokens of one run; with `apart` attention writes its caches to buffers apart from those
-    that it reads.
+    `chunk` is the most prompt tokens of one run; with `apart` attention writes its caches to other buffers than it
+    reads.
     """
     return tuple(item for each in run_inputs(about, Room(capacity, chunk, apart)) for item in each.items())
 

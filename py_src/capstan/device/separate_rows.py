@@ -23,10 +23,10 @@ class LoneRow(RowDecoder, DecoderRow, Protocol):
     """A decoder of one row."""
 
     counts_device: bool
-    """Whether its counters but 'steps' are those of the whole device, whichever decoder was at work."""
+    """Whether its counters except 'steps' count the whole device, for all decoders."""
 
     def copy_from(self, other: Any) -> None:
-        """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
+        """Copy another decoder of the same model and capacity: its cache, states, length and logits. Called
         while no burst of either is under way. The copy is made on the device."""
 
 
@@ -49,7 +49,7 @@ async def separate_rows(
     except BaseException as error:
         for each in made:
             await each.close()
-        # The decoder of the row that failed lets go of its buffers itself: it may still be at work.
+        # The decoder of the failed row releases its buffers itself, since it may still be working.
         for loan in filter(None, given[len(made) + 1 :]):
             loan.end()
         if isinstance(error, OutOfMemoryError) and made:
@@ -72,9 +72,9 @@ class SeparateRows(Generic[D]):
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
         self.lent: Loan | None = None
-        """Buffers lent for the scratch of their tapes, which are let go with the rows."""
+        """Borrowed buffers for the scratch of their tapes, which are released with the rows."""
         self._unread: list[Awaitable[Burst]] = []
-        """Bursts of some rows, where the wait for another row's failed."""
+        """Bursts of rows for which the wait for another row failed."""
         first = self.decoders[0]
         self.rows = len(self.decoders)
         self.capacity = first.capacity
@@ -111,7 +111,7 @@ class SeparateRows(Generic[D]):
     records_after = None
 
     async def record(self) -> None:
-        """Each row's step is recorded when it is made."""
+        """Each row's step is recorded when the row is made."""
 
     async def warm_up(self) -> None:
         # Compiled kernels are the model's, not the decoder's.
@@ -128,8 +128,8 @@ class SeparateRows(Generic[D]):
 
     def reorder(self, parents: Sequence[int]) -> None:
         old = list(self.decoders)
-        # A parent's decoder goes to the first of its children, so that nothing is copied for that one: to itself if it
-        # is among them.
+        # The first child of a parent takes over its decoder without a copy; that child is the parent itself if
+        # possible.
         heirs: dict[int, int] = {parent: parent for row, parent in enumerate(parents) if row == parent}
         for row, parent in enumerate(parents):
             heirs.setdefault(parent, row)
@@ -186,7 +186,7 @@ class SeparateRows(Generic[D]):
 
 
 class _Bursts:
-    """One burst of each row. Unlike a coroutine it may be dropped unread."""
+    """The bursts of all rows. Unlike a coroutine this may be dropped unread."""
 
     def __init__(self, rows: int, bursts: Mapping[int, Awaitable[Burst]], unread: list[Awaitable[Burst]]) -> None:
         self._rows, self._bursts, self._unread = rows, bursts, unread
@@ -201,7 +201,7 @@ class _Bursts:
             while waiting:
                 found.append(await waiting.pop(0))
         finally:
-            # After a fault or a cancelled wait: nothing of the other rows may be under way in the next run.
+            # After a fault or a cancelled wait: the next run must not begin before the other rows' bursts have ended.
             self._unread += waiting
         ids = dict(zip(self._bursts, (burst.ids for burst in found), strict=True))
         return Burst(

@@ -1,4 +1,4 @@
-"""The best tokens of a row, with what makes probabilities of their logits."""
+"""The best tokens of a row, with the sum that turns their logits into probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["LARGEST", "ScoredToken", "Shortlist"]
 
 LARGEST = 3.4028234663852886e38
-"""Float32's largest number, which stands for infinity: differences of infinities are none."""
+"""Float32's largest number, in place of infinity, since differences of infinities are NaN."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shortlist:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A given token among the logits in front of it; all numbers are finite."""
+    """A given token among the logits from which it was picked; all numbers are finite."""
 
     logit: float
     found: Shortlist
@@ -48,5 +48,5 @@ class ScoredToken:
 
     @classmethod
     def of(cls, logits: Sequence[float], token: int) -> ScoredToken:
-        """By a row of finite logits."""
+        """A given token, from a row of finite logits."""
         return cls(logits[token], Shortlist.of(logits, 1))

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 __all__ = ["EMPTY", "Snapshots"]
 
 EMPTY = -1
-"""In place of a slot: the state before the first token, which is zero."""
+"""Stands for a slot: the state before the first token, which is zero."""
 
 SPACING = 8
-"""Positions between snapshots of decode steps, at least: so many are run again in less time than one more burst."""
+"""The least positions between snapshots of decode steps: running them again takes less time than one more burst."""
 
 
 @dataclass
 class Snapshots:
     """Positions of the live state of a sequence and of its snapshots. `keep` copies the live state into a slot, `bring`
-    makes a slot's the live one.
+    copies a slot to the live state.
 
     Slot 0 holds the state before the last run of the prompt, so that an answer can be generated again; the others the
-    last starts of bursts, so that what ran ahead can be discarded.
+    states at the last starts of bursts, so that steps that ran ahead can be discarded.
     """
 
     slots: int
     keep: Callable[[int], None]
     bring: Callable[[int], None]
     live: int | None = 0
-    """None while nobody knows, as in a run or after a wait for one was cancelled."""
+    """None while it is unknown, such as in a run or after a cancelled wait."""
     taken: dict[int, int] = field(default_factory=dict)
     """Positions by slot."""
 
@@ -37,8 +37,8 @@ class Snapshots:
         return max((position for position in known if position <= length), default=0)
 
     def go_to(self, position: int) -> None:
-        """Make the state of `position`, one that `nearest` gives, the live one. Later snapshots are forgotten: other
-        tokens may follow.
+        """Restore the state of `position`, which `nearest` gave. Later snapshots are dropped, since other tokens may
+        follow.
         """
         slot = next((slot for slot, place in self.taken.items() if place == position), EMPTY)
         self.taken = {slot: place for slot, place in self.taken.items() if place <= position}
@@ -49,12 +49,12 @@ class Snapshots:
         self.live = position
 
     def before_last_run(self) -> None:
-        """The last run of a prompt comes next; a snapshot before the first token is not needed."""
+        """Note that the last run of a prompt comes next; before the first token no snapshot is needed."""
         if self.live:
             self._take(0, self.live)
 
     def before_burst(self) -> None:
-        """Decode steps come next."""
+        """Note that decode steps come next."""
         if self.live is not None and self.live >= max(self.taken.values(), default=0) + SPACING:
             free = [slot for slot in range(1, self.slots) if slot not in self.taken]
             self._take(free[0] if free else min(range(1, self.slots), key=self.taken.__getitem__), self.live)

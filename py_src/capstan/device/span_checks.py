@@ -1,4 +1,4 @@
-"""Checks the arguments of operations on spans before anything is queued, alike for every device."""
+"""Checks the arguments of operations on spans before any is queued, for all devices."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def check_device(span: DeviceSpan, device: str) -> None:
 
 
 def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) -> None:
-    """Raise BufferMismatchError unless each source is as long as its destination. Whether their memory can be copied is
-    checked when the copies are planned."""
+    """Raise BufferMismatchError unless each source is as long as its destination. The plan of the copies checks whether
+    their memory can be copied.
+    """
     for source, destination in pairs:
         check_device(source, device)
         check_device(destination, device)
@@ -68,7 +69,7 @@ def check_cast(
     check_device(destination, device)
     for dtype in (source_type, destination_type):
         if dtype not in ELEMENT_BYTES:
-            raise BindingError(f"a cast knows no {dtype!r}; it converts among {', '.join(ELEMENT_BYTES)}")
+            raise BindingError(f"{dtype!r} cannot be cast; a cast converts among {', '.join(ELEMENT_BYTES)}")
     count, rest = divmod(source.length, ELEMENT_BYTES[source_type])
     if rest or destination.length != count * ELEMENT_BYTES[destination_type]:
         raise BufferMismatchError(

@@ -1,4 +1,4 @@
-"""A request of an engine: its turns, what they generate by, and the events that tell of them."""
+"""A request of an engine: its turns, what they generate by, and their events."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Request:
         return self._last
 
     def cancel_turn(self, turn_id: int, /) -> bool:
-        """End a turn; the engine's next run tells of it. False if it is not under way. OptionError before any turn."""
+        """End a turn; the engine's next run reports it. False if it is not under way. OptionError before any turn."""
         if not self._last:
             raise OptionError("cancel_turn: no turn has begun")
         turn = self._current()

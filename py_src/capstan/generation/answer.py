@@ -47,7 +47,8 @@ class AnswerStream:
         most_calls: int | None = None,
     ) -> None:
         """`prompt` is the rendered prompt, `before` has its ids, `forced` is as in AnswerReader. `in_json` says that
-        the whole answer fits a schema: it has no reasoning then, also behind an opened `<think>`."""
+        the whole answer fits a schema: then it has no reasoning, not even after an opened `<think>`.
+        """
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
         self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
@@ -56,25 +57,25 @@ class AnswerStream:
         self._kept = {id_: text for text, id_ in tokenizer.special_ids.items() if text in marks}
         self._before, self._stops = before, stops
         self._own = StoppingStream(self._decode, stops, before) if self._kept else None
-        """None where the text of the tokens without special ones has all marks."""
+        """None if the text without special tokens has all marks."""
         self.parts: list[AnswerPart] = []
-        """Those that were told."""
+        """The parts that were returned."""
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """The first tokens, which are given and not told."""
+        """The first tokens, which are given and not returned."""
         stream = self._own or StoppingStream(self._tokenizer.decode, self._stops, self._before)
         for token in tokens:
             self._reader.push(stream.push(token))
 
     def push(self, token: int | None, text: str) -> list[AnswerPart]:
-        """The parts that a token makes certain, None for one that is no part of the sequence. `text` is what it adds to
+        """The parts that a token completes; None for a token outside the sequence. `text` is what it adds to
         the text without special tokens."""
         if self._own is not None:
             text = "" if token is None else self._own.push(token)
         return self._told(self._reader.push(text))
 
     def end(self, text: str = "") -> list[AnswerPart]:
-        """Those that were held back; `text` as in push."""
+        """The parts that were held back; `text` as in push."""
         text = text if self._own is None else self._own.flush()
         return self._told([*self._reader.push(text), *self._reader.end()])
 
@@ -137,12 +138,13 @@ def begins_reasoning(prompt: str, form: AnswerFormat) -> bool:
 def forced_call(
     tokenizer: AnswerTokenizer, prompt: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> str:
-    """The Lark grammar of a call of one of the named tools behind a rendered prompt. Raises OptionError for a name that
-    is none of the tools', GuidanceError for parameters that no grammar holds."""
+    """The Lark grammar of a call of one of the named tools after a rendered prompt. Raises OptionError for a name that
+    no tool has, GuidanceError for parameters that no grammar can express.
+    """
     functions = functions_of(tools)
     for name in names:
         if name not in functions:
-            raise OptionError(f"{name!r} is to be called, which is none of the tools: {', '.join(functions) or 'none'}")
+            raise OptionError(f"{name!r} is to be called and is not one of the tools: {', '.join(functions) or 'none'}")
     if not names:
         raise OptionError("a function is to be called, but there are no tools: give some")
     for name in names:

@@ -21,7 +21,7 @@ __all__ = ["BeamPolicy"]
 class BeamPolicy(PlainPolicy):
     """Rows of which each step keeps the best continuations.
 
-    A device that searches by itself (beams.BeamRows) runs ahead, and tells what each step found; hypotheses are kept
+    A device that searches by itself (BeamRows) runs ahead and returns the results of each step; hypotheses are kept
     here. Else, where a stage edits logits, and once logits were asked for between two tokens, the host reads the best
     tokens of each row, or all logits, and reorders the caches before each step.
     """
@@ -32,17 +32,17 @@ class BeamPolicy(PlainPolicy):
         self._beams = self._new_beams()
         """By prompt."""
         self._asked: RowDecoder | None = None
-        """The decoder that was asked whether it searches by itself."""
+        """The decoder whose ability to search by itself is known."""
         self._searching: BeamRows | None = None
         """That decoder, or None if the host has to choose."""
         self._by_host = False
         """Whether the host chooses from now on in place of the decoder."""
         self._rounds: deque[tuple[Round | None, ...]] = deque()
-        """The results of steps whose tokens were not handed out yet, by prompt."""
+        """The results of steps whose tokens were not returned yet, by prompt."""
         self._chosen: list[int] = []
-        """The tokens of the next step, which the host chose and did not hand out yet."""
+        """The tokens of the next step, which the host chose and did not return yet."""
         self._pending = False
-        """The last tokens were handed out, and the model was not run on them yet."""
+        """Whether the last tokens were returned and the model did not run on them yet."""
 
     @property
     def done(self) -> bool:
@@ -131,7 +131,7 @@ class BeamPolicy(PlainPolicy):
             sources += [first if alike else first + place for place in range(len(rows))]
         decoder.begin_beams([score for beams in self._beams for score in beams.scores], sources)
         for row in self.loop.rows:
-            # Behind the prompt caches are the beams' together.
+            # After the prompt the beams share the caches.
             row.unsettle(row.appended[0][1])
 
     def received(self, burst: Burst) -> bool:

@@ -1,7 +1,7 @@
 """Beam search as onnxruntime-genai does it: scores of beams, and the hypotheses that are kept.
 
 A beam's score is the sum of its tokens' log-probabilities. All continuations of a prompt's beams are looked at, best
-first: an end-of-sequence id among the first `num_beams` of them makes its beam a hypothesis, other tokens go on as the
+first: an end-of-sequence id among the first `num_beams` of them makes its beam a hypothesis, other tokens become the
 next beams, until there are `num_beams`. A hypothesis of n tokens (prompt and padding among them, the end-of-sequence id
 not) counts score / n ** length_penalty; the best `num_beams` are kept. A prompt is done when there are so many and,
 unless `early_stopping`, its best continuation would not be better than the worst of them. At the end the beams of a
@@ -75,8 +75,9 @@ class Beams:
         )
 
     def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> list[Choice]:
-        """The beams of the next step, from what a round found, behind sequences of that length, which `sequence` gives
-        by beam; padding once the prompt is done. LogitsError where a beam has no number among its logits."""
+        """The beams of the next step, from the results of a round, after sequences of that length, which `sequence`
+        gives by beam; padding once the prompt is done. LogitsError where a beam has no number among its logits.
+        """
         if self.done:
             return [Choice(beam, self.pad) for beam in range(self.count)]
         if found is None:
@@ -99,7 +100,7 @@ class Beams:
         return [hypothesis.ids for hypothesis in ended.hypotheses[:count]]
 
     def _keep(self, ids: Sequence[int], score: float) -> None:
-        """Add a hypothesis, behind equal ones, if it is among the best."""
+        """Add a hypothesis, after equal ones, if it is among the best."""
         made = Hypothesis(self._for_length(score, len(ids)), list(ids))
         if len(self.hypotheses) == self.count:
             if made.score <= self.hypotheses[-1].score:
@@ -142,7 +143,7 @@ def ranked(scores: Sequence[float], found: Sequence[Sequence[tuple[float, int]]]
 
 
 def looked_at(options: SearchOptions) -> int:
-    """Continuations of a beam that are looked at: so many that num_beams of them are no ends."""
+    """The number of continuations of a beam that are considered: enough that num_beams of them are not ends."""
     return options.num_beams + max(options.num_beams, len(options.end_token_ids))
 
 

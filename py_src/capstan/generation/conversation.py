@@ -1,4 +1,4 @@
-"""A conversation over one generator: what was computed for its earlier turns is kept."""
+"""A conversation over one generator, which keeps the caches of earlier turns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class ChatTokenizer(Protocol):
 
 
 class Conversation:
-    """Answers lists of messages with one generator, which runs the model only on what is new in each list.
-
-    `ask`, then `answer`, which may be cancelled: what it has shown until then is the answer.
+    """Answers lists of messages with one generator, which runs the model only on new tokens of each list. Call `ask`,
+    then `answer`; if that is cancelled, the text shown until then is the answer.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, generator: Generator, stops: Sequence[str] = ()) -> None:
@@ -36,14 +35,15 @@ class Conversation:
         """The last rendered one."""
 
     def ask(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
-        """Make the rendered messages the sequence; how many tokens of the last one were kept. `options` are those of
-        Tokenizer.apply_chat_template: the tools that the model may call, thinking, variables of the template.
+        """Make the rendered messages the sequence; returns the number of tokens of the last one that were kept.
+        `options` are those of Tokenizer.apply_chat_template: the tools that the model may call, thinking, variables of
+        the template.
 
         Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small,
         OptionError for variables that the template does not know.
         """
         text = self._tokenizer.apply_chat_template(messages, **options)
-        # All of it, since what a tokenizer does at the beginning of a text would be done again at a part's.
+        # Encode all of it, since a tokenizer treats the beginning of a text differently.
         ids = self._tokenizer.encode(text)
         kept = alike(self.generator.get_sequence(), ids)
         self.generator.rewind_to(kept)
@@ -56,7 +56,7 @@ class Conversation:
         """Generate at most `limit` tokens; why it ended: the generator's finish_reason, or 'max_new_tokens'.
 
         `begun` are the first tokens of the answer, which are given and count. `show(token, text)` is called for each
-        further token with the text that it completes, and with -1 for what was held back at the end.
+        further token with the text that it completes, and with -1 for held back text at the end.
         """
         stream = StoppingStream(self._tokenizer.decode, self.stops, self.generator.get_sequence())
         if begun:
@@ -71,7 +71,7 @@ class Conversation:
                 length = self.generator.token_count()
                 token = await self.generator.generate_next_token_async()
                 count += 1
-                # An end-of-sequence or stop token is no part of the sequence.
+                # An end-of-sequence or stop token is not part of the sequence.
                 show(token, stream.push(token) if self.generator.token_count() > length else "")
             return str(self.generator.finish_reason)
         finally:

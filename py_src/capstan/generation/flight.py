@@ -21,11 +21,11 @@ class Submitted:
     burst: Awaitable[Burst]
     picks: int
     rows: Sequence[tuple[int, Row, int]]
-    """Their numbers, and how often they had been changed."""
+    """Their numbers, and how often they were changed before."""
 
     @property
     def fresh(self) -> list[int]:
-        """The rows that were not changed since."""
+        """The rows that did not change since then."""
         return [number for number, row, changes in self.rows if row.changes == changes]
 
 
@@ -39,14 +39,14 @@ class Flight:
         return len(self._bursts)
 
     def add(self, picks: int, burst: Awaitable[Burst], rows: Sequence[Row], numbers: Sequence[int]) -> None:
-        """A burst was submitted that picks at most so many tokens for the rows of these numbers."""
+        """Note a submitted burst that picks at most `picks` tokens for the rows of these numbers."""
         asked = [(number, rows[number], rows[number].changes) for number in numbers]
         self._bursts.append(Submitted(burst, picks, asked))
         for _, row, _ in asked:
             row.ahead += picks
 
     def oldest(self) -> Submitted:
-        """The burst to read next, which is under way no longer."""
+        """Take the burst to read next out of those under way."""
         found = self._bursts.popleft()
         for _, row, changes in found.rows:
             if row.changes == changes:

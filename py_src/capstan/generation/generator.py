@@ -80,7 +80,7 @@ class Generator:
         self._turn = asyncio.Lock()
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
         self._warm = False
-        """Whether the kernels of long prompts were compiled before a prompt came."""
+        """Whether the kernels of long prompts were compiled before the first prompt."""
 
     @property
     def max_length(self) -> int:
@@ -99,8 +99,8 @@ class Generator:
     def append_tokens(self, tokens: Iterable[Any]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.
 
-        A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows behind one
-        another. Its rows are equally long: shorter prompts have `pad_token_id` behind them
+        A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows one after
+        another. Its rows are equally long: shorter prompts have `pad_token_id` after them
         (`tokenizer.encode_batch(texts, pad_token_id)`), which the model is not run on, as in onnxruntime-genai. Several
         rows take tokens once, and again after `rewind_to(0)`.
 
@@ -172,8 +172,9 @@ class Generator:
         return list(self._last)
 
     def text(self, index: int = 0) -> str:
-        """The text of a row generated since tokens were last appended, up to a stop string; what may begin one is there
-        once generation is done. OptionError without stop_strings."""
+        """The text of a row generated since tokens were last appended, up to a stop string; a possible start of one is
+        withheld until generation is done. OptionError without stop_strings.
+        """
         rows = self._loop.rows
         if not 0 <= index < len(rows) or rows[index].text is None:
             raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
@@ -216,7 +217,7 @@ class Generator:
 
     @property
     def reused_tokens(self) -> int:
-        """Prompt tokens that the model was not run on, since the prefix cache had their key/value rows."""
+        """Prompt tokens on which the model did not run, since the prefix cache had their key/value rows."""
         return self._loop.reused
 
     @property
@@ -227,8 +228,9 @@ class Generator:
 
     @property
     def rope_changes(self) -> int:
-        """How often the caches were computed anew, since the sequence outgrew the original length of a long rope or was
-        cut to it: the model's rotary factors are others there, for all positions."""
+        """How often the caches were computed again, since the sequence outgrew the original length of a long rope or
+        was cut to it: the rotary factors of all positions change there.
+        """
         return self._loop.rope_changes
 
     @property
@@ -249,8 +251,9 @@ class Generator:
 
     @property
     def records_next(self) -> bool:
-        """Whether the next token waits for the decode step to be recorded and checked, which takes seconds: as a rule
-        behind the first token of a model that this browser has not run before."""
+        """Whether the next token waits for the decode step to be recorded and checked, which takes seconds: usually
+        after the first token of a model that this browser has not run before.
+        """
         return self._loop.records_next
 
     async def prepare_async(self, record: bool | None = None) -> None:
@@ -331,11 +334,11 @@ class Generator:
             return await self._loop.surviving(partial(self._log_probabilities, count, also))
 
     async def score_async(self, tokens: Iterable[int]) -> list[Score]:
-        """Append `tokens` to the sequence and tell of each how probable it was behind all tokens before it. The model
+        """Append `tokens` to the sequence and return the probability of each after all tokens before it. The model
         is run on them as on a prompt. Search options, grammars and processors change nothing; tokens computed ahead are
-        discarded. After `rewind_to` another continuation is scored without another run of what is before it.
+        discarded. After `rewind_to` another continuation is scored without running the context again.
 
-        Raises OptionError for an empty sequence, several rows, beams, an adapter that was set behind tokens, and a
+        Raises OptionError for an empty sequence, several rows, beams, an adapter that was set after tokens, and a
         sequence that is changed meanwhile; else as `append_tokens`. LogitsError where no logit is finite. The sequence
         is as it was then.
         """
@@ -347,9 +350,9 @@ class Generator:
         return self._wait(self.score_async(tokens), "score", "await score_async(tokens)")
 
     def watch_log_probabilities(self, count: int | None) -> None:
-        """From the next token on have `get_log_probabilities` tell those of the `count` (0 or more) most probable
-        tokens and of the one that was picked; None ends that. The ids stay the same, but nothing runs ahead: each
-        token waits for its logits.
+        """From the next token on have `get_log_probabilities` return those of the `count` (0 or more) most probable
+        tokens and of the picked one; None ends that. The ids stay the same, but nothing runs ahead: each token waits
+        for its logits.
 
         Raises OptionError for a count out of range, for beams, and with speculation.
         """
@@ -363,7 +366,7 @@ class Generator:
         self._policy.watch(count)
 
     def get_log_probabilities(self) -> list[dict[int, float]]:
-        """For each row the natural logarithms of probabilities in front of its last token: the most probable tokens
+        """For each row the natural logarithms of probabilities at its last token: the most probable tokens
         first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
         processors. A row is empty for a token that a grammar forced, and once it is over."""
         return [dict(each) for each in self._policy.log_probabilities]
@@ -395,9 +398,10 @@ class Generator:
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
-        """Have the decode step recorded, read the bursts under way, keep their tokens and lend the decoder to `action`,
-        which leaves it as it was and is not counted. OptionError unless a token was generated since the last change and
-        more can be, and for several rows."""
+        """Have the decode step recorded, read the bursts under way, keep their tokens and call `action` with the
+        decoder, which `action` leaves unchanged; its work is not counted. OptionError unless a token was generated
+        since the last change and more can be, and for several rows.
+        """
         async with self._turn:
             loop = self._loop
             loop.require_open()
@@ -427,7 +431,7 @@ class Generator:
         if self._loop.closed:
             return
         self._loop.closed = True
-        # Nobody else gives the decoder back if this wait is cancelled.
+        # Only this call gives the decoder back, also if its wait is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
     def close(self) -> None:
@@ -452,12 +456,12 @@ class Generator:
             await self._loop.end()
 
     async def replace_scratch_async(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
-        """Have the kernels of its tapes work in these buffers from now on, or in buffers of their own for None. Names
-        are those that `query_memory_requirements` has in the pool `scratch`. Tokens stay what they are; buffers that
-        were given before are let go, and open generators may share some.
+        """Have the kernels of its tapes use these buffers from now on, or with None buffers of their own. Names are
+        those that `query_memory_requirements` has in the pool `scratch`. Tokens do not change; earlier given buffers
+        are released, and open generators may share some.
 
         Raises BufferMismatchError for buffers that cannot be used, and where only onnxruntime allocates scratch;
-        OutOfMemoryError. The kernels work where they did then.
+        OutOfMemoryError. Then the kernels keep their buffers.
         """
         async with self._turn:
             await self._loop.surviving(partial(self._loop.replace_scratch, scratch))

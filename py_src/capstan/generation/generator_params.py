@@ -64,8 +64,8 @@ class GeneratorParams:
         most = search.num_beams if search.num_beams > 1 or search.greedy else MAX_ROWS
         if search.num_return_sequences > most:
             raise OptionError(
-                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: so many sequences are "
-                "found by num_beams beams; more than one without beams are sampled, with do_sample=True"
+                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: num_beams beams find at "
+                "most as many sequences; without beams several sequences need do_sample=True"
             )
         if search.num_beams > 1 and search.do_sample:
             raise OptionError(
@@ -107,7 +107,7 @@ class GeneratorParams:
         return max_length
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
-        """Let outputs fit a grammar only: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
+        """Restrict outputs to a grammar: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
         With `enable_ff_tokens` text that must come next is appended without a model step for each of its tokens.
 
         Raises OptionError, also with a logits processor, GuidanceError with the place in the text; both strings empty
@@ -120,9 +120,10 @@ class GeneratorParams:
             self.guidance = Guidance(type, data, enable_ff_tokens, lambda: self._model.special_tokens())
 
     def set_speculation(self, options: Speculation | None) -> None:
-        """Draft tokens and verify several in one step: the same tokens come, sooner where drafts are right. None turns
-        it off. Together with a grammar or a logits processor, which look at each token, it does nothing: a step down,
-        counted when a generator is made."""
+        """Draft tokens and verify several in one step, which gives the same tokens, faster if drafts are right. None
+        turns it off. A grammar or a logits processor, which looks at each token, turns it off too: a step down, counted
+        when a generator is made.
+        """
         self.speculation = options
 
     def set_search_options(self, **options: object) -> None:

@@ -97,7 +97,7 @@ class GrammarPolicy(PlainPolicy):
         loop.outgrow()
         if self._force():
             return
-        # The device did not know a mask, or nothing fits: the host finds out.
+        # The device could not make a mask, or no token fits: the host decides.
         barren = any(row.barren for row in loop.rows)
         if barren:
             loop.lose()
@@ -128,19 +128,19 @@ class GrammarPolicy(PlainPolicy):
         return True
 
     async def _mask(self, decoder: RowDecoder, number: int) -> None:
-        """Have the host say which tokens a row may pick."""
+        """Have the host make the mask of a row."""
         mask = self._constraints[number].allowed(self.loop.rows[number].tokens, self._masks)
         if not self.loop.stale:
             decoder.row(number).allow(mask)
 
     async def settle(self) -> None:
         if self.loop.rows[0].forced:
-            # They are found again.
+            # The forced tokens are found again.
             self.loop.discard_ahead()
         await super().settle()
 
     def _force(self) -> bool:
-        """Hand out the tokens that must come next without asking the model; whether there were any."""
+        """Return the tokens that must come next without running the model; whether there were any."""
         loop, [row, *others] = self.loop, self.loop.rows
         if others or row.ended or not self._guidance.enable_ff_tokens:
             return False

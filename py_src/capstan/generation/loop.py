@@ -23,7 +23,7 @@ __all__ = ["DecodeLoop"]
 class DecodeLoop:
     """Base of RowLoop, whose rows advance together, and of RowPool, whose rows come and go.
 
-    Whoever calls what waits has the loop's turn: concurrent users would overwrite the decoder's buffers.
+    Callers of waiting methods must hold the loop's lock: concurrent users would overwrite the decoder's buffers.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
@@ -35,7 +35,7 @@ class DecodeLoop:
         self.run_ahead: RunAhead | None = None
         self.flight = Flight()
         self.sample_first = False
-        """Whether the logits for the next picks are there."""
+        """Whether the logits for the next picks are valid."""
         self.adapted: Hashable = None
         """The LoRA adapters of the runs that computed the caches."""
         self.long = False
@@ -43,7 +43,7 @@ class DecodeLoop:
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
         self.recomputed = 0
-        """Tokens that were run once more, since caches had lost what comes before them."""
+        """Tokens that ran again, since caches no longer held the positions before them."""
         self._repeats = False
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self.model = model
@@ -78,14 +78,14 @@ class DecodeLoop:
         raise NotImplementedError
 
     def lose(self) -> None:
-        """Logits or ids are lost: the next tokens are computed anew."""
+        """Note that logits or ids are lost: the next tokens are computed again."""
         for row in self.rows:
             row.lost_logits()
         self.discard_ahead()
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Logits are lost where what is inside fails or is cancelled."""
+        """Mark the logits as lost if the block fails or is cancelled."""
         try:
             yield
         except BaseException:
@@ -109,7 +109,7 @@ class DecodeLoop:
             for number in found:
                 if number in together or await self.run_tokens(number, ends[number], unchanged):
                     done.append(number)
-        # One may have been changed while the prompt of another one was run.
+        # A row may have changed while the prompt of another one ran.
         return [number for number in done if unchanged(number)]
 
     def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
@@ -129,7 +129,7 @@ class DecodeLoop:
             waiting = [number for number in waiting if number not in chosen]
 
     async def _bring(self, number: int, unchanged: Callable[[int], bool]) -> bool:
-        """Take over what another sequence has of a row; False where the row's sequence was changed meanwhile."""
+        """Take over the common start of another sequence; False if the row's sequence was changed meanwhile."""
         decoder, row = self.open_decoder(), self.rows[number]
         if not unchanged(number):
             return False
@@ -181,7 +181,7 @@ class DecodeLoop:
         return unchanged(number)
 
     def submit(self, picks: int) -> bool:
-        """Queue a burst of so many picks, fewer at the end of a sequence; whether there was one."""
+        """Queue a burst of `picks` picks, fewer at the end of a sequence; whether there was one."""
         going = self.going
         picks = min([picks, *(self.rows[number].room(self.reach) for number in going)])
         if picks <= 0 or not going:
@@ -191,7 +191,7 @@ class DecodeLoop:
         return True
 
     def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
-        """Queue so many picks for these rows."""
+        """Queue `picks` picks for these rows."""
         return self.open_decoder().submit(picks, self.sample_first, numbers)
 
     def fill(self) -> None:
@@ -202,21 +202,22 @@ class DecodeLoop:
 
     async def read(self) -> None:
         """Wait for the oldest burst under way and take its ids, except those of rows that were changed meanwhile. If no
-        ids are left an error is ignored, which the next use of the device reports."""
+        ids are left, an error is ignored, since the next use of the device reports it.
+        """
         submitted = self.flight.oldest()
         try:
             found = await submitted.burst
         except BaseException as error:
             if isinstance(error, CapstanError) and not submitted.fresh:
                 return
-            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault.
+            # The GPU has continued, but a cancelled wait or a fault lost the ids.
             self.lose()
             raise
         if submitted.fresh:
             self.receive(found, submitted.fresh)
 
     def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
-        """Take in the ids that a burst brought for these rows."""
+        """Add the ids of a burst to these rows."""
         assert self.run_ahead is not None
         self.run_ahead.observe(burst)
         for number in numbers:

@@ -23,7 +23,7 @@ class NamedProcessor:
     options: dict[str, Any]
     """The arguments of GeneratorParams."""
     serial: int
-    """Another one for each definition, also of the same name."""
+    """A new object for each definition, also of the same name."""
 
 
 defined: dict[str, NamedProcessor] = {}
@@ -31,7 +31,7 @@ defined: dict[str, NamedProcessor] = {}
 
 def logits_processor(function: LogitsProcessor) -> LogitsProcessor:
     """A decorator: `{ logitsProcessor: NAME }` in a page runs the model with this function as
-    `GeneratorParams(logits_processor=...)`. A later one of the same name takes its place."""
+    `GeneratorParams(logits_processor=...)`. A later function of the same name replaces it."""
     define(function, {"logits_processor": function})
     return function
 
@@ -57,10 +57,10 @@ def shortlist_processor(
 
 
 def define(function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Keep a function under its name. Raises OptionError for what has none."""
+    """Keep a function under its name. Raises OptionError for an object without a name."""
     name = getattr(function, "__name__", None)
     if not callable(function) or name is None:
-        raise OptionError(f"a processor is {clipped(function)}; it must be a function, whose name a page can give")
+        raise OptionError(f"a processor is {clipped(function)}; it must be a function with a name")
     defined[name] = NamedProcessor(options, next(serials))
 
 

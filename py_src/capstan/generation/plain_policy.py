@@ -21,18 +21,18 @@ class PlainPolicy(Policy):
         self.loop = loop
         loop.policy = self
         self.watched: int | None = None
-        """How many of the most probable tokens are told with each pick; None while picks run ahead untold."""
+        """The number of most probable tokens that are kept with each pick; None while picks run ahead."""
         self.log_probabilities: list[dict[int, float]] = [{} for _ in loop.rows]
         """Those of each row's last token, if they are watched."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
-        """By row: the logits of the pick that nobody has read."""
+        """By row: the logits of the pick that was not read yet."""
         self._fixed_run_ahead = params.options["run_ahead"]
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
         return RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
 
     async def advance(self) -> None:
-        """Do what brings the next token nearer: record the decode step, prefill, submit, or wait for a burst."""
+        """Do the next work for a token: record the decode step, prefill, submit, or wait for a burst."""
         loop = self.loop
         loop.outgrow()
         if loop.records_next:
@@ -51,7 +51,7 @@ class PlainPolicy(Policy):
         if loop.sample_first:
             assert loop.run_ahead is not None
             loop.submit(1)
-            # Work queued right behind the first pick delays the moment at which a browser reports the pick's end: 7 ms
+            # Work queued right after the first pick delays the moment at which a browser reports the pick's end: 7 ms
             # on an H200 for sixteen steps. So the device says how many it takes there.
             loop.submit(loop.run_ahead.behind_first(loop.open_decoder().behind_first))
         else:
@@ -116,7 +116,7 @@ class PlainPolicy(Policy):
         self._looked.clear()
 
     def watch(self, count: int | None) -> None:
-        """From the next pick on tell the log probabilities of so many tokens, and of the pick; nothing runs ahead."""
+        """From the next pick on keep the log probabilities of `count` tokens, and of the pick; nothing runs ahead."""
         if count != self.watched and not self.loop.stale and not self.loop.sample_first:
             self.loop.lose()
         self.watched = count

@@ -26,14 +26,14 @@ class Policy(Protocol):
         """The picks of each burst of a decoder, with which the loop goes on."""
 
     def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
-        """Queue so many picks for these rows."""
+        """Queue `picks` picks for these rows."""
 
     def received(self, burst: Burst) -> bool:
         """Learn from a burst that was read; whether the rows have its ids already."""
         return False
 
     async def settle(self) -> None:
-        """Have logits for the end of the sequences and nothing computed ahead of it."""
+        """Compute the logits at the end of the sequences and discard tokens computed ahead."""
 
     @property
     def done(self) -> bool:

@@ -12,7 +12,7 @@ __all__ = ["ProcessorPolicy"]
 
 
 class ProcessorPolicy(PlainPolicy):
-    """Each step is run without a pick, then logits are edited, then the device picks. Nothing runs ahead."""
+    """The loop runs each step without a pick, edits the logits, then the device picks. Nothing runs ahead."""
 
     def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
         super().__init__(loop, params)
@@ -23,7 +23,7 @@ class ProcessorPolicy(PlainPolicy):
         await self.pick_prepared(self._process)
 
     async def _process(self, decoder: RowDecoder, number: int) -> None:
-        # With an exception edits are lost: the logits are computed anew.
+        # An exception loses the edits: the logits are computed again.
         with self.loop.losing():
             await self._edit(decoder, number)
             self.loop.require_open()

@@ -44,7 +44,7 @@ class Processors:
             )
         if num_beams > 1:
             raise OptionError(
-                f"num_beams is {num_beams} and a processor was given: it edits what one token is picked from; "
+                f"num_beams is {num_beams} and a processor was given: it edits the logits of a single pick; "
                 "leave one of them out"
             )
 
@@ -55,7 +55,7 @@ class Processors:
 
 
 def checked_edits(edits: Any, vocab: int) -> dict[int, float]:
-    """A mapping of ids to numbers; OptionError for what is none."""
+    """A mapping of ids to numbers; OptionError for anything else."""
     if not isinstance(edits, Mapping):
         raise OptionError(
             f"the shortlist_processor returned {edits!r}; it must return a mapping of ids to logits, or None"
@@ -70,7 +70,7 @@ def checked_edits(edits: Any, vocab: int) -> dict[int, float]:
 
 
 def checked_logits(logits: Any, vocab: int) -> memoryview[float]:
-    """A buffer of float32 [vocab], or a sequence of as many numbers; OptionError for what is neither."""
+    """A buffer of float32 [vocab], or a sequence of as many numbers; OptionError for anything else."""
     try:
         view = memoryview(logits)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Tokens that are to be added to sequences."""
+"""Tokens to add to sequences."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["Prompt", "checked_prompts", "checked_tokens", "require_fitting"]
 
 MOST_CHARACTERS = 1024
-"""Characters of a token: no vocabulary has longer ones."""
+"""The most characters of a token: no vocabulary has longer ones."""
 
 
 def require_fitting(texts: Iterable[object], config: GenaiConfig) -> None:
-    """PromptError for texts that are too long for the model whatever their tokens are, before they are encoded: that
-    takes seconds for each million characters. Anything else does not count."""
+    """Raises PromptError for texts that are too long for the model with any tokens, before they are encoded, which
+    takes seconds for each million characters. Values other than texts are ignored.
+    """
     characters = sum(len(text) for text in texts if isinstance(text, str))
     most = config.context_length * MOST_CHARACTERS
     if characters > most:
         raise PromptError(
             f"the prompt has {characters} characters, and the model's context_length is {config.context_length}: "
-            f"{most} characters are the most that so many tokens have; shorten it"
+            f"{most} characters are the most that this number of tokens can have; shorten it"
         )
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids to add to a sequence, and the padding that was behind them."""
+    """Ids to add to a sequence, and the padding that followed them."""
 
     ids: list[int]
     padding: tuple[int, ...] = ()
@@ -44,7 +45,7 @@ def checked_prompts(
 ) -> list[Prompt]:
     """One prompt a sequence, for `batch_size` sequences of `present` tokens.
 
-    `tokens` is a list of as many rows, an array [batch_size, tokens], or all rows in one list, one behind the other.
+    `tokens` is a list of as many rows, an array [batch_size, tokens], or all rows in one list, one after another.
     Rows are equally long: shorter prompts end in padding ids, which the model does not run. A single sequence has no
     padding, and takes its tokens with or without the outer list.
 

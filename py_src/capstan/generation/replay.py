@@ -1,4 +1,4 @@
-"""Recovers facts about a sequence that generators do not keep, by running it once more beside them."""
+"""Recovers facts about a sequence that generators do not keep, by running it once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sequence of a generator: its tokens, what of them the model has seen, and what was picked but not read."""
+"""One sequence of a generator: its tokens, those that the model has seen, and the picks that were not read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ __all__ = ["Row"]
 
 @dataclass
 class Row:
-    """A row of a batch, or the only one. `tokens` are those that the model is run on; the sequence that is shown may
-    have padding besides: behind a prompt that is shorter than others, and after the end of the row."""
+    """A row of a batch, or the only one. `tokens` are those that the model is run on; the shown sequence may also have
+    padding: after a prompt that is shorter than others, and after the end of the row.
+    """
 
     tokens: list[int] = field(default_factory=list)
     contents: tuple[Content, ...] = ()
-    """The ranges of `tokens` that stand for something else, as a picture."""
+    """The ranges of `tokens` that stand for other content, such as a picture."""
     valid: int = 0
     """Tokens at the start whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
@@ -35,7 +36,7 @@ class Row:
     ended: bool = False
     """An id that ends sequences was picked, which is the last one at hand, or a stop string; no more is submitted."""
     barren: bool = False
-    """No token could be picked behind those at hand."""
+    """Whether no token could be picked after those at hand."""
     padding: tuple[int, ...] = ()
     """Padding of the prompt."""
     prompt: int = 0
@@ -47,11 +48,11 @@ class Row:
     end: int | None = None
     """The id that ended it, once it was read."""
     text: Callable[[Sequence[int]], StoppingStream] | None = None
-    """Makes the stream that looks for stop strings behind some tokens; None without any."""
+    """Makes the stream that looks for stop strings after some tokens; None without any."""
     stream: StoppingStream | None = None
     """The text of the tokens picked since the last append."""
     tail: list[int] = field(default_factory=list)
-    """The tokens behind the last one while other rows continue: an end-of-sequence id, then padding."""
+    """The tokens after the last one while other rows continue: an end-of-sequence id, then padding."""
 
     @property
     def sequence(self) -> list[int]:
@@ -64,7 +65,7 @@ class Row:
 
     @property
     def unpicked(self) -> int:
-        """The length of the sequence up to the last token that was appended; the tokens behind it were picked."""
+        """The length of the sequence up to the last token that was appended; the tokens after it were picked."""
         return self.appended[-1][1] + len(self.padding) if self.appended else 0
 
     @property
@@ -88,7 +89,7 @@ class Row:
         )
 
     def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
-        """Add tokens, the last of which may be padding: that of the prompt, which is added once."""
+        """Add tokens, whose last ones may be the padding of the prompt, which is added once."""
         self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
         self.tell()
@@ -108,7 +109,7 @@ class Row:
             self.prompt, self.padding, self.tail = 0, (), []
 
     def tell(self) -> None:
-        """Begin its text anew, with what was picked since tokens were last appended."""
+        """Begin its text again, with the tokens picked since the last append."""
         if self.text is not None:
             start = self.appended[-1][1] if self.appended else 0
             self.stream = self.text(self.tokens[:start])
@@ -130,7 +131,7 @@ class Row:
         found = next((end for begin, end in self.runs if begin <= start < end), None)
         if found is not None:
             return found
-        # A token that was picked is run with those that were appended behind it.
+        # A picked token runs together with the tokens that were appended after it.
         fresh = [(begin, end) for begin, end in self.appended if begin - 1 <= start < end]
         later = [begin for begin, _ in self.runs if begin > start]
         return min(fresh[-1][1] if fresh else start + 1, *later, len(self.tokens))
@@ -174,13 +175,13 @@ class Row:
         """Raise LogitsError if the next token could not be picked; `which` row it is of several."""
         if self.barren and not self.ready:
             raise LogitsError(
-                f"the logits {which}behind {len(self.tokens)} tokens are all NaN or -inf, or the search options "
+                f"the logits {which}after {len(self.tokens)} tokens are all NaN or -inf, or the search options "
                 "exclude every token: take the model in float32, whose numbers are larger, or loosen the options; "
                 "`await model.find_not_finite(ids)` names the node where it begins"
             )
 
     def take(self, pad: int) -> int:
-        """Hand out the next token; padding after the end."""
+        """Return the next token; padding after the end."""
         if self.over:
             return pad
         token = self.ready.popleft()

@@ -45,15 +45,15 @@ class RowLoop(DecodeLoop):
         self.timing = Timing()
         self.counts = StepCounts()
         self.stale = True
-        """The model has to run on the tokens from `valid` on before the next pick."""
+        """Whether the model has to run on the tokens from `valid` on before the next pick."""
         self.closed = False
         self.adapters = ActiveAdapters()
         self.rope_changes = 0
-        """How often the caches were computed anew with other factors of a long rope."""
+        """How often the caches were computed again with other factors of a long rope."""
         self._opening = 0
         """The model's number of recoveries when the decoder was made."""
         self._given: tuple[list[int], memoryview[float]] | None = None
-        """The length of each row, and the logits behind them that the caller gave."""
+        """The length of each row, and the logits that the caller gave after them."""
         self._pools = pools
         self._copies = len(self.rows) // self.options.batch_size
         """Rows of one prompt."""
@@ -64,9 +64,9 @@ class RowLoop(DecodeLoop):
         self._capture = "off"
         """How the decoder ran its steps when it was taken."""
         self.late = False
-        """max_time is over."""
+        """Whether max_time is over."""
         self._recoveries = params.options["recoveries"]
-        """Losses of the device that may still come."""
+        """The remaining recoveries."""
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""
 
@@ -103,7 +103,7 @@ class RowLoop(DecodeLoop):
         self.policy.rewound(length)
 
     def _change(self) -> None:
-        """The sequences are others."""
+        """Note that the sequences changed."""
         self._begun, self.late, self._given = None, False, None
         self.discard_ahead()
 
@@ -160,7 +160,7 @@ class RowLoop(DecodeLoop):
         return self.open_decoder()
 
     async def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
-        """Have tapes work in these buffers from now on; what was submitted has its own still."""
+        """Have tapes use these buffers from now on; submitted work keeps its buffers."""
         self.require_open()
         if self.decoder is not None:
             await self.model.replace_scratch(self.decoder, scratch)
@@ -195,7 +195,7 @@ class RowLoop(DecodeLoop):
                 decoder = self.open_decoder()
                 self.require_open()
             if decoder.capture != self._capture:
-                # It was recorded behind a wait that was cancelled.
+                # It was recorded after a cancelled wait.
                 self._use(decoder)
             for number, row in enumerate(self.rows):
                 if not row.over:
@@ -253,7 +253,7 @@ class RowLoop(DecodeLoop):
             if row.over:
                 continue
             if self.options.min_length and row.padding:
-                # Padding counts as in onnxruntime-genai, but the device does not see it.
+                # Padding counts as in onnxruntime-genai, but the device does not get it.
                 least = max(0, self.options.min_length - len(row.padding))
                 decoder.set_search(self.options.replace(min_length=least), number)
             if number != first and not row.valid and row.tokens == self.rows[first].tokens:
@@ -274,7 +274,7 @@ class RowLoop(DecodeLoop):
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
         """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
-        `recoveries`, and the action done again: what was computed is computed anew from the sequences."""
+        `recoveries`, and the action repeated: the caches are computed again from the sequences."""
         while True:
             await self._leave_lost()
             opening = self.model.recoveries
@@ -284,7 +284,7 @@ class RowLoop(DecodeLoop):
                 if self.closed:
                     raise
                 if opening != self.model.recoveries:
-                    # Another generator has opened the model anew.
+                    # Another generator has opened the model again.
                     continue
                 lost = isinstance(error, DeviceLostError)
                 # The caller's objects on the device were lost with it.
@@ -295,7 +295,7 @@ class RowLoop(DecodeLoop):
                 await self.model.recover(opening, error)
 
     async def _leave_lost(self) -> None:
-        """Let go of a decoder on a device that is no more."""
+        """Release a decoder on a lost device."""
         if self.decoder is None or self._opening == self.model.recoveries:
             return
         await self.flight.drain()
@@ -309,12 +309,13 @@ class RowLoop(DecodeLoop):
 
     @property
     def records_next(self) -> bool:
-        """Whether the next token waits for the decode step to be recorded: behind the first of a sequence, if that pays
-        now."""
+        """Whether the next token waits for the decode step to be recorded: after the first of a sequence, if that pays
+        now.
+        """
         return self.decoder is not None and self.decoder.records_after == 0 and not (self.stale or self.sample_first)
 
     async def record(self) -> None:
-        """Have the decode step recorded. That overwrites the caches: what was computed is computed again."""
+        """Have the decode step recorded. That overwrites the caches, which are computed again."""
         decoder = self.open_decoder()
         await self.flight.drain()
         self.counts.end(decoder)
@@ -331,11 +332,11 @@ class RowLoop(DecodeLoop):
             await self.prefill()
             self.reused = reused
             if picked:
-                # The last of the steps that were run again is the one behind the last pick.
+                # The last of the repeated steps is the one after the last pick.
                 self.counts.step()
 
     def outgrow(self) -> None:
-        """Have the caches computed anew if the next step would run past the original length of a long rope."""
+        """Have the caches computed again if the next step would run past the original length of a long rope."""
         if not self.stale and self.reach < self.max_length and self.length >= self.reach:
             self.lose()
 
@@ -384,7 +385,7 @@ class RowLoop(DecodeLoop):
             decoder.row(number).set_logits(values[number * vocab : (number + 1) * vocab])
 
     async def end(self) -> None:
-        """Let what is under way finish and give the decoder back."""
+        """Let submitted work finish and give the decoder back."""
         await self.flight.drain()
         self.counts.end(self.decoder)
         # A decoder on a device that was lost went with it.

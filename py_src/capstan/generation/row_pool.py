@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PooledSequence", "RowPool", "poolable"]
 
 SPARE = 4
-"""A decoder of so many times the rows that are needed, or more, is given up for a smaller one."""
+"""A decoder with this many times the needed rows, or more, is replaced by a smaller one."""
 
 
 @dataclass(eq=False)
@@ -38,16 +38,16 @@ class Member:
     place: int | None = None
     """Its row of the decoder."""
     stale: bool = True
-    """The model has to run on its tokens before the next pick."""
+    """Whether the model has to run on its tokens before the next pick."""
     parked: bool = True
-    """No more of its tokens are wanted for now."""
+    """Whether no more of its tokens are needed for now."""
     closed: bool = False
     failed: OutOfMemoryError | None = None
-    """There was no memory for its row."""
+    """Whether there was no memory for its row."""
 
     @property
     def going(self) -> bool:
-        """Whether more picks are wanted."""
+        """Whether more picks are needed."""
         return not (self.parked or self.row.ended or self.row.barren) and self.row.room(self.limit) > 0
 
     def void(self) -> None:
@@ -58,11 +58,11 @@ class Member:
 
 class RowPool(DecodeLoop):
     """Sequences of a model that pick by the same options, each up to `max_length` tokens. They join and leave at any
-    time: one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A row
-    that was left is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
+    time: one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A
+    released row is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
 
     Each sequence gets what it would get alone. Options are of one sequence without beams, processors, stop strings or
-    `max_time`; where tokens are sampled, seeds are not the caller's, and change when a sequence joins.
+    `max_time`; sampled tokens are drawn without a caller's seed, and the seed changes when a sequence joins.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
@@ -127,7 +127,7 @@ class RowPool(DecodeLoop):
             member.void()
 
     async def _advance(self) -> None:
-        """Do what brings the next tokens nearer: run prompts, submit, or read a burst."""
+        """Do the next work for tokens: run prompts, submit, or read a burst."""
         await self._seat()
         if any(member.stale for member in self._at_work()):
             while self.flight:
@@ -196,7 +196,7 @@ class RowPool(DecodeLoop):
                 self.rows[member.place] = member.row
 
     async def _move(self, rows: int) -> None:
-        """Go on over a decoder of so many rows."""
+        """Continue over a decoder of `rows` rows."""
         while self.flight:
             await self.read()
         old, new = self.decoder, await self.model.row_decoder(rows, self.max_length)
@@ -233,14 +233,14 @@ class RowPool(DecodeLoop):
 
 
 class PooledSequence:
-    """A sequence of a pool, with as much of a Generator as an engine's request uses."""
+    """A sequence of a pool, with the part of a Generator that an engine's request uses."""
 
     def __init__(self, pool: RowPool, model: Model, member: Member) -> None:
         self._pool, self._model, self._member = pool, model, member
         self._last: list[int] = []
 
         def free() -> Coroutine[Any, Any, None] | None:
-            # No one waits for it: whoever moves the pool has its turn, and would wait for this.
+            # No caller waits for it: the one that moves the pool holds its lock, and would wait for this.
             return None if member.closed else pool.leave(member)
 
         when_dropped(self, model.host, free)
@@ -265,14 +265,14 @@ class PooledSequence:
         self._member.void()
 
     def park(self) -> None:
-        """Nothing more is wanted until tokens are appended; what was computed ahead is void."""
+        """Stop picking until tokens are appended; tokens computed ahead are void."""
         self._member.void()
         self._member.parked = True
 
     def get_sequence(self, index: int = 0) -> list[int]:
         """All its token ids; `index` is 0."""
         if index:
-            raise OptionError(f"sequence {index} was asked for; there is one")
+            raise OptionError(f"sequence {index} was requested; there is only sequence 0")
         return self._member.row.sequence
 
     def token_count(self) -> int:
@@ -291,7 +291,7 @@ class PooledSequence:
         self._take()
 
     async def generate_next_token_async(self) -> None:
-        """`generate_next_token` where it may wait."""
+        """`generate_next_token` for callers that can wait."""
         if not self._member.row.ready:
             await self._pool.bring(self._member)
         self._take()
@@ -308,7 +308,7 @@ class PooledSequence:
         wait_here(self._model.host, self.aclose(), "close", "await aclose()")
 
     async def aclose(self) -> None:
-        """`close` where it may wait."""
+        """`close` for callers that can wait."""
         await self._pool.leave(self._member)
 
 

@@ -11,7 +11,7 @@ BURST_MS = 6.0
 the three or four bursts under way hide it, and a reader still sees a token's text within that time."""
 
 RESTART = 3
-"""Most steps of the burst after a pause: the GPU waits while it is encoded, and for a longer one longer."""
+"""Most steps of the burst after a pause: the GPU waits while it is encoded."""
 
 GROWTH = 1.5
 """Most times by which a burst is longer than the one submitted before it. Taking a step of many small kernels in costs
@@ -56,7 +56,7 @@ class RunAhead:
         return picks
 
     def behind_first(self, most: int) -> int:
-        """Picks for a burst right behind the first one of a sequence, of which the device takes `most` there; 0 where
+        """Picks for a burst right after the first one of a sequence, where the device takes `most`; 0 where
         the pace of the device is not known."""
         if self._fixed is not None:
             return self.next() if self._fixed <= most else 0
@@ -82,7 +82,7 @@ class RunAhead:
         self._steps = min(wanted, LEAP * self._steps, self._largest)
 
     def passed(self, burst: Burst) -> None:
-        """A burst of other steps was read: the time of the next one counts from there."""
+        """Note that a burst of other steps was read: the time of the next one counts from there."""
         self._last_readable = burst.readable
 
     def pause(self) -> None:
@@ -92,5 +92,5 @@ class RunAhead:
 
 
 def grown(picks: int) -> int:
-    """Most picks of the burst that follows one of so many."""
+    """Most picks of the burst that follows one of `picks`."""
     return max(picks + 1, int(GROWTH * picks))

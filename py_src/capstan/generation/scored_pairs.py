@@ -1,4 +1,6 @@
-"""Tokens to be scored behind a context, made of texts or ids; those that begin as the ones before go on from there."""
+"""Tokens to score after a context, made from texts or ids; sequences that begin like the previous one continue from
+there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ __all__ = ["Pair", "pair_of", "score_pair"]
 
 
 async def score_pair(generator: Generator, pair: Pair) -> dict[str, Any]:
-    """The scores of a pair; the generator goes on from where the context differs from its sequence."""
+    """The scores of a pair; the generator continues from where the context differs from its sequence."""
     shared = alike(generator.get_sequence(), pair.context)
     generator.rewind_to(shared)
     if pair.context[shared:]:
@@ -36,7 +38,7 @@ async def score_pair(generator: Generator, pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Tokens to be scored, and those before them."""
+    """Tokens to score, and those before them."""
 
     context: list[int]
     tokens: list[int]
@@ -51,10 +53,10 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
         raise OptionError(f"{name} has {'neither' if ids is None else 'both'} text and token_ids; give one of them")
     if ids is not None:
         if context is not None or not context_ids:
-            raise OptionError(f"{name} has token_ids: give what is before them as context_ids, of one token or more")
+            raise OptionError(f"{name} has token_ids: give the tokens before them as context_ids, one or more")
         return Pair(list(context_ids), list(ids))
     if context_ids is not None:
-        raise OptionError(f"{name} has text: give what is before it as context, a text, or as none")
+        raise OptionError(f"{name} has text: its context must be a text, too, or be left out")
     context, text = context or "", text or ""
     require_fitting((context, text), model.config)
     kept = context.rstrip()
@@ -64,5 +66,5 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
         begin = begin_of(model.config)
         whole, before = (whole if whole[:1] == [begin] else [begin, *whole]), 1
     if not whole[before:]:
-        raise PromptError(f"{name} has no token behind its context; give a text of one or more")
+        raise PromptError(f"{name} has no token after its context; give a longer text")
     return Pair(whole[:before], whole[before:])

@@ -17,13 +17,13 @@ class NgramIndex:
         self._options = options
         self._tokens: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
-        """By n-gram, the position behind the latest one; not the n-gram at the end, which would find itself."""
+        """By n-gram, the position after the latest one; not the n-gram at the end, which would find itself."""
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take over a sequence; only what is new of it takes time."""
+        """Take over a sequence; only its new tokens take time."""
         known = len(self._tokens)
         if len(tokens) < known or tokens[:known] != self._tokens:
             self._tokens, self._behind, known = [], {}, 0
@@ -61,7 +61,7 @@ class SpeculationStats:
     """Drafts that were accepted, and the first of each step that was not."""
     accepted: int = 0
     full: int = 0
-    """Steps that accepted all drafts: the token behind them was picked too."""
+    """Steps that accepted all drafts: the token after them was picked too."""
     none: int = 0
     """Steps that accepted none."""
     emitted: int = 0
@@ -72,17 +72,17 @@ class SpeculationStats:
     """Tokens that steps of one token gave."""
     switched_on: int = 0
     switched_off: int = 0
-    """How often drafting was left off because it did not pay."""
+    """How often drafting stopped because it did not pay."""
     drafting_ms: float = 0.0
     """The host's time to find drafts, a draft model's runs among it."""
     drafted_step_ms: float | None = None
     plain_step_ms: float | None = None
     """Averages in which the last steps weigh most; None before the first step."""
     accepted_by_step: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFTS + 1))
-    """How many steps accepted so many drafts."""
+    """The number of steps by the number of accepted drafts."""
 
     def verified(self, proposed: int, emitted: int) -> None:
-        """A step with drafts gave so many tokens."""
+        """Count a step with drafts that gave `tokens` tokens."""
         accepted = min(emitted - 1, proposed)
         self.rounds += 1
         self.proposed += proposed
@@ -105,16 +105,16 @@ class SpeculationStats:
 
     @property
     def speedup(self) -> float:
-        """How much sooner drafted steps give tokens than steps of one, by the last times of both; 0 if unknown."""
+        """The speed-up of drafted steps over steps of one token, by the last times of both; 0 if unknown."""
         if not self.drafted_step_ms or self.plain_step_ms is None:
             return 0.0
         return self.tokens_per_step * self.plain_step_ms / self.drafted_step_ms
 
 
 GUESS = 2.0
-"""Steps of one token that a drafted step is taken for before one was timed."""
+"""The assumed time of a drafted step in steps of one token, before one was measured."""
 BEGIN, LEAVE = 1.1, 1.0
-"""Speed-ups from which on steps are drafted, and below which they are not any more."""
+"""The speed-up from which on steps are drafted, and the one below which they are not."""
 TOKENS, TIMES = 0.25, 0.25
 """The weight of the latest step in the averages of tokens and of times."""
 
@@ -122,7 +122,7 @@ TOKENS, TIMES = 0.25, 0.25
 class Worth:
     """Whether drafting pays: the tokens of a drafted step against the time that it takes, in plain steps.
 
-    While steps are not drafted, the tokens that came still tell how many drafts would have been accepted.
+    While steps are not drafted, the tokens still show how many drafts would have been accepted.
     """
 
     def __init__(self, stats: SpeculationStats, always: bool) -> None:
@@ -137,7 +137,7 @@ class Worth:
         self._choose()
 
     def took(self, ms: float, drafted: bool) -> None:
-        """A step took so long."""
+        """Note the time of a step."""
         name = "drafted_step_ms" if drafted else "plain_step_ms"
         before = getattr(self._stats, name)
         setattr(self._stats, name, ms if before is None else before + TIMES * (ms - before))

@@ -36,7 +36,7 @@ class Score:
         (top, best), total = scored.found.best[0], scored.found.total
         if top <= -LARGEST:
             raise LogitsError(
-                f"score: all logits in front of token {token} are NaN or -inf; take the model in float32, whose "
+                f"score: all logits for token {token} are NaN or -inf; take the model in float32, whose "
                 "numbers are larger; `await model.find_not_finite(ids)` names the node where it begins"
             )
         return cls(token, scored.logit - top - total, best, -total)
@@ -49,7 +49,7 @@ async def score_tokens(loop: RowLoop, config: GenaiConfig, tokens: Iterable[int]
     start = loop.length
     if not start:
         raise OptionError(
-            "score: the sequence is empty, so that nothing is before the first token; append_tokens a context first, "
+            "score: the sequence is empty, so that the first token has no context; append_tokens a context first, "
             f"such as [{begin_of(config)}], with which the model's texts begin"
         )
     prompts = checked_prompts(tokens, 1, config, start, loop.max_length, loop.options.pad_token_id)
@@ -73,7 +73,7 @@ async def _scored(loop: RowLoop, start: int) -> list[ScoredToken]:
         # The token before them is run with them: its logits may be gone.
         row.unsettle(start - 1)
         if await loop.run_prompts({0: start - 1}, loop.unchanged):
-            # Another sequence may have had more of it.
+            # Another sequence may have had more of the start.
             row.valid = decoder.row(0).reachable(min(row.valid, start - 1))
             if await loop.run_tokens(0, start - 1, loop.unchanged):
                 with span("score tokens", tokens=len(row.tokens) - start):
@@ -82,7 +82,7 @@ async def _scored(loop: RowLoop, start: int) -> list[ScoredToken]:
                     row.ran(len(row.tokens) - 1, False)
                     return found
     finally:
-        # The logits behind the last one are those of a run to come.
+        # The logits after the last token come from a later run.
         loop.stale = True
     raise OptionError(f"score: the sequence of {len(row.tokens)} tokens was changed meanwhile; await it first")
 
@@ -93,7 +93,7 @@ def begin_of(config: GenaiConfig) -> int:
 
 
 def _require_one_sequence(loop: RowLoop) -> None:
-    """Raise OptionError for sequences of which no tokens can be scored."""
+    """Raise OptionError for sequences whose tokens cannot be scored."""
     if loop.options.num_beams > 1:
         raise OptionError(f"score with num_beams {loop.options.num_beams}: leave num_beams at 1")
     if len(loop.rows) > 1:
@@ -103,5 +103,5 @@ def _require_one_sequence(loop: RowLoop) -> None:
         )
     if loop.adapters.layers and loop.adapted != loop.adapters.layers:
         raise OptionError(
-            "score: an adapter was set behind tokens of the sequence; set it for a new generator before its first token"
+            "score: an adapter was set after tokens of the sequence; set it for a new generator before its first token"
         )

@@ -1,4 +1,4 @@
-"""When the tokens of a generator came, and whose time it took."""
+"""The times of a generator's tokens, and the parts of the device, the host and Python in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BurstTimes", "Timing"]
 
 @dataclass(frozen=True)
 class BurstTimes:
-    """Milliseconds on the worker's clock of one submit and what came of it."""
+    """The times of one submit, in milliseconds on the worker's clock."""
 
     encoded: float
     """When JavaScript began to encode it."""
@@ -25,7 +25,7 @@ class BurstTimes:
     readable: float
     """When its ids had been copied and could be read."""
     entered: float
-    """When Python was given them."""
+    """When Python got the ids."""
     picks: int
     """Decode steps of it."""
 
@@ -85,7 +85,7 @@ class Timing:
         self._waiting = now
 
     def receive(self, burst: Burst) -> None:
-        """The burst waited for is there."""
+        """Note that the awaited burst is there."""
         self.host_ms += burst.host
         self.waiting_ms += max(0.0, burst.done - max(burst.submitted, self._done))
         self.copying_ms += burst.readable - burst.done
@@ -102,11 +102,11 @@ class Timing:
             self.python_ms -= burst.host
 
     def token(self, now: float) -> None:
-        """A token was handed out."""
+        """Note that a token was returned."""
         self.last_token = now
         self.first_token = self.first_token or now
         self.tokens += 1
 
     def pause(self) -> None:
-        """The time until the next step is no part of the decode steps."""
+        """Note that the time until the next step is not part of the decode steps."""
         self._since = self._first = None

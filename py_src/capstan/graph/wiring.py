@@ -1,4 +1,4 @@
-"""Who makes and who reads a tensor of a graph, and the constants among them."""
+"""The makers and readers of a graph's tensors, and its constants."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 class NodeError(Exception):
-    """A node that no grammar can have. The reader, which knows the place, makes a GuidanceError of it."""
+    """An invalid node. The reader, which knows the place, makes a GuidanceError of it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -65,7 +65,9 @@ class Text:
     def __post_init__(self) -> None:
         for character in self.text:
             if _SURROGATES[0] <= ord(character) <= _SURROGATES[1]:
-                raise NodeError(f"{character!r} is half of a pair, which UTF-8 does not have", "write whole characters")
+                raise NodeError(
+                    f"{character!r} is half of a surrogate pair, which UTF-8 cannot encode", "write whole characters"
+                )
 
     @property
     def states(self) -> int:
@@ -86,7 +88,7 @@ class Chars:
 
     def __post_init__(self) -> None:
         if any(_SURROGATES[0] <= edge <= _SURROGATES[1] for pair in self.ranges for edge in pair):
-            raise NodeError("half of a pair in a set, which UTF-8 does not have", "write whole characters")
+            raise NodeError("half of a surrogate pair in a set, which UTF-8 cannot encode", "write whole characters")
 
     @property
     def states(self) -> int:

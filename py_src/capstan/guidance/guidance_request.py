@@ -50,8 +50,8 @@ class Guidance:
                 half.start() - self.data.rfind("\n", 0, half.start()),
             )
             raise GuidanceError(
-                f"{self.kind}, line {line}, column {column}: {half[0]!r} is half of a pair, which UTF-8 does not have; "
-                "write whole characters"
+                f"{self.kind}, line {line}, column {column}: {half[0]!r} is half of a surrogate pair, which "
+                "UTF-8 cannot encode; write whole characters"
             )
         try:
             object.__setattr__(self, "grammar", self._grammar())

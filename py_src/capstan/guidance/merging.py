@@ -35,7 +35,7 @@ def merged(a: Any, b: Any) -> Any:
     if b is True or b == {}:
         return a
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
-        raise MergeError(f"{a if not isinstance(a, Mapping) else b!r} is no schema")
+        raise MergeError(f"{a if not isinstance(a, Mapping) else b!r} is not a schema")
     found = dict(a)
     for name, value in b.items():
         if name in _OBJECT:

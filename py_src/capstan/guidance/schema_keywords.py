@@ -120,7 +120,9 @@ _NEAR = 0.8
 def require_sound(value: Any, at: str) -> None:
     """Raise unless all texts are characters and all numbers are finite."""
     if isinstance(value, str) and not all(c < "\ud800" or c > "\udfff" for c in value):
-        refuse(at, f"{clipped(value)} has half of a pair, which UTF-8 does not have", "write whole characters")
+        refuse(
+            at, f"{clipped(value)} has half of a surrogate pair, which UTF-8 cannot encode", "write whole characters"
+        )
     if isinstance(value, float) and not isfinite(value):
         refuse(at, f"{value!r}", "write a number that JSON has")
     if isinstance(value, Mapping):

@@ -47,7 +47,7 @@ class Schemas:
             refuse(at, str(error), "write one schema that says both")
 
     def resolved(self, schema: Any, at: str) -> Any:
-        """The schema or, if it is a reference alone, the one that it refers to."""
+        """The schema or, if it is a reference alone, its target."""
         seen = []
         while isinstance(schema, Mapping) and "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
             if schema["$ref"] in seen:

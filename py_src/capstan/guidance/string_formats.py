@@ -72,4 +72,4 @@ WIDER = {"email": r".+@.+", "idn-email": r".+@.+"}
 """Wider expressions, used beside a pattern that is narrower."""
 
 ANY_TEXT = ("password", "binary", "byte", "path", "file-path", "directory-path")
-"""Formats that any text has."""
+"""Formats that allow any text."""

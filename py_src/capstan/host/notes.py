@@ -1,7 +1,7 @@
 """Keeps facts that were found once for later page loads, as small texts in the browser's storage.
 
 A note has a key, everything that it depends on, and a name, which holds one note at most. A note is returned only for
-the key that it was written with; if anything has changed since, the fact is found anew.
+the key that it was written with; if anything has changed since, the fact is found again.
 """
 
 from __future__ import annotations

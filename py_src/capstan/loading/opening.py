@@ -188,7 +188,7 @@ class TokenizerBeside:
         self._making: asyncio.Task[Any] | None = None
 
     def told(self, what: str, done: int, total: int) -> None:
-        """Tell the progress of the load to whoever asked."""
+        """Report the progress of the load to its callback."""
         self._progress(what, done, total)
         if done and self._making is None:
             self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)

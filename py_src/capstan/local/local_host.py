@@ -216,7 +216,7 @@ def is_there(path: Path) -> bool:
 
 
 def require_possible(folder: str) -> None:
-    """Raise OptionError for a path that is none. A directory that is missing is told of when its files are read."""
+    """Raise OptionError for a path that is none. A missing directory raises when its files are read."""
     try:
         with suppress(OSError):
             Path(folder).stat()

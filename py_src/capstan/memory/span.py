@@ -74,7 +74,7 @@ class DeviceBuffer:
         self._free_unused()
 
     def retain(self) -> None:
-        """Keep the bytes until `release`, whoever closes the buffer meanwhile."""
+        """Keep the bytes until `release`, even if the buffer is closed meanwhile."""
         _ = self.handle
         self._holders += 1
 

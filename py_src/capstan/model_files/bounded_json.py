@@ -38,7 +38,7 @@ def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
     except UnicodeDecodeError as error:
         raise NotJsonError(f"byte {error.start} is not UTF-8; it must be JSON text") from error
     except UnicodeEncodeError as error:
-        raise NotJsonError(f"character {error.start} is half of a pair, which UTF-8 does not have") from error
+        raise NotJsonError(f"character {error.start} is half of a surrogate pair, which UTF-8 cannot encode") from error
     if is_deeper(data, MOST_DEPTH):
         raise NotJsonError(f"nested more than {MOST_DEPTH} deep")
     try:

@@ -34,7 +34,7 @@ class ModelFacts:
     """The bytes of graph and weights."""
     licence: str | None = None
     search: Mapping[str, Any] = field(default_factory=dict)
-    """Search options for whoever gives none: a known model's, unless the model's own files say how to sample."""
+    """Search options for callers that give none: a known model's, unless the model's own files say how to sample."""
 
     def __str__(self) -> str:
         licence = self.licence and LICENCES.get(self.licence.lower(), f"licence {self.licence}")

@@ -161,7 +161,7 @@ class InferenceSession(OpenSession):
         """`run`, without blocking."""
         session = self.opened()
         if self._automatic is not None:
-            run_eagerly("run() places its arrays anew each time; bind them, and use run_with_iobinding")
+            run_eagerly("run() places its arrays again each time; bind them, and use run_with_iobinding")
         names = list(self.outputs if output_names is None else output_names)
         targets = self._targets(names, out or {})
         with ExitStack() as borrowed:

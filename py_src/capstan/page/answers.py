@@ -172,7 +172,7 @@ async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any
 
 
 async def alternatives(session: PageSession, request: AlternativesRequest) -> None:
-    """Tell of each token of an answer how probable it was, and what else could have come: after a prompt or, if there
+    """Report the probability of each token of an answer, and its alternatives: after a prompt or, if there
     are messages, in the conversation that they make."""
     answer, count = request["answer"], request["count"]
     model = await session.load_once(request)

@@ -108,7 +108,7 @@ class ChatRequest(ConversationRequest, TemplateOptions, CallOptions):
 
 
 class AlternativesRequest(ConversationRequest, TemplateOptions):
-    """Tell of each token of an answer how probable it was and what else could have come, by `alternatives` events: the
+    """Report the probability of each token of an answer and its alternatives, by `alternatives` events: the
     model is run over them. The model and the prompt or the messages are those of the request that was answered."""
 
     kind: Literal["alternatives"]

@@ -9,7 +9,7 @@ ops/           our operations: each module has its recognition, joins, plan and 
 as_recorded.py why operations stay as they were recorded
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked
-witness.py     compares each operation of a step with the truth, watched_step.py all of them
+witness.py     compares each operation of a step with the truth, watched_step.py plans this for all operations
 fused_step.py  the rewritten step in the device's form
 row_step.py    a step of several sequences, made from the step of one
 key.py         the key of a tape: every value that a replay needs unchanged

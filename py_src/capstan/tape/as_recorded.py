@@ -1,4 +1,4 @@
-"""Tells which operations of a rewritten step stay as recorded, and why."""
+"""Lists the operations of a rewritten step that stay as recorded, with the reasons."""
 
 from __future__ import annotations
 

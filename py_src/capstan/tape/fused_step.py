@@ -1,4 +1,6 @@
-"""A rewritten step as the device takes it: what is played, and the kernels, scratch and count tables it needs."""
+"""A rewritten step in the device's form: the played operations, and the kernels, scratch and count tables that they
+need.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def fused_step(
     """Emit a placed step. `played` has the recorded operations by index, whose table numbers are those of `tables`.
 
     `state` is the sampler's state (handle, offset, bytes), from which kernels take the length; `limits` are the
-    adapter's; `capacity` is the longest sequence, in tokens; `sources` is the table of the rows whose caches
-    are read, for kernels that ask for one.
+    adapter's; `capacity` is the longest sequence, in tokens; `sources` is the table of the rows whose caches are read,
+    for kernels that need one.
     """
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
     numbered: dict[Callable[[int], tuple[int, int, int]], int] = {}

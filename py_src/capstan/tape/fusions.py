@@ -1,6 +1,5 @@
-"""The passes over a recorded step: which operations become ours, and which of these join.
-
-The operations themselves are in `ops`; this module only calls them.
+"""The passes over a recorded step: they replace recorded operations by ours and join these. The operations themselves
+are in `ops`; this module only calls them.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ def fuse_step(
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
     Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
-    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, tells which have minima,
-    `tables` which tables are in parts.
-
-    Raises TapeError if nothing of ours fits where its values are, or if not all of `left_out` is computed.
+    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, says which have minima,
+    `tables` which tables are in parts. Raises TapeError if no operation of ours fits its buffers, or if not all of
+    `left_out` is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -80,7 +78,9 @@ def fuse_step(
 
 
 def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
-    """The graph with what the recorded kernels leave out in the attentions that are ours, by their caches of keys."""
+    """The graph after our attentions got the windows and soft caps that the recorded kernels leave out, by their caches
+    of keys.
+    """
 
     def whole(node: Node) -> Node:
         what = node.what
@@ -94,7 +94,7 @@ def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
 
 
 def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> Placement:
-    """The placement; TapeError if an attention of which something is left out is not ours."""
+    """The placement; TapeError if a recorded attention leaves out a window or soft cap."""
     ours = Counter(node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention))
     missing = [what for cache, what in left_out.items() if ours[cache] < what.layers]
     if missing:
@@ -103,12 +103,12 @@ def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> P
 
 
 def fitted(read: Callable[[Collection[int]], StepGraph], *, dead: bool) -> Placement:
-    """Places the values of the graph that `read` makes in buffers, with `dead` without values that nobody reads; `read`
-    is given the recorded operations that must stay unchanged.
+    """Places the values of the graph that `read` makes in buffers; with `dead` it drops unread values. `read` gets the
+    recorded operations that must stay unchanged.
 
     Their number grows from trial to trial: a recorded operation stays unchanged if a part taken from it has no kernel
     of its own (a sum, a gate, a norm that joined no product), or if its replacement does not fit its buffers. Raises
-    TapeError if that does not help.
+    TapeError if no number of them is enough.
     """
     kept: set[int] = set()
     while True:

@@ -1,4 +1,4 @@
-"""How one fused kernel is to be made and dispatched."""
+"""The plan of one fused kernel: how it is made and dispatched."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class WorkgroupLimits:
     memory: int = 16384
     """Bytes."""
     software: bool = False
-    """Whether the adapter is a processor."""
+    """Whether the adapter is a CPU."""
     buffers: int = 8
     """Storage buffers that a kernel may bind."""
     matrices: tuple[MatrixSize, ...] = ()
-    """Operations on subgroup matrices of float16 with sums in float32; none where the device lacks them."""
+    """Operations on subgroup matrices of float16 with sums in float32; empty if the device lacks them."""
 
     @classmethod
     def of(cls, adapter: Mapping[str, Any]) -> WorkgroupLimits:
-        """From the engine's summary of the adapter."""
+        """The limits from the engine's summary of the adapter."""
         threads, memory = adapter["max_workgroup_threads"], adapter["max_workgroup_bytes"]
         matrices = tuple(MatrixSize(*size) for size in adapter["subgroup_matrices"])
         buffers = adapter["max_storage_buffers"]

@@ -28,7 +28,7 @@ ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the step, wherever it is placed."""
+    """A value of the step, in its buffer."""
 
     id: int
 
@@ -42,7 +42,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Shared:
-    """Scratch between the kernels of one operation; operations that ask for as many bytes use the same in turn."""
+    """Scratch between the kernels of one operation; operations that need the same number of bytes share it."""
 
     bytes: int
 
@@ -83,7 +83,7 @@ class Operation(Protocol):
 
     @property
     def loose(self) -> bool:
-        """Whether no kernel computes it by itself: it joins a neighbour, or what it was taken from stays recorded."""
+        """Whether no kernel computes it by itself: it joins a neighbour, or its recorded operation stays."""
         return False
 
     @property
@@ -93,17 +93,17 @@ class Operation(Protocol):
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """The operation's name in messages."""
         return type(self).__name__
 
     @property
     def terms(self) -> int:
-        """How many numbers are added for an element of its result."""
+        """The number of terms that are added for an element of its result."""
         return 1
 
     @property
     def rounded(self) -> bool:
-        """Whether the recorded kernels bring what they read into int8, as accuracy_level 4 allows; ours do not."""
+        """Whether the recorded kernels round their inputs to int8, as accuracy_level 4 allows; ours do not."""
         return False
 
     @property
@@ -112,12 +112,13 @@ class Operation(Protocol):
         return self
 
     def written_bytes(self, index: int) -> int:
-        """Bytes of the value that it writes as its `index`-th."""
+        """Bytes of the `index`-th value that it writes."""
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> Sequence[Kernel]:
         """The kernels that compute it, in order; `reads` and `writes` are the node's values."""
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Have `witness` compute its right results from its reads, and judge the kernel's results by these. Operations
-        without a truth are checked by the comparison of whole runs only."""
+        """Have `witness` compute the correct results from its reads, and compare the kernel's results with them. Only
+        the comparison of whole runs checks operations without a truth.
+        """
         return

@@ -1,8 +1,6 @@
-"""Recognises the kernels of onnxruntime-web in a recording, by what their WGSL declares and contains.
-
-A kernel is taken for what it looks like only if its bindings, the fields of its uniforms and the lines that make it
-this operation and no other are all there. Whoever replaces it still compares a step with an eager one. The signatures
-are beside the operations that they tell of, in `ops`.
+"""Recognises the kernels of onnxruntime-web in a recording, by the declarations and lines of their WGSL. A kernel is
+recognised only if its bindings, the fields of its uniforms and the lines that distinguish the operation are all there.
+A step with replaced kernels is still compared with an eager one. The signatures are beside their operations, in `ops`.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class OrtKernel:
     element: str
     """'f16' or 'f32'."""
     weights: frozenset[int] = frozenset()
-    """Those of the buffers whose contents a replacement takes for constant."""
+    """The buffers whose contents a replacement treats as constant."""
 
     def number(self, name: str) -> int:
         value = self.uniforms[name]
@@ -68,11 +66,11 @@ class Met:
     values: Values
 
     def read(self, name: str) -> int:
-        """The value in what the WGSL binds by this name."""
+        """The value that the kernel reads from the binding of this name."""
         return self.reads[self.kernel.at[name]]
 
     def written(self, name: str) -> int:
-        """The value that the kernel writes there; a fresh one if it binds nothing of this name."""
+        """The value that the kernel writes to the binding of this name; a new one if there is no such binding."""
         at = self.kernel.at
         return self.writes[at[name]] if name in at else self.values.fresh()
 
@@ -87,14 +85,14 @@ class Signature:
 
     kind: str
     asked_by: str
-    """The pass that replaces it, a name out of PASSES."""
+    """The pass that replaces the kernel, a name in PASSES."""
     bindings: tuple[str, ...]
-    """In order, uniforms left out."""
+    """The bindings in order, without uniforms."""
     has: tuple[str, ...]
     asked: tuple[str, ...]
     """Uniforms that a replacement needs to know."""
     weights: tuple[str, ...] = ()
-    """Bindings whose contents a replacement takes for constant."""
+    """Bindings whose contents a replacement treats as constant."""
     lacks: tuple[str, ...] = ()
     holds: Callable[[OrtKernel], bool] = lambda _: True
     """A condition on the uniforms."""
@@ -103,16 +101,16 @@ class Signature:
     parts: Callable[[Met], list[Node] | None] = lambda _: None
     """Its computation as nodes; None if kernels of ours do not compute it, or only together with other kernels."""
     why: Callable[[OrtKernel], str] = lambda _: ""
-    """Why kernels of ours do not compute it; empty if they do, in itself."""
+    """The reason why kernels of ours cannot compute it, else empty."""
 
 
 Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
-"""A step rewritten, given the recognised kernels by index."""
+"""Rewrites a step, given the recognised kernels by index."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How recorded operations become an operation of ours."""
+    """The rules by which recorded operations become an operation of ours."""
 
     signatures: tuple[Signature, ...] = ()
     groups: Mapping[str, Fold] = field(default_factory=dict)
@@ -161,7 +159,7 @@ class RunReader:
         return found[1].parts(Met(found[0], index, reads, writes, self.values)) if found is not None else None
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """The graph with what is found only between operations."""
+        """The graph after the joins that need several operations."""
         return graph
 
 
@@ -170,7 +168,7 @@ def bound(
 ) -> tuple[dict[str, int], Mapping[str, Number]] | None:
     """Whole buffers by the names that the WGSL gives their bindings, uniforms left out; and the uniforms.
 
-    None if the operation is no dispatch, or binds parts of buffers or what the WGSL does not declare. `uploaded` is
+    None if the operation is not a dispatch, or binds parts of buffers or undeclared bindings. `uploaded` is
     `recording.uploaded()`.
     """
     if not isinstance(op, Dispatch | DispatchIndirect):
@@ -249,7 +247,7 @@ def read_step(
     def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         found = recognise(recording, ops[index], uploaded, signatures) if index not in kept else None
         if found is None or not changed.isdisjoint(found[0].weights):
-            return None  # The step computes it, so it is no weight: it may be gone when our kernel runs.
+            return None  # The step computes it, so it is not a weight: it may be overwritten when our kernel runs.
         kernel, signature = found
         kernels[index] = Met(kernel, index, reads, writes, values)
         return signature.parts(kernels[index]) if signature.asked_by in lift else None

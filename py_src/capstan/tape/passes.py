@@ -37,7 +37,7 @@ def captured_half(recording: Recording) -> tuple[Command, ...]:
     second = [recording.ops[i] for i in dispatches[half:]]
     if odd or first != second:
         raise TapeError(
-            f"the recorded run has {len(dispatches)} dispatches that are not one sequence twice; "
+            f"the recorded run has {len(dispatches)} dispatches, which are not one sequence twice; "
             "this version of onnxruntime-web captures in another way"
         )
     return tuple(op for op in recording.ops[: dispatches[half]] if not isinstance(op, Write))
@@ -46,17 +46,16 @@ def captured_half(recording: Recording) -> tuple[Command, ...]:
 def copies_lost_by_ort(ops: Sequence[Op]) -> int:
     """Buffer copies in the step; onnxruntime-web's own replay leaves them out, so its results would be stale.
 
-    Clears are left out by it as well. Most are its allocator's, which zeroes a buffer it hands out again, and change
-    nothing; whether one matters is for the comparison with an eager step to find out.
+    It leaves out clears as well. Most come from its allocator, which zeroes a buffer before it is used again, and
+    change nothing; the comparison with an eager step finds out whether one matters.
     """
     return sum(isinstance(op, Copy) for op in ops)
 
 
 def check_replayable(recording: Recording) -> None:
-    """Raise TapeError unless replaying the dispatches alone repeats the step.
-
-    Host writes are not replayed, so what they uploaded must stay: no byte range may be written twice with different
-    contents, and none may be changed by the step itself.
+    """Raise TapeError unless a replay of the dispatches alone repeats the step. Host writes are not replayed, so their
+    uploads must stay: no byte range may be written twice with different contents, and none may be changed by the step
+    itself.
     """
     written: dict[int, list[Write]] = {}
     for op in recording.ops:
@@ -119,7 +118,7 @@ def without_clears(ops: Sequence[Command]) -> tuple[tuple[Command, ...], frozens
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Indirect dispatches that always get the same workgroup counts, and how to learn these.
+    """Indirect dispatches that always get the same workgroup counts, and the operations that compute these.
 
     `steps` (indices into the step) define the counts, which are then at `offset` of `buffer`.
     """
@@ -131,11 +130,12 @@ class TableGroup:
 
 
 def direct_dispatches(recording: Recording, ops: Sequence[Op]) -> tuple[list[list[Any]], list[TableGroup]]:
-    """Make indirect dispatches direct: played operations whose counts come from a table, and how to fill each table.
+    """Make indirect dispatches direct: returns the played operations, whose counts come from tables, and the operations
+    that fill each table.
 
     The operations that define a use's counts are the slice of its reaching definition. Definitions with the same
     pipeline, size and uploaded uniforms compute the same counts from the same sequence length, so they share a table;
-    the earliest, whose slice is the shortest, fills it. Whether they really agree is for the caller to check.
+    the earliest, whose slice is the shortest, fills it. The caller checks that they agree.
     """
     uniforms: dict[int, list[tuple[int, bytes]]] = {}
     for op in recording.ops:

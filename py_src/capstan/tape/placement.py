@@ -25,7 +25,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """Nodes in the order they run, where each value is while it is needed, and the bytes of each scratch buffer."""
+    """Nodes in the order in which they run, the place of each value while it is needed, and the bytes of each scratch
+    buffer.
+    """
 
     nodes: tuple[Node, ...]
     places: Mapping[int, Place]
@@ -46,9 +48,8 @@ class MisplacedError(TapeError):
 
 def place_values(graph: StepGraph) -> Placement:
     """Choose a buffer for each value, and check that each operation finds its inputs in the buffers that it reads.
-
-    Raises MisplacedError if an operation would find another value, or would read a buffer that it writes: recorded
-    operations find their values in the buffers of the recording, and these may have served others in between.
+    Raises MisplacedError if an operation would read another value, or a buffer that it writes: recorded operations use
+    the buffers of the recording, which other values may have used in between.
     """
     nodes = sorted(graph.nodes, key=lambda node: node.position)
     met = {value for node in nodes if isinstance(node.what, Recorded) for value in (*node.reads, *node.writes)}
@@ -75,7 +76,7 @@ def place_values(graph: StepGraph) -> Placement:
 
 
 def _lasting(graph: StepGraph) -> set[int]:
-    """Every version of a buffer that outlives the step: such buffers are written in place."""
+    """All values of the buffers that outlive the step; they are written in place."""
     return {value for value, home in graph.homes.items() if home in graph.last}
 
 
@@ -94,7 +95,7 @@ def _check(graph: StepGraph, placement: Placement) -> None:
         for value in node.reads:
             place = placement.places[value]
             if holds.get(place) != value:
-                # Operations of ours run where the last of those that they stand for did: one of these is out of place.
+                # An operation of ours runs at the place of the last one that it replaces: one of these is out of place.
                 involved = (node, makers.get(value), writers.get(place))
                 moved = [other for other in involved if other is not None and not isinstance(other.what, Recorded)]
                 raise MisplacedError(

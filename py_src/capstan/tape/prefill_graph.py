@@ -1,4 +1,4 @@
-"""A recorded prefill run as a graph of values, with operations of ours where there are some for it."""
+"""A recorded prefill run as a graph of values, with operations of ours where possible."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def fuse_prefill(
     """A recorded run of `rows` positions with operations of ours, its values in buffers; `weights` by buffer, `limits`
     the adapter's.
 
-    `lasting` are buffers whose contents outlive the run. An operation of ours that does not fit where its values are
-    stays as it was recorded. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention
-    kernels ignore and ours compute. Raises TapeError if not all of it is computed.
+    `lasting` are buffers whose contents outlive the run. A recorded operation stays if ours does not fit the buffers of
+    its values. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention kernels ignore
+    and ours compute. Raises TapeError if not all of it is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -80,8 +80,8 @@ class Moved(Operation):
 
 
 def moved_apart(graph: StepGraph, values: Values) -> StepGraph:
-    """The graph in which operations of ours write none of the recorded buffers that they read: they make values of
-    their own instead, which are copied.
+    """The graph changed so that our operations write none of the recorded buffers that they read: they write new values
+    instead, which are copied.
 
     onnxruntime-web reuses a buffer after the last read of its value. One operation of ours that replaces several may
     then read a buffer that it would write: the sum with what minima add can be in the buffer of the product's x.

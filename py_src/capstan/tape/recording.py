@@ -75,7 +75,7 @@ class Clear:
 
 @dataclass(frozen=True)
 class Write:
-    """An upload from the host, which was let through while recording and is not replayed."""
+    """An upload from the host, which was executed while recording and is not replayed."""
 
     buffer: int
     offset: int
@@ -146,7 +146,7 @@ class Recording:
         )
 
     def private(self) -> frozenset[int]:
-        """Buffers that the step itself writes and the host does not."""
+        """Buffers that only the step writes, not the host."""
         written: set[int] = set()
         for op in self.ops:
             if not isinstance(op, Write):
@@ -179,7 +179,7 @@ class Recording:
                 return frozenset({op.buffer})
 
     def overwrites(self, op: Op, buffer: int) -> bool:
-        """Whether the operation defines the whole buffer, so that nothing written before it remains."""
+        """Whether the operation defines the whole buffer, so that no earlier content remains."""
         match op:
             case Copy():
                 return op.target == buffer and op.target_offset == 0 and op.size == self.sizes[buffer]
@@ -191,7 +191,7 @@ class Recording:
     def _bound(self, op: Dispatch | DispatchIndirect) -> list[tuple[int, str]]:
         access = self.pipelines[op.pipeline].access
         return [
-            # A binding the WGSL does not declare is taken for the worst: it may be read and written.
+            # A binding that the WGSL does not declare counts as read and written.
             (buffer, access.get((index, binding), "read_write"))
             for index, group in enumerate(op.groups)
             for binding, buffer, _, _ in self.groups[group].entries

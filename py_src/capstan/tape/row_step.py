@@ -1,4 +1,4 @@
-"""A fused step of one sequence made one of several, which advance together, a row each."""
+"""Turns a fused step of one sequence into a step of several sequences, which advance together, one per row."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class RowSpans:
 
     state: Span
     buffers: Mapping[int, Span]
-    """By recorded buffer: ids, logits and caches, whose rows lie one behind the other."""
+    """By recorded buffer: ids, logits and caches, whose rows lie one after another."""
     ids: int
     """The recorded buffer of the ids."""
     table: Span | None = None
     """The table by which attention reads the caches: u32 [rows, capacity], the row that holds each position."""
     packed: bool = False
-    """Whether a row is a position of any sequence, which the state tells with its length; the caches of those lie one
-    behind the other."""
+    """Whether a row is a position of any sequence, whose number is in the state with its length; the caches of the
+    sequences lie one after another.
+    """
 
 
 def row_step(
@@ -50,8 +51,9 @@ def row_step(
     along: bool = False,
 ) -> FusedStep:
     """A step of `rows` sequences of up to `capacity` positions, of the placed step of one: its kernels take the
-    workgroups of the longest. With `along` it is a step of one sequence over so many positions, and `spans` has its
-    caches. Raises TapeError where it has an operation with no form for several rows."""
+    workgroups of the longest. With `along` it is a step of one sequence over `rows` positions, and `spans` has its
+    caches. Raises TapeError if an operation has no form for several rows.
+    """
     graph = several_rows(placement, recording, ops, spans, rows, along)
     step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity, spans.table)
     for kernel in step.kernels:
@@ -60,7 +62,7 @@ def row_step(
 
 
 def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
-    """A binding of a buffer of one sequence as that of the rows."""
+    """The binding of the rows' buffer for a binding of one sequence's buffer."""
     kind, number, *_ = binding
     return ["span", *spans.buffers[number]] if kind == "recorded" and number in spans.buffers else binding
 
@@ -68,8 +70,9 @@ def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
 def several_rows(
     placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int, along: bool = False
 ) -> StepGraph:
-    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans` and
-    the biases, which all rows share. Logits that have no place there are not computed."""
+    """The graph of the step of several sequences: its values are in any scratch, except those of `spans` and the
+    biases, which all rows share. Logits without a place in `spans` are not computed.
+    """
     changed = {buffer for op in ops for buffer in recording.writes(op)}
     shared = {value for value, home in placement.homes.items() if home not in changed and home not in spans.buffers}
     rows_homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
@@ -79,7 +82,7 @@ def several_rows(
     nodes = tuple(_several(node, recording, ops, placement.homes, shared, spans, rows, along) for node in live)
     biases = {value for node in nodes for value in _biases(node)}
     if not biases <= shared:
-        raise TapeError("a product of the step adds a vector that differs from row to row to what it activates")
+        raise TapeError("a product of the step adds a vector that differs from row to row before its activation")
     homes = {**rows_homes, **{value: placement.homes[value] for value in biases}}
     first = {homes[value]: value for node in nodes for value in node.reads if value not in made and value in homes}
     unknown = {value for node in nodes for value in node.reads} - set(made) - set(first.values())
@@ -122,7 +125,7 @@ def _several(
 
 
 def _widened(what: MatVec, reads: Sequence[int], shared: Collection[int], rows: int) -> MatVec:
-    """The product of several rows. In place of a residual that they share it adds a bias, which it reads once."""
+    """The product of several rows. A residual that the rows share becomes a bias, which it reads once."""
     made = replace(what, rows=rows)
     if what.scales is not None and (reason := unfit_matvec(made)):
         raise TapeError(f"{what.title} is known for one row only: {reason}")

@@ -1,7 +1,8 @@
-"""A recorded step as a graph: what each operation computes, of which values, where a value is one content of a buffer.
+"""A recorded step as a graph: the computation of each operation and its values, where a value is one content of a
+buffer.
 
 onnxruntime-web uses one buffer for many values in turn. Here each write makes a new value, so that operations can be
-replaced and joined by what they compute; `placement` puts the values back into buffers and checks that nothing is lost.
+replaced and joined by their computation; `placement` puts the values back into buffers and checks that none is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """Nodes in the order they run, and what is known of their values."""
+    """Nodes in the order in which they run, with facts about their values."""
 
     nodes: tuple[Node, ...]
     homes: Mapping[int, int]
@@ -64,7 +65,7 @@ class StepGraph:
 
 @dataclass
 class Values:
-    """Numbers values while the recorded operations are walked through."""
+    """Numbers the values in a walk through the recorded operations."""
 
     homes: dict[int, int] = field(default_factory=dict)
     first: dict[int, int] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Values:
         return self.current[buffer]
 
     def unread(self, buffer: int) -> bool:
-        """Whether the buffer holds what the step has made and not read."""
+        """Whether the buffer holds a value of the step that was not read yet."""
         return buffer in self.current and self.current[buffer] not in self.read
 
     def written(self, buffer: int) -> int:

@@ -1,4 +1,4 @@
-"""A step as it is played for its operations to be judged, and the plan of the truths of all of them."""
+"""A step as it is played for the check of its operations, and the plan of all their truths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Watched", "plan_witness"]
 
 @dataclass(frozen=True)
 class Watched:
-    """A step as it is played: where its values are, and when."""
+    """A step as it is played: the place of its values, and the time at which they are there."""
 
     nodes: Sequence[Node]
     place: Callable[[int], tuple[str, int] | None]
@@ -25,8 +25,7 @@ class Watched:
 def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
     """Plans the kernels that judge the operations of ours in a step that sees `length` positions, at most `longest`.
 
-    A value that the step does not make (one that a recorded step never writes, since it is joined to the next
-    operation) is taken from the truth.
+    A value that the step does not write, since its operation is joined to the next one, is taken from the truth.
     """
     witness = Witness(owner, state, length, longest, watched.place, watched.after)
     for witness.node, node in enumerate(watched.nodes):

@@ -1,10 +1,8 @@
-"""Holds each operation of a step to the truth: what it should make, in float32, of the values that it was given.
-
-A step is played once, and what its operations read and write is kept. Plain kernels then compute every result again
-from the kept inputs (truth_gemv.wgsl, truth_attention.wgsl), with the 2-norm of what is summed, and
-judge.wgsl tells how far each result is from that in units of rounding. Errors do not add up from operation to
-operation, so that the bound is that of a single one, and the operation that is wrong is known. docs/design_checking.md
-has the derivation.
+"""Compares each operation of a step with the truth: its float32 result for the same inputs. A step is played once, and
+the inputs and outputs of its operations are kept. Plain kernels then compute every result again from the kept inputs
+(truth_gemv.wgsl, truth_attention.wgsl), with the 2-norm of the summed terms, and judge.wgsl gives the distance of each
+result from the truth in units of rounding. Errors do not add up from operation to operation, so that the bound is that
+of a single operation, and a wrong operation is identified. docs/design_checking.md has the derivation.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ ALIGNMENT = 256
 FOUND_BYTES = ALIGNMENT
 """The bytes of a judgement, padded to the alignment of the next one."""
 LOG, TRUTHS, SCORES, FOUND = range(4)
-"""The first scratch buffers."""
+"""The numbers of the first scratch buffers."""
 THREADS = 64
 MOST_WORKGROUPS = 65535
-"""In one dimension of a dispatch, on every device."""
+"""The most workgroups in one dimension of a dispatch, on every device."""
 
 BEYOND = 0x54005400
 """Fills the rows of a cache that a step must not read: 64 as float16, 4e12 as float32."""
@@ -39,7 +37,7 @@ BEYOND = 0x54005400
 
 @dataclass(frozen=True)
 class Found:
-    """How far a result is from the truth."""
+    """The distance of a result from the truth."""
 
     node: int
     """Index of the node."""
@@ -55,16 +53,16 @@ class Found:
     wanted: float
     element: int
     unlike: int
-    """Elements that are finite in just one of result and truth."""
+    """Elements that are finite in only one of result and truth."""
 
 
 def nowhere(value: int) -> None:
-    """The place of every value where no step is watched."""
+    """The place of every value outside of a watched step."""
 
 
 @dataclass
 class Witness:
-    """A WitnessSpec of web/src/worker/gpu/witness.ts, while operations put it together; and what its results mean."""
+    """A WitnessSpec of web/src/worker/gpu/witness.ts, which operations fill, with the meaning of its results."""
 
     owner: str
     state: tuple[int, int, int]
@@ -72,7 +70,7 @@ class Witness:
     length: int = 0
     """Positions that the step sees."""
     longest: int = 0
-    """The most that any step sees."""
+    """The most positions that any step sees."""
     place: Callable[[int], tuple[str, int] | None] = nowhere
     """A value's buffer, 'recorded' or 'scratch', and its id; None if the step does not make the value."""
     after: Mapping[int, int] = field(default_factory=dict)
@@ -106,7 +104,7 @@ class Witness:
         return every
 
     def is_made(self, value: int) -> bool:
-        """Whether the step makes a value; if not, its truth is to take its place."""
+        """Whether the step makes a value; if not, its truth takes its place."""
         return self.place(value) is not None
 
     def keep(self, value: int, size: int) -> list[Any]:
@@ -124,11 +122,11 @@ class Witness:
         return self.kept[value]
 
     def truths(self, count: int) -> list[Any]:
-        """Room for that many pairs of value and spread, as a binding."""
+        """Scratch for `count` pairs of value and spread, as a binding."""
         return self.part(TRUTHS, 8 * count)
 
     def scores(self, count: int) -> list[Any]:
-        """Room for that many pairs between the kernels of one truth, as a binding; operations take turns with it."""
+        """Scratch for `count` pairs between the kernels of one truth, as a binding; operations share it in turn."""
         self.sizes[SCORES] = max(self.sizes[SCORES], 8 * count)
         return ["scratch", SCORES]
 
@@ -167,8 +165,9 @@ class Witness:
         cache_bits: int = 0,
         slides: bool = False,
     ) -> None:
-        """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, whose row at the new
-        position counts, whose elements may have 8 bits, and which may slide."""
+        """Compare `y`, of an element type, with the truth; with `rows` (capacity, head) it is a cache: only its row at
+        the new position counts, its elements may have 8 bits, and it may slide.
+        """
         capacity, head = rows or (1, 1)
         constants: dict[str, int | float | bool] = {
             "UNIT": UNIT[element],
@@ -197,14 +196,15 @@ class CacheRows:
     positions: int
     """Its capacity."""
     slides: bool = False
-    """Whether these are counted from the sequence's base."""
+    """Whether its positions are counted from the sequence's base."""
 
 
 def cache_rows(
     caches: Sequence[CacheRows], filled: int, beyond: int, state: tuple[int, int, int], owner: str
 ) -> Witness:
-    """Before a step at position state[0] - 1: rows of these caches from `filled` on repeat those before, and what lies
-    from that position on is full of the u32 word `beyond`."""
+    """Before a step at position state[0] - 1: rows of these caches from `filled` on repeat those before, and positions
+    from that one on are filled with the u32 word `beyond`.
+    """
     witness = Witness(owner, state)
     for each in caches:
         words = each.head_bytes // 4

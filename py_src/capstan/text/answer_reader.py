@@ -234,7 +234,7 @@ class AnswerReader:
         return Cursor(self._held, start, final)
 
     def _take(self, calls: Sequence[Call], length: int) -> bool:
-        """Tell of calls, which the first `length` characters are; whether they can be made."""
+        """Report calls, which the first `length` characters are; whether they can be made."""
         calls = [call if call.arguments is not None else Call(call.name, {}) for call in calls]
         if not calls or not all(isinstance(call.arguments, Mapping) for call in calls):
             stays("a text begins like a call, but is none")

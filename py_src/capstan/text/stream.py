@@ -63,7 +63,7 @@ class TextStream:
         return delta
 
     def flush(self) -> str:
-        """The text that was held back, incomplete characters as U+FFFD; the stream then starts anew."""
+        """The text that was held back, incomplete characters as U+FFFD; the stream then starts again."""
         delta = self._decode(self._window)[self._sent :] if self._window else ""
         self._window, self._shown, self._sent, self._before = [], 0, 0, ""
         return delta

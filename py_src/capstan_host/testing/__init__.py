@@ -1,4 +1,4 @@
-"""Checks for who embeds Capstan: ids against an oracle, speed against a baseline, counters; a pytest plugin.
+"""Checks for apps that embed Capstan: ids against an oracle, speed against a baseline, counters; a pytest plugin.
 
     def test_ids(capstan_model):
         llm = capstan_model("models/bundled")

@@ -13,7 +13,7 @@ Facts about onnxruntime-genai 0.18.0 that this module settles:
   cache has a hole there, unless the sequence ended by an end-of-sequence id. `run` rewinds by one and appends that
   token in front of the new ones.
 - `generate_next_token` straight after `rewind_to(n)` first appends the old token n again, so that the sequence grows by
-  two. `run` rewinds to n - 1 and appends token n - 1 instead, which picks token n anew; a rewind to 0 needs an
+  two. `run` rewinds to n - 1 and appends token n - 1 instead, which picks token n again; a rewind to 0 needs an
   append.
 - Special tokens are never added by its tokenizer (`add_special_tokens` is off).
 """

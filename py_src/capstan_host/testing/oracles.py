@@ -143,7 +143,7 @@ class Golden:
             changed = sorted(name for name in {*stored, *digests} if stored.get(name) != digests.get(name))
             raise OracleError(
                 f"{self.file} is a golden of another model: {', '.join(changed)} of {subject.folder} changed; if that "
-                "is meant, write it anew with --capstan-update-goldens"
+                "is meant, write it again with --capstan-update-goldens"
             )
         for case in content["cases"]:
             if case["prompt_ids"] == list(prompt) and case["tokens"] == tokens:
@@ -163,11 +163,11 @@ class Golden:
         except FileNotFoundError:
             raise OracleError(f"there is no golden {self.file}: write it with --capstan-update-goldens") from None
         except ValueError as error:
-            raise OracleError(f"the golden {self.file} is no JSON ({error}): write it anew") from error
+            raise OracleError(f"the golden {self.file} is no JSON ({error}): write it again") from error
         if content.get("format") != FORMAT:
             raise OracleError(
                 f"the golden {self.file} has format {content.get('format')!r}, not {FORMAT}: delete it and write it "
-                "anew with --capstan-update-goldens"
+                "again with --capstan-update-goldens"
             )
         return content
 

@@ -138,7 +138,7 @@ async def in_parts(models: Mapping[str, str], *, largest: int, script: str, func
 
 
 async def on_machine(models: Mapping[str, str], *, model: str, gib: float) -> dict[str, Any]:
-    """Plan and load a model in a browser that tells of so much memory: their warnings."""
+    """Plan and load a model in a browser that reports this much memory: their warnings."""
     restore = run_js(WITH_MEMORY)(gib)
     before = fallbacks()
     try:

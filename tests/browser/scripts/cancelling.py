@@ -41,7 +41,7 @@ class Work:
 
 @types.coroutine
 def stepped(work: Coroutine[Any, Any, Any], suspended: Callable[[int], None]) -> Steps[Any, Any, Any]:
-    """Await `work`, and tell of each of its suspensions by number."""
+    """Await `work`, and report each of its suspensions by number."""
     number, step, given = 0, work.send, None
     while True:
         try:

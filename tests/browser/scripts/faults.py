@@ -40,7 +40,7 @@ LATE = """() => {
     restore: () => { prototype.requestDevice = requestDevice; },
   };
 }"""
-"""Devices of a GPU process that can be too busy to tell of their loss, or of anything else."""
+"""Devices of a GPU process that can be too busy to report their loss, or anything else."""
 
 
 async def seen(models: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A model whose rotary factors change past its original length: what is picked, and what was computed anew."""
+"""A model whose rotary factors change past its original length: what is picked, and what was computed again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Action = Sequence[Any]
 async def driven(
     models: Mapping[str, str], *, model: str, actions: list[Action], load: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
-    """The ids that each "generate" picks, how often caches were computed anew, how steps ran, and the steps down."""
+    """The ids that each "generate" picks, how often caches were computed again, how steps ran, and the steps down."""
     before = fallbacks()
     opened = await running.load(models, model, **load)
     drafted, grammar = search.pop("drafted", False), search.pop("grammar", "")

@@ -15,7 +15,7 @@ async def paced(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, longest: int, bound: str
 ) -> list[dict[str, Any]]:
     """The ids after a prompt, again and again, and the tokens of each run of it; `bound` is prefill_ms as text. The
-    model is loaded anew for the last time."""
+    model is loaded again for the last time."""
     found: list[dict[str, Any]] = []
     usual = prefill_chunk.LONGEST[True]
     prefill_chunk.LONGEST[True] = longest

@@ -119,7 +119,7 @@ async def picked(generator: Generator, count: int) -> int:
 
 
 class Faults:
-    """Losses of the device ("destroy") or of the worker ("worker"), each at a token that is told of, or after as many
+    """Losses of the device ("destroy") or of the worker ("worker"), each at a reported token, or after as many
     milliseconds: (what, "tokens" or "ms", count)."""
 
     def __init__(self, faults: Sequence[Sequence[Any]]) -> None:

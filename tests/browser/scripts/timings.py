@@ -18,8 +18,8 @@ CAPTURES = ("tape", "ort", "off")
 async def host_times(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, rounds: int
 ) -> dict[str, Any]:
-    """Least host milliseconds of a step, by capture; runs of the three alternate. Whoever else has the cores adds to
-    some of them.
+    """Least host milliseconds of a step, by capture; runs of the three alternate. Other work on the cores adds to some
+    of them.
 
     A step is what brings one token: the tape's bursts have 8 each, the other ways can have only one. A burst's host
     time goes from the request to its submit. In an eager step onnxruntime-web waits for the GPU meanwhile (mapAsync);

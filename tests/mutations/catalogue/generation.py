@@ -26,10 +26,10 @@ GENERATION = (
     Mutation(
         "scoring.stale",
         "py_src/capstan/generation/token_scores.py",
-        """        # The logits behind the last one are those of a run to come.
+        """        # The logits after the last token come from a later run.
         loop.stale = True""",
         "        pass",
-        "logits from before are taken for those behind scored tokens",
+        "earlier logits are taken for those after scored tokens",
         unit("scoring::test_generation_goes_on_behind_scored_tokens_as_behind_appended_ones"),
     ),
     Mutation(

@@ -74,7 +74,7 @@ WEIGHTS = (
         """        await self._unrecord(backing, f"{identity.key}{DATA}")
         await backing.write_text(self.journal_of(identity), Journal(""",
         """        await backing.write_text(self.journal_of(identity), Journal(""",
-        "a record calls a data file complete while it is written anew",
+        "a record calls a data file complete while it is written again",
         unit("weight_file::test_a_stored_file_that_lost_bytes_is_downloaded_again"),
     ),
     Mutation(

@@ -370,7 +370,7 @@ export class CapstanChat extends Element {
     log.scrollTop = log.scrollHeight;
   }
 
-  /** Let an answer grow, and keep its end in sight; whoever scrolled back to read is left there. */
+  /** Let an answer grow, and keep its end in sight; a user who scrolled back to read is left there. */
   private grow(add: () => void): void {
     const { log } = this.parts;
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;

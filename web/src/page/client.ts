@@ -100,7 +100,7 @@ export class Client {
     if (!shared || typeof BroadcastChannel === "undefined") return;
     this.others = new BroadcastChannel(shared.name);
     this.others.onmessage = ({ data }: MessageEvent<string>) => {
-      // Whoever joins notices it.
+      // A joining page notices it.
       if (!this.shared || this.booted) return;
       this.unshare(data);
       this.lost(data);

@@ -152,7 +152,7 @@ const messageKind = fields(
   { role: text, content: either(text, parts), tool_calls: listOf("calls", call), tool_call_id: text, name: text },
   { needed: ["role"], others: plain },
 );
-/** `return` and `response` are what templates tell of a result. */
+/** `return` and `response` are the template's fields of a result. */
 const described: Kinds = { description: text, parameters: object, strict: flag, return: object, response: object };
 const tool = typed(
   { function: [{ function: fields({ name: text, ...described }, { needed: ["name"] }) }, ["function"]] },

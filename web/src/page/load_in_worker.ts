@@ -45,7 +45,7 @@ export async function loadInWorker(
   heard?: (event: CapstanEvent) => void,
 ): Promise<{ client: Client; about: unknown }> {
   const { signal, onEvent, onProgress } = given;
-  // Who thinks better of it at once, as React's StrictMode does, has started no worker.
+  // A caller that aborts at once, like React's StrictMode, has started no worker.
   await Promise.resolve();
   signal?.throwIfAborted();
   let loaded = false;

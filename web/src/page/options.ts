@@ -190,7 +190,7 @@ function searchOf(run: RunOptions): Record<string, unknown> {
     const value = run[name as keyof typeof SEARCH];
     if (value !== undefined) given[theirs] = value;
   }
-  // Whoever sets how tokens are sampled, or wants several answers, wants them sampled, whatever the model's own
+  // A caller that sets a sampling option, or wants several answers, wants tokens sampled, whatever the model's own
   // configuration says.
   if (DRAWING.some((name) => run[name] !== undefined) || (run.n ?? 1) > 1) given["do_sample"] = true;
   // One answer is asked for as without `n`, so that a conversation goes on from what was computed.

@@ -155,7 +155,7 @@ export class Run implements AsyncIterable<string> {
       signal?.removeEventListener("abort", abort);
       this.wake();
     });
-    // Whoever iterates or awaits hears of a failure.
+    // Loops and awaits of the run get a failure.
     this.result.catch(() => undefined);
   }
 

@@ -71,7 +71,7 @@ export interface Models {
    * while a page reads it, and with OptionError for undefined and for a folder of several models.
    */
   delete(model?: string, options?: StoredOptions): Promise<number>;
-  /** Compare a model, or all, with the digests of when it was stored; resolves to what `list` then tells of it. */
+  /** Compare a model, or all, with the digests of its storing; resolves to what `list` then returns. */
   verify(model?: string, options?: StoredOptions): Promise<StoredModel[]>;
 }
 
@@ -175,7 +175,7 @@ let answering: Answering | null = null;
 /** The answer of a worker, of the one before if that still waits and was started in the same way. */
 async function asked<T>(given: StoredOptions, question: (ask: Ask) => Promise<T>): Promise<T> {
   const start = startOptions(given);
-  // Who may give up ends a worker of its own.
+  // A caller that may give up has a worker of its own to end.
   const options = given.signal ? "" : JSON.stringify(start);
   const used: Answering =
     options && answering?.options === options ? answering : { options, client: Client.start(start), questions: 0 };

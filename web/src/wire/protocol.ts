@@ -236,7 +236,7 @@ export type CapstanEvent =
   | { kind: "recovered"; reason: string; ms: number }
   /**
    * Between two requests: these shards of a stored file are not what was stored. The next load fetches them again, and
-   * the next request that names a model loads it anew.
+   * the next request that names a model loads it again.
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
   /** With `row` it is of one of several answers. A chat's has the parts of the answer that it makes certain. */

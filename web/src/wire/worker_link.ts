@@ -19,7 +19,7 @@ export interface Listener {
 /** Milliseconds without an answer after which a page that joins a worker looks whether there is one. */
 const AGAIN_MS = 1000;
 
-/** The lock of whoever joins a shared worker, or of that worker as it ends: nobody joins one that ends. */
+/** The lock of a page that joins a shared worker, or of that worker as it ends: no page joins one that ends. */
 export function doorName(name: string): string {
   return `${name} door`;
 }

@@ -36,7 +36,7 @@ export async function prepare(
   { model, dtype, device }: Expected,
   tell: (event: CapstanEvent) => void,
 ): Promise<void> {
-  // Whoever asks for the model hears of a failure.
+  // The model's caller gets a failure.
   const plans = prefetch(model, dtype)
     .then(async (files) => {
       const found = await Promise.all(files.map(async (url) => ({ url, ...(await expectWeights(url)) })));
@@ -54,7 +54,7 @@ export async function prepare(
     found.forEach(({ url, size, plan }) => void (plan ?? expectReadyMade(assets, nameOf(url), size, half))),
   );
   const opening = (earlyGpu = GpuEngine.open(assets));
-  // Whoever asks for it hears of a failure.
+  // Its caller gets a failure.
   const engine = (uploadsOn = await opening.catch(() => null));
   for (const { url, plan } of await plans) {
     if (!plan || firstUseOver) continue;
@@ -71,7 +71,7 @@ function nameOf(url: string): string {
 /** Ask for what the site has ready-made for a file. */
 async function expectReadyMade(assets: Assets, name: string, size: number | null, dtype: string): Promise<void> {
   if (size === null || firstUseOver) return;
-  // Whoever asks for it hears of a failure.
+  // Its caller gets a failure.
   const known = await knownFiles(assets).catch(() => []);
   await readyMade(assets, known, name, size, dtype);
 }

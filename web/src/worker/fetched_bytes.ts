@@ -154,6 +154,6 @@ async function count(url: string, response: Response, bytes: Counted): Promise<v
     for (let part = await reader?.read(); part?.value; part = await reader!.read())
       bytes.reached(url, (done += part.value.length));
   } catch {
-    // Whoever reads the response itself hears of it.
+    // The reader of the response itself gets the failure.
   }
 }

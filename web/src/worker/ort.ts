@@ -148,7 +148,7 @@ export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promis
     const ort = await loadOrt(assets, build);
     await exclusively(async () => (await createSession(ort, IDENTITY, "wasm")).release());
   } catch {
-    // Whoever needs it comes upon the same failure.
+    // A caller that needs it gets the same failure.
   }
 }
 

@@ -27,7 +27,7 @@ export async function unpackBeside(
       "memory" in data ? resolve(data.memory) : reject(new Error(data.reason));
     helper.onerror = () => reject(new Error(`${url} cannot be unpacked: its worker did not start`));
   });
-  // Whoever reads the stream hears of its failure first.
+  // The reader of the stream gets its failure first.
   answer.catch(() => undefined);
   try {
     helper.postMessage({ tag: "unpack", url, bytes, pieces: port2 } satisfies ToWorker, [port2]);
@@ -45,7 +45,7 @@ export async function unpackPieces(pieces: MessagePort, url: string, bytes: numb
   const { readable, writable } = new DecompressionStream("gzip");
   const packed = writable.getWriter();
   pieces.onmessage = ({ data }: MessageEvent<Uint8Array<ArrayBuffer> | null>) => {
-    // Whoever reads the other side hears of a failure.
+    // The reader of the other side gets a failure.
     (data ? packed.write(data) : packed.close()).catch(() => undefined);
   };
   try {

@@ -1,7 +1,7 @@
 """The reference device: a model folder on CPython, with onnxruntime's CPU provider and NumPy.
 
-It defines what the other devices must compute, so it takes the shortest way: the model file as it is on disk, no
-rewriting pass but that of long rope, a mask as long as the sequence, one run for each call, the logits on the host and
+It defines what the other devices must compute, so it is as simple as possible: the unchanged model file, no rewriting
+pass but that of long rope, a mask as long as the sequence, one run for each call, the logits on the host and
 `capstan.sampling` for the picks.
 """
 
@@ -67,8 +67,7 @@ class ReferenceModel(HostSampledModel):
     def __init__(
         self, folder: str | Path, config: GenaiConfig | None = None, graphs: Mapping[str, bytes] | None = None
     ) -> None:
-        """Without `config` it is read from the folder's genai_config.json, and so are those of the model's graphs that
-        are not in `graphs`."""
+        """Without `config` the folder's genai_config.json is read, and so are graphs that are missing in `graphs`."""
         self.folder = Path(folder)
         self.config = config or parse_genai_config(read_file(self.folder / "genai_config.json", MOST_BYTES))
         decoder = self.config.decoder
@@ -112,7 +111,7 @@ class ReferenceModel(HostSampledModel):
         return ReferenceSequence(self._session, self.about, positions, self.lora, self._tables)
 
     async def trim(self) -> None:
-        """Decoders are not kept here."""
+        """This device keeps no decoders."""
 
     def _decoder(self, capacity: int) -> HostSampledDecoder:
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)

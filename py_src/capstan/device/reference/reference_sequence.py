@@ -65,16 +65,18 @@ class ReferenceSequence:
             for each in (lora or LoraGraph()).inputs
             if each.name in required
         }
-        """Inputs for adapters that have no default, where there is no adapter."""
+        """The values, without an adapter, of adapters' inputs that have no default."""
         self._adapted = self._silent
         self._inputs = run_inputs(about, Room(capacity, capacity, rope=tables))
         self._fixed: dict[str, Any] = {}
-        """The inputs that stay as they are until `rotate`."""
+        """The inputs that stay the same until `rotate`."""
         self.rotate(False)
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
-        """Run the model on `ids` after what is there; float32 [vocab] of the last position, or of `every` one. Raises
-        PromptError if there are none or no room for them, ValidationError if onnxruntime cannot run the graph."""
+        """Run the model on `ids` after the present positions; float32 [vocab] of the last position, or of `every` one.
+        Raises PromptError if there are none or no room for them, ValidationError if onnxruntime cannot run the
+        graph.
+        """
         if self._session is None:
             raise ClosedError("this sequence was closed; make a new one")
         if not ids:
@@ -104,7 +106,7 @@ class ReferenceSequence:
         return rows
 
     def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
-        """Caches, states and logits after a run that writes caches where they are, unless they grow."""
+        """Caches, states and logits after a run that writes caches in place, unless they grow."""
         about, binding = self._about, self._session.io_binding()
         for name, value in given.items():
             binding.bind_cpu_input(name, value)
@@ -122,7 +124,7 @@ class ReferenceSequence:
         return list(binding.get_outputs())
 
     def _run_adapted(self, given: Mapping[str, Any]) -> list[Any]:
-        """The same with adapters, in new values: a binding takes no input that has a default."""
+        """The same with adapters, in new values, since a binding cannot take an input that has a default."""
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()}
         feeds |= self._adapted
         feeds |= {pair.past: cache for pair, cache in self._caches.items()}
@@ -186,7 +188,7 @@ class ReferenceSequence:
         self.length = 0
 
     def rewind(self, length: int) -> None:
-        """Forget positions from `length` on; the logits are then those of no position until the next run.
+        """Drop positions from `length` on; the logits are invalid until the next run.
 
         Raises PromptError past the end, and where states that each run overwrites would have to be rewound.
         """
@@ -195,7 +197,7 @@ class ReferenceSequence:
         if self._states and length != self.length:
             raise PromptError(
                 f"cannot rewind to {length}: the states are those after {self.length} tokens, and each run overwrites "
-                "them; bring back a snapshot of an earlier position (bring_states) and run the tokens behind it again"
+                "them; bring back a snapshot of an earlier position (bring_states) and run the tokens after it again"
             )
         if self._about.growing and length < self.length:
             for pair, cache in self._caches.items():
@@ -218,7 +220,8 @@ class ReferenceSequence:
 
     def adopt(self, other: ReferenceSequence, length: int) -> None:
         """Make the first `length` positions those of another sequence of the same model, of any capacity. The logits
-        are then those of no position until the next run."""
+        are invalid until the next run.
+        """
         for pair, source in other._caches.items():
             rows = source.numpy()[:, :, :length]
             if self._about.growing:
@@ -230,7 +233,7 @@ class ReferenceSequence:
         self.length = length
 
     def kept(self, length: int) -> ReferenceSequence:
-        """A sequence of just the first `length` positions."""
+        """A new sequence of only the first `length` positions."""
         made = ReferenceSequence(self._session, self._about, length)
         made.adopt(self, length)
         return made
@@ -241,7 +244,7 @@ class ReferenceSequence:
 
 
 class ReferenceRunner:
-    """A sequence as HostSampledDecoder runs it: every call says how much of the past is still valid."""
+    """A sequence as HostSampledDecoder runs it: every call says how many past positions are still valid."""
 
     def __init__(self, sequence: ReferenceSequence) -> None:
         self._sequence = sequence

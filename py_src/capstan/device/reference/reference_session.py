@@ -18,9 +18,9 @@ __all__ = ["PROVIDER", "ReferenceSession", "one_line", "whole_files"]
 PROVIDER = "CPUExecutionProvider"
 
 MOST_CHARACTERS = 1000
-"""Those of a message of onnxruntime that an error shows."""
+"""The most characters of onnxruntime's message in an error."""
 DTYPES = {"float": "float32", "double": "float64"}
-"""Names that onnxruntime and numpy do not share."""
+"""Names that differ between onnxruntime and numpy."""
 
 
 class ReferenceSession(DeviceSession):
@@ -106,7 +106,7 @@ def spec_of(argument: Any) -> TensorSpec:
 
 
 async def whole_files(external: ExternalData | None) -> dict[str, bytes]:
-    """The data files of a model by location, as far as it needs them."""
+    """The data files of a model by location, up to the last byte that it needs."""
     found: dict[str, bytes] = {}
     if external is None:
         return found

@@ -138,7 +138,7 @@ def unpacked(how: Unpack, data: bytes) -> NDArray[Any]:
 
 def made_weights(model: ModelProto, folder: Path) -> dict[str, Any]:
     """The weights of a GGUF file in `folder` as onnxruntime takes them, by name; in the model, in place, they become
-    external data without parts. None for another model."""
+    external data without parts. None for a model of another format."""
     made = {}
     for tensor in model.graph.initializer:
         if not any(item.key == PARTS for item in tensor.external_data):

@@ -34,10 +34,10 @@ class WasmGraph:
     """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
     weights: tuple[WeightEntry, ...]
     made: tuple[WideWeight | UnpackedWeight, ...]
-    """The weights among them that are made while the model loads."""
+    """The weights that are made while the model loads."""
     activations: Activations
     data: tuple[tuple[str, int], ...]
-    """The data files by location, and how many bytes of each are needed."""
+    """The data files by location, with the bytes of each that are needed."""
     tables: RopeTables | None = None
     """The rotary tables of a model with long rope, which are read at each load; no note has them."""
 
@@ -69,7 +69,7 @@ def prepare(
 
 
 def ready_graph(data: bytes, config: GenaiConfig) -> str:
-    """The text of a GGUF file's graph, for a site to have ready-made."""
+    """The text of a GGUF file's graph, which a site keeps ready-made."""
     return as_text(prepare(graph.parse(data, config.decoder.filename), config, 0))
 
 
@@ -82,7 +82,7 @@ async def wasm_graph(
     notes: Notes | None,
     ready: ReadyGraphs | None = None,
 ) -> WasmGraph:
-    """The graph of a model folder: the one that is `ready`, if it was made from the same; from the notes if model.onnx,
+    """The graph of a model folder: `ready`, if it was made from the same files; from the notes if model.onnx,
     the configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new one is noted
     unless it holds constants from the data files.
 
@@ -90,7 +90,7 @@ async def wasm_graph(
     """
     about = made_from(data, config)
     key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
-    # A site has none for activations in float16.
+    # A site has no graphs for activations in float16.
     right = ready.wasm or None if ready is not None and ready.about == about else None
     text = await ready_or_noted(notes, name, key, right)
     if text is not None:

@@ -14,7 +14,7 @@ __all__ = ["WasmDevice"]
 
 
 Opener = Callable[[bytes, ExternalData | None, str], Awaitable[Callable[[], Awaitable[ModelSession]]]]
-"""Gives what makes sessions of a model and its data files, for an owner."""
+"""Makes the function that opens sessions of a model and its data files, for an owner."""
 
 
 class WasmDevice(HostMemory):
@@ -25,8 +25,9 @@ class WasmDevice(HostMemory):
     def __init__(
         self, opener: Opener, provider: Mapping[str, Any], threads: int = 1, shared: bool = True, memory: int = 0
     ) -> None:
-        """`provider` has the options that sessions get. `threads` compute; without `shared` memory there can be one
-        only. `memory` are the bytes that the browser tells of the machine, 0 if it does not."""
+        """`provider` has the options that sessions get. `threads` is the number of threads, 1 without `shared` memory.
+        `memory` is the machine's memory in bytes as the browser reports it, 0 if it does not.
+        """
         self._opener = opener
         self._provider = provider
         reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"

@@ -22,11 +22,12 @@ from .wasm_device import WasmDevice
 __all__ = ["WasmModel", "WasmSession", "wasm_memory"]
 
 MADE_IN_JAVASCRIPT = (Ids, Mask, Positions)
-"""The kinds of inputs of each run that web/src/worker/wasm.ts makes itself; caches and states stay there, too."""
+"""The kinds of inputs that web/src/worker/wasm.ts makes itself for each run; it also keeps caches and states."""
 
 HEAP_BYTES = 3 << 30
-"""onnxruntime-web's heap has 4 GiB. While a session is made it holds one weight twice, and a table that is a product's
-weight, too, to the end."""
+"""onnxruntime-web's heap has 4 GiB. While a session is made, the heap holds one weight twice; a table that is a
+product's weight stays there twice.
+"""
 
 
 class WasmSequence(Protocol):
@@ -47,7 +48,7 @@ class WasmSequence(Protocol):
     def adopt(self, other: Any, length: int) -> None: ...
 
     def feed(self, tensors: Sequence[HostTensor]) -> None:
-        """Feed these from now on, in place of those of the same names."""
+        """Feed these inputs from now on, in place of inputs of the same names."""
 
 
 class WasmSession(Protocol):
@@ -80,8 +81,9 @@ class WasmModel(HostSampledModel):
         lora: LoraGraph | None = None,
         tables: RopeTables | None = None,
     ):
-        """`reason` is why it is this device, if it was not asked for; `lora` what adapters fill of the graph, `tables`
-        its rotary tables where they depend on the sequence's length."""
+        """`reason` says why this device was chosen, if it was not requested; `lora` has the inputs that adapters fill,
+        `tables` the rotary tables if they depend on the sequence's length.
+        """
         self.lora = lora or LoraGraph()
         self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
@@ -92,7 +94,7 @@ class WasmModel(HostSampledModel):
         self._now = now
 
     async def trim(self) -> None:
-        """Decoders are not kept here."""
+        """This device keeps no decoders."""
 
     def _decoder(self, capacity: int) -> HostSampledDecoder:
         runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables)
@@ -165,7 +167,7 @@ class WasmRunner:
             self._feed(self._fixed())
 
     def _fixed(self) -> list[HostTensor]:
-        """The inputs that stay as they are until the sequence is rotated."""
+        """The inputs that stay the same until the sequence is rotated."""
         return [tensor for each in self._inputs for tensor in each.fixed_on_host(self._long)]
 
     def _feed(self, tensors: Sequence[HostTensor]) -> None:
@@ -197,4 +199,4 @@ class WasmRunner:
         self._sequence.adopt(other._sequence, length)
 
     def close(self) -> None:
-        """The cache is garbage once nobody holds the sequence."""
+        """The cache is freed with the last reference to the sequence."""

@@ -20,7 +20,7 @@ MOST = 1024
 
 
 class BeamSteps:
-    """Owns the tape that reads caches by a table, which `make` makes or says why there is none, and the search."""
+    """Owns the search and the tape that reads caches by a table. `make` returns the tape or the reason for none."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BeamSteps:
         )
 
     def begin(self, scores: Sequence[float], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """See beams.BeamRows; rows have these lengths."""
+        """See beams.BeamRows; `lengths` are those of the rows."""
         made, capacity, device = self._tape(), self._buffers.capacity, self._buffers.device
         with device.batch():
             device.copy_cpu_to_device(made.buffers.scores.span(0, 4 * len(scores)), array("f", scores))
@@ -84,7 +84,7 @@ class BeamSteps:
                 device.copy_cpu_to_device(span, array("I", [source]) * length)
 
     def submit(self, picks: int, choose_first: bool, length: int, cursor: int) -> Awaitable[BeamBurst]:
-        """Queue them; `length` is what the longest row has in the first step, its record the one of number `cursor`."""
+        """Queue them; `length` is that of the longest row in the first step, whose record has the number `cursor`."""
         assert self._options is not None
         tape = self._tape().tape
         numbers = self._engine.beam_burst(tape, self._search, picks, choose_first, length, cursor)

@@ -23,14 +23,14 @@ class CacheSpans:
     spans: tuple[DeviceSpan, ...]
     """In the order of `about.cache`."""
     positions: int
-    """Room of each head, in positions."""
+    """The positions of each head."""
     owner: str
     owned: tuple[DeviceBuffer, ...] = ()
     """The buffers of a copy."""
     window: SlidingWindow | None = None
-    """The sliding caches among them, of a sequence."""
+    """The sliding caches of a sequence."""
     kept_from: int = 0
-    """The first position in these, of a copy."""
+    """The first position in the sliding caches of a copy."""
 
     def size(self, length: int) -> int:
         return sum(self._sizes(length, self.base))
@@ -82,7 +82,9 @@ class CacheSpans:
         return self.positions - self.kept_from if self.window is None else self.window.room
 
     def _copy(self, target: CacheSpans, length: int, base: int) -> None:
-        """Copy the first `length` positions, of sliding caches those from `base` on, to where the target has these."""
+        """Copy the first `length` positions (of sliding caches those from `base` on) to the same positions of the
+        target.
+        """
         copies = []
         for pair, source, destination in zip(self.about.cache, self.spans, target.spans, strict=True):
             position = byte_count(self.about.cache_dtype, (pair.head_size,))
@@ -99,7 +101,7 @@ class CacheSpans:
         return self.about.sliding is not None and pair.past in self.about.sliding.pasts
 
     def _sizes(self, length: int, base: int) -> list[int]:
-        """Bytes of each cache with `length` positions, of sliding ones those from `base` on."""
+        """Bytes of each cache with `length` positions (of sliding caches those from `base` on)."""
         return [
             byte_count(self.about.cache_dtype, pair.dims(1, length - base if self._slides(pair) else length))
             for pair in self.about.cache

@@ -52,13 +52,13 @@ On an H200 a burst takes 6 ms. From its ids being readable, about 10 ms pass unt
 """
 
 BEHIND_FIRST = 4
-"""Most picks of the burst that is queued right behind a prompt's first pick. A hardware adapter accepts that many while
+"""Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts that many while
 it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick back.
 """
 
 
 class Maker(RunMaker, Protocol):
-    """The model that made a decoder, by what the decoder asks of it; WebGpuModel documents the methods."""
+    """The part of a decoder's model that the decoder uses; WebGpuModel documents the methods."""
 
     @property
     def eager_picks(self) -> int: ...
@@ -91,13 +91,13 @@ class WebGpuDecoder(SampledRows, SampledRow):
         """The place in the sequence, and what runs its prompts."""
         self._maker = maker
         self._eager_picks = maker.eager_picks
-        """Picks that come before a step that is not recorded yet is; they count down."""
+        """Picks until an unrecorded step is recorded, counting down."""
         self._preparing: asyncio.Future[str | None] | None = None
         """Drafts that are being prepared."""
         self._lora: LoraWeights | None = None
-        """The LoRA adapter in its buffers; None if unknown."""
+        """The LoRA adapter in the buffers; None if unknown."""
         self._long = False
-        """Whether the long factors are in its rotary tables."""
+        """Whether the rotary tables have the long factors."""
         self.owner = buffers.owner
         self.scratch = scratch
         """Scratch of the decoder's tapes, and of the tape of joint rows whose prompts it runs."""
@@ -132,7 +132,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
             runs.snapshots.taken, runs.snapshots.live = {}, None
         self._take_step(await self._maker.record_step(self, self._step))
         if runs.tapes is not None:
-            # The prompt that is run again is no second one.
+            # The repeated prompt does not count as a second one.
             runs.tapes.seen.clear()
 
     @property
@@ -207,7 +207,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
             runs.settle(runs.length)
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Nothing changes: there is one row."""
+        """No change: there is one row."""
 
     async def step(self, tokens: Sequence[int]) -> None:
         runs = self.runs
@@ -236,7 +236,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         runs.before_steps(runs.length + picks - 1)
         cursor = runs.cursor
         first = runs.length + 1 if sample_first else runs.length
-        # A step that is first runs the pick before, which is counted already.
+        # The first step runs the pick before it, which is counted already.
         run = runs.length if sample_first else runs.length - 1
         self.buffers.make_room(run, runs.length + picks - run)
         runs.cursor += picks

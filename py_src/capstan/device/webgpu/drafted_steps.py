@@ -19,7 +19,9 @@ NOTHING = 0xFFFFFFFE
 
 
 class DraftedSteps:
-    """Owns the tape over several positions, which `make` makes for a number of them or says why there is none."""
+    """Owns the tape over several positions. `make` returns the tape for a number of positions, or the reason for
+    none.
+    """
 
     def __init__(
         self,

@@ -64,10 +64,10 @@ class WeightPiece(NamedTuple):
 
     buffer: int
     offset: int
-    """In the file."""
+    """The offset in the file."""
     length: int
     at: int = 0
-    """In the buffer; a multiple of 4."""
+    """The offset in the buffer; a multiple of 4."""
     change: tuple[Any, ...] | None = None
     """The kind and the fields of a capstan.graph.Change."""
 
@@ -102,7 +102,7 @@ class BeamSpec:
     rows: int
     """The beams of all prompts."""
     beams: int
-    """Those of one prompt."""
+    """The beams of one prompt."""
     looked: int
     """The number of continuations of each beam that compete."""
     ends: tuple[int, ...]
@@ -115,7 +115,7 @@ class BeamSpec:
     scores: int
     """float32 [rows]."""
     capacity: int
-    """Positions of a row."""
+    """The capacity of a row in positions."""
     owner: str
 
 
@@ -132,7 +132,7 @@ class Difference:
 
 
 NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
-"""A tape without kernels of its own."""
+"""The specification of a tape without Capstan's kernels."""
 
 
 @js("engine")
@@ -140,7 +140,7 @@ class GpuAdapter(Protocol):
     """The device itself. Errors are those of capstan.errors; sizes and offsets are bytes."""
 
     number: int
-    """Which device of the page: buffers do not cross from one to another."""
+    """The number of the device within the page: buffers of one cannot be used on another."""
 
     @by_hand
     def retain(self) -> Self: ...
@@ -177,15 +177,16 @@ class GpuBuffers(GpuAdapter, Protocol):
         exp(logit - largest), then `count` pairs of logit and token, largest first."""
 
     def score(self, buffer: int, dtype: str, vocab: int, skipped: int, rows: int, slots: int, first: int) -> None:
-        """Queue the scores of tokens by `rows` rows of logits behind `skipped` others. Slots of four u32, the `first`
-        of which is that of the first row, have a token each; then its logit, the best token, its logit and the sum of
-        exp(logit - best)."""
+        """Queue the scores of tokens by `rows` rows of logits, after `skipped` other rows. Each slot of four u32, from
+        slot `first` on, has a token; the kernel replaces it by its logit, the best token, that one's logit and the sum
+        of exp(logit - best).
+        """
 
     @js("engine", span="compare with an eager run")
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     @by_hand
     def shared_weights(self) -> SharedWeights:
-        """The weights that everything on this device shares."""
+        """The weights that all users of this device share."""
 
     @by_hand
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
@@ -206,7 +207,9 @@ class GpuSessions(GpuAdapter, Protocol):
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
     @js("sessions", span="create a session")
     async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
-        """`cache_bits` are those of an element of the key/value caches, 4 or 8; 0 for the graph's own."""
+        """`cache_bits` is the number of bits of an element of the key/value caches, 4 or 8; 0 keeps the graph's
+        type.
+        """
 
     async def release_session(self, session: int) -> None: ...
     def bind(
@@ -216,12 +219,13 @@ class GpuSessions(GpuAdapter, Protocol):
         fetches: Sequence[BoundTensor],
         lengths: FedLengths | None = None,
     ) -> int:
-        """A session with its inputs and outputs; those named by `lengths` are filled in at each run."""
+        """A session with its inputs and outputs; each run fills in those named by `lengths`."""
 
     def unbind(self, binding: int) -> None: ...
     async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
-        """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` those that it
-        adds; `base` is the first position that sliding caches hold."""
+        """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` the positions
+        that it adds; `base` is the first position that sliding caches hold.
+        """
 
     async def idle(self) -> None:
         """Wait for the end of every run and recording, those of cancelled callers too."""
@@ -233,7 +237,7 @@ class GpuTapes(GpuAdapter, Protocol):
 
     @js("sessions", span="record a run")
     async def record(self, binding: int) -> dict[str, Any]:
-        """Without memory for what the run allocates, OutOfMemoryError, which is no fault of the device."""
+        """Raises OutOfMemoryError, after which the device stays usable, if the run cannot allocate its memory."""
 
     @js("sessions")
     def retire(self, binding: int) -> None: ...
@@ -259,16 +263,18 @@ class GpuTapes(GpuAdapter, Protocol):
         """Bytes of each scratch buffer of a tape's kernels."""
 
     async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
-        """Have a tape's kernels work in (handle, offset, bytes), one for each scratch buffer; for None in buffers that
-        it allocates. On failure they work where they did: OutOfMemoryError."""
+        """Have a tape's kernels use (handle, offset, bytes) for each scratch buffer; with None it allocates its own.
+        Raises OutOfMemoryError; then the kernels keep their buffers.
+        """
 
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
     @js("tapes", span="compare with the truth")
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
-        web/src/worker/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
-        OutOfMemoryError, which is no fault of the device."""
+        web/src/worker/gpu/witness.ts before and after it; what the spec reads back. Raises OutOfMemoryError, after
+        which the device stays usable, if its scratch cannot be allocated.
+        """
 
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
@@ -301,7 +307,7 @@ class GpuSampling(GpuAdapter, Protocol):
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """The fields of a Burst but its ids, then the ids, row by row."""
+        """The fields of a Burst except its ids, then the ids, row by row."""
 
     def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
         """Let steps find drafts, for a tape over `positions` positions: its ids and logits. After each program."""
@@ -309,16 +315,18 @@ class GpuSampling(GpuAdapter, Protocol):
     def drafted_burst(
         self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """As `burst`, of drafted steps over a tape of `positions` positions, with as many ids each; 0xFFFFFFFE for what
-        was not picked. `length` is the sequence's at most."""
+        """As `burst`, for drafted steps over a tape of `positions` positions, each with that many ids; 0xFFFFFFFE
+        stands for a position without a pick. `length` is the largest possible length of the sequence.
+        """
 
     def make_beam_search(self, spec: BeamSpec) -> int: ...
     def destroy_beam_search(self, search: int) -> None: ...
     def beam_burst(
         self, tape: int, search: int, picks: int, choose_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """As `burst`, with choices of a beam search for picks, and for ids the records of each step: u32 words, as
-        web/src/worker/shaders/sampler/beams.wgsl has them."""
+        """As `burst`, but each step has choices of a beam search in place of picks, and its record in place of ids: u32
+        words, as web/src/worker/shaders/sampler/beams.wgsl has them.
+        """
 
     def eager_burst(
         self, binding: int, valid: int, sampler: int, cursor: int, base: int = 0
@@ -327,11 +335,11 @@ class GpuSampling(GpuAdapter, Protocol):
 
 @js("sampling")
 class GpuTiming(GpuAdapter, Protocol):
-    """How long work takes on the device."""
+    """Times of work on the device."""
 
     @js("engine")
     async def work_done(self) -> float:
-        """Wait until the device has done what was submitted by now; when that was, on the worker's clock."""
+        """Wait until the device has done all submitted work; returns the time of that on the worker's clock."""
 
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
@@ -340,7 +348,7 @@ class GpuTiming(GpuAdapter, Protocol):
         self, tape: int, sampler: int, length: int
     ) -> list[tuple[int, str, float, list[tuple[str, str, int]]]]:
         """(place, label, milliseconds, bindings) of each dispatch of a step, each in a pass of its own; a binding is
-        the buffer's label, its category and the bytes that are bound. The sampler's are not told."""
+        the buffer's label, its category and the bytes that are bound. The sampler's dispatches are left out."""
 
     async def replay(
         self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int

@@ -28,7 +28,7 @@ class JointRow(SampledRow):
         self._one = one
         self._buffers = buffers
         self._followed: tuple[Sequence[int], int, int] | None = None
-        """The last arguments of `follow`."""
+        """The arguments of the last `follow`."""
 
     def begin(self, length: int) -> None:
         """Continue at a length; its next pick goes to the same ring index as those of all rows."""
@@ -36,7 +36,7 @@ class JointRow(SampledRow):
         self._buffers.set_length(self.number, length)
 
     def go_on(self, last: int, length: int) -> None:
-        """Continue behind the token `last`."""
+        """Continue after the token `last`."""
         self._buffers.set_input(self.number, last)
         self._buffers.unstepped.discard(self.number)
         self.begin(length)
@@ -69,7 +69,7 @@ class JointRow(SampledRow):
         target = self.caches()
         assert target is not None
         source.copy_to(target, length)
-        # Steps that other rows take before this one is run write behind what was copied.
+        # If other rows step before this one runs, this row's step writes after the copied positions.
         self.begin(length + 1)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:

@@ -29,8 +29,8 @@ __all__ = ["JointRows"]
 
 
 class JointRows(SampledRows):
-    """A RowDecoder that advances all its rows with one tape, a beams.BeamRows with another, and a
-    rows.PackedRows with a third; these document the methods.
+    """A RowDecoder that advances all its rows with one tape. It is also a beams.BeamRows and a rows.PackedRows, with a
+    tape for each; these protocols document the methods.
 
     A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row. Prompts
     of several rows that are run together fill these spans themselves, all but the last token of each, which a step of
@@ -142,14 +142,14 @@ class JointRows(SampledRows):
                 self._rows[row].go_on(ids[-1], past + len(ids))
             for row, length in enumerate(self._buffers.lengths):
                 if not length:
-                    # A step of no positions would write before the row.
+                    # A step at length 0 would write before the row.
                     self._rows[row].begin(1)
-        # The other rows' last step is run once more, to the same values.
+        # The other rows repeat their last step, with the same values.
         self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
         return chosen
 
     def _packs(self, row: int, count: int) -> bool:
-        """Whether so many ids of a row are run with those of others."""
+        """Whether a row's prompt of that length runs together with those of others."""
         return count <= min(LONGEST, self._buffers.most_ahead(row))
 
     def set_lora(self, lora: LoraWeights | None) -> None:
@@ -179,7 +179,7 @@ class JointRows(SampledRows):
         first = max(lengths) + (1 if sample_first else 0)
         buffers.cursor += picks
         for row in rows:
-            # A step that is first runs the pick before, which is counted already.
+            # The first step runs the pick before it, which is counted already.
             run = lengths[row] - (0 if sample_first else 1)
             buffers.make_room(row, run, lengths[row] + picks - run)
             lengths[row] = min(lengths[row] + picks, self.capacity)

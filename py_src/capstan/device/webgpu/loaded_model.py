@@ -1,4 +1,4 @@
-"""Loading a model onto WebGPU: its weights, its sessions, and what earlier loads found out about it."""
+"""Loads a model onto WebGPU: its weights, its sessions, and the findings of earlier loads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from .weight_lease import lease
 __all__ = ["Loaded", "eager_picks", "load", "load_adapted", "release_made", "webgpu_memory"]
 
 LARGE, LATE = 64 << 20, 24
-"""On software adapters steps over more bytes of weights are recorded after so many eager ones; see eager_picks."""
+"""On software adapters steps over more than LARGE bytes of weights are recorded after LATE eager steps; see
+eager_picks.
+"""
 
 
 numbers = count(1)
@@ -46,14 +48,14 @@ class LoraSource:
     """The source of models for LoRA adapters: their graphs by rank, and the weights."""
 
     graphs: Callable[[int], Awaitable[Graphs]]
-    """For a rank."""
+    """The graphs for a rank."""
     shared: SharedWeights
     open_weights: OpenWeights
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything that a WebGpuModel is made of, and that it frees when it closes."""
+    """Everything that a WebGpuModel is made from and frees when it closes."""
 
     interface: WebGpuDevice
     memory: ModelMemory
@@ -71,13 +73,13 @@ class Loaded:
     owner: str
     config: GenaiConfig
     contents: Sequence[str | None]
-    """The name under which each data file's bytes are shared; None if its source has no identity."""
+    """The key under which each data file's bytes are shared; None if its source has no identity."""
     notes: Notes | None
     """Storage for findings about decode steps; None unless a later load can identify the same weights."""
     lora: LoraSource | None
     """The source of graphs for LoRA adapters; None for a model without inputs for them."""
     in_place: bool
-    """Whether attention may write into the caches that it reads."""
+    """Whether attention may write to the caches that it reads."""
 
     @property
     def engine(self) -> GpuEngine:
@@ -90,7 +92,7 @@ class Loaded:
 
     @property
     def cache_bits(self) -> int:
-        """Bits of an element of quantized caches; 0 if they are not."""
+        """Bits of an element of quantized caches; 0 for others."""
         return self.config.decoder.kv_cache_bits
 
     @property
@@ -103,7 +105,7 @@ def passes_for(software: bool) -> tuple[str, ...]:
     """The passes over a recorded step unless the user chooses.
 
     Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
-    software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
+    software adapters the table costs more, so that indirect dispatches stay. There, too, recording and checking prefill
     runs and steps of several rows takes longer than they save.
     """
     return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
@@ -111,8 +113,7 @@ def passes_for(software: bool) -> tuple[str, ...]:
 
 def eager_picks(software: bool, graphs: Graphs) -> int:
     """The picks after which recording and checking a decode step begins to pay: one, since the first token needs no
-    step. On a software adapter both take as long as LATE eager steps, so that they are worth it where an answer is
-    longer than that.
+    step. On a software adapter both take as long as LATE eager steps, so that they pay for longer answers only.
 
     Measured with SmolLM2-135M on SwiftShader (two cores, 2026-11-25): 57 s, eager steps of 2.4 s, replayed ones of 0.7.
     """
@@ -173,13 +174,13 @@ def require_capable(found: Capabilities, about: GraphDescription) -> bool:
 def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
     """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
     device = asdict(interface.about())
-    told = [
+    facts = [
         build(),
         device | {"features": sorted(device["features"])},
         hashlib.sha256(graphs.sessions["decoder"].model).hexdigest(),
         contents,
     ]
-    return json.dumps(told, sort_keys=True)
+    return json.dumps(facts, sort_keys=True)
 
 
 async def load(
@@ -194,9 +195,10 @@ async def load(
     notes: Notes | None = None,
     lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
 ) -> Loaded:
-    """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
-    failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later
-    loads. `lora_graphs` are those for adapters of a rank."""
+    """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on failure.
+    `reading` may still be under way. `notes` keep findings about decode steps for later loads. `lora_graphs` are those
+    for adapters of a rank.
+    """
     engine = interface.engine
     probing = asyncio.ensure_future(probed(interface, notes, url))
     try:
@@ -224,7 +226,7 @@ async def load(
         leases, contents = await coming
         session = await asyncio.shield(making)
     except BaseException:
-        # They go on if this wait is cancelled too.
+        # They continue if this wait is cancelled too.
         await asyncio.shield(given_up(engine, coming, [made for made in (making, ahead) if made]))
         raise
     weights = {
@@ -257,7 +259,7 @@ async def load(
 
 
 async def probed(interface: WebGpuDevice, notes: Notes | None, url: str) -> tuple[Capabilities, bool]:
-    """The device's capabilities, and whether a note tells of stored tapes of the model."""
+    """The device's capabilities, and whether a note lists stored tapes of the model."""
     with phase("probe"):
         return await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
 
@@ -270,15 +272,15 @@ async def weights_of(
     url: str,
     progress: Progress,
 ) -> tuple[list[Lease], list[str | None]]:
-    """The weights of each data file, and the names of these files' contents; nothing stays allocated on failure."""
+    """The weights of each data file, and the keys of these files' contents; nothing stays allocated on failure."""
     leases: list[Lease] = []
     contents: list[str | None] = []
     with ExitStack() as undo:
         for location, entries in by_location(graphs.weights):
             with phase("weights"):
                 file = await open_weights(location)
-                told = partial(progress, location)
-                leases.append(await lease(engine, shared, file, entries, url + location, told))
+                report = partial(progress, location)
+                leases.append(await lease(engine, shared, file, entries, url + location, report))
             undo.callback(leases[-1].release)
             contents.append(file.content)
         undo.pop_all()
@@ -288,7 +290,7 @@ async def weights_of(
 async def given_up(
     engine: GpuSessions, coming: asyncio.Future[tuple[list[Lease], list[str | None]]], made: Sequence[Awaitable[int]]
 ) -> None:
-    """Free what a load that failed has made, once it is there."""
+    """Free what a failed load made, once it is complete."""
     coming.cancel()
     await asyncio.wait([coming])
     if not coming.cancelled() and coming.exception() is None:
@@ -310,16 +312,17 @@ def remembered(
     notes: Notes | None,
     name: str,
     weights: dict[str, int],
-    told: bool = True,
+    noted: bool = True,
 ) -> tuple[StoredTapes, Verdicts]:
-    """The tapes and verdicts that earlier loads stored for these graphs; `told` is whether a note tells of tapes."""
+    """The tapes and verdicts that earlier loads stored for these graphs; `noted` says whether a note lists tapes."""
     facts = facts_of(interface, graphs, contents)
-    return StoredTapes(interface.engine, notes, name, facts, weights, told), Verdicts(notes, name, facts)
+    return StoredTapes(interface.engine, notes, name, facts, weights, noted), Verdicts(notes, name, facts)
 
 
 async def load_adapted(base: Loaded, rank: int) -> Loaded:
-    """The same model for adapters of a rank, over the same weights: a prefill session of its own, and nothing read but
-    weights that the other graphs have put together in another way. Nothing stays allocated on failure."""
+    """The same model for adapters of a rank, over the same weights: with a prefill session of its own. It reads only
+    the weights that the other graphs have put together in another way. Nothing stays allocated on failure.
+    """
     source, interface = base.lora, base.interface
     assert source is not None, "asked of models with inputs for adapters"
     graphs = await source.graphs(rank)

@@ -1,4 +1,4 @@
-"""A model for LoRA adapters: for each rank that was asked for, sessions and decoders over the same weights."""
+"""A model for LoRA adapters: sessions and decoders for each requested rank, over the same weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ __all__ = ["LoraModel"]
 
 
 class LoraModel(WebGpuModel):
-    """The model without an adapter, and those for adapters of one rank each. A sequence has buffers of its own for its
-    adapters, into which those are copied on the GPU: whoever changes them records nothing and makes no session."""
+    """The model without an adapter, and those for adapters of one rank each. A sequence has its own buffers for its
+    adapters, which are copied there on the GPU, so that a change of adapters needs no recording and no session.
+    """
 
     def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
         super().__init__(loaded, options, run_tokens)
         self._base = loaded
         self._options = options
         self._variants: dict[int, asyncio.Future[WebGpuModel]] = {}
-        """By rank; one that is being made serves all that ask for it."""
+        """By rank; a model that is being made serves all its callers."""
 
     async def row_decoder(
         self,

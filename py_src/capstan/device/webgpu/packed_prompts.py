@@ -1,4 +1,4 @@
-"""Prompts of joint rows, computed in runs of so many tokens of any rows."""
+"""Prompts of joint rows, computed in runs of a fixed number of tokens from any rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .tapes.tape_scratch import TapeScratch
 __all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
 
 TOGETHER = "prompts of several rows in the same runs"
-"""The name of what these runs are, for steps down."""
+"""The name of these runs, for steps down."""
 
 LONGEST = 128
-"""The most tokens of a prompt that is not run by itself. With a 1B model on an NVIDIA H100 a run of 32 tokens takes 1.9
-ms; a prompt alone takes 9 to 11 ms up to some 150 tokens, and each token behind these less than one of such a run."""
+"""The most tokens of a prompt that shares runs. With a 1B model on an NVIDIA H100 a run of 32 tokens takes 1.9
+ms; a prompt alone takes 9 to 11 ms up to some 150 tokens, and each later token less than a token of such a run."""
 
 TOKENS = {False: 32, True: 8}
 """Tokens of a run, by whether the adapter is software: products read weights once for up to 32 rows."""
@@ -32,8 +32,9 @@ def run_length(software: bool) -> int:
 
 
 class PackedPrompts:
-    """Owns the tape of such runs, which `make` makes: it gives a tape, the reason for none, or None where it is to be
-    asked again. Without `make` all prompts are run one after another."""
+    """Owns the tape of such runs. `make` returns the tape, the reason for none, or None to be called again later.
+    Without `make` all prompts run one after another.
+    """
 
     def __init__(
         self,

@@ -8,9 +8,10 @@ __all__ = ["SCRATCH_BYTES", "prefill_chunk"]
 
 LONGEST = {False: 2048, True: 64}
 """Tokens, by whether the adapter is software. onnxruntime-web's attention has a workgroup for each head and 64 tokens
-of the run, each of which goes over the sequence, so that short runs leave a GPU idle. A 4000-token prompt of a Llama-1B
-shape (int4, float16) on an H200: 342 ms in runs of 512, 280 in runs of 1024, 275 in runs of 2048, 265 in one run, with
-52, 115, 199 and 494 MB of scratch. On a software adapter even a short run is slow."""
+of the run, each of which reads the whole sequence, so that short runs leave a GPU idle. A 4000-token prompt of a
+Llama-1B shape (int4, float16) on an H200: 342 ms in runs of 512, 280 in runs of 1024, 275 in runs of 2048, 265 in one
+run, with 52, 115, 199 and 494 MB of scratch. On a software adapter even a short run is slow.
+"""
 
 SHORTEST = 64
 """Tokens; shorter runs would leave most of a tile of onnxruntime-web's matrix products idle."""

@@ -1,4 +1,4 @@
-"""The tokens of a prefill run, bounded by the milliseconds that runs were measured to take."""
+"""The tokens of a prefill run, bounded by the measured time of runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .prefill_chunk import SHORTEST
 __all__ = ["BOUND_MS", "FIRST", "PrefillPace", "RunSize"]
 
 BOUND_MS = 250.0
-"""Most milliseconds of a run. A run is dozens of dispatches, which other work of the GPU comes between, so that this
-bounds how long one of them may be, and how late a cancel comes."""
+"""Most milliseconds of a run. Other GPU work can run between the dozens of dispatches of a run, so that this bounds the
+length of one dispatch and the delay of a cancel.
+"""
 
 FIRST = 256
 """Tokens of the first run on an unknown GPU adapter: on a slow one, a long run would hold up the page."""
@@ -26,15 +27,15 @@ STRIKES = 2
 """Runs in a row over the bound that make runs shorter: the first one of a size also compiles its kernels."""
 
 RETURNS = 2
-"""How often a size may be found too long. After that it is not tried again, so that the size comes to rest."""
+"""How often a size may be found too long. After that it is not tried again, so that the size settles."""
 
 
 class RunSize:
     """Chooses the tokens of prefill runs: powers of two times `least`, so that tapes of earlier sizes serve again.
 
     Over `bound` milliseconds the size is halved, down to `least`; it is doubled, up to `most`, while a run of twice the
-    tokens is expected within the bound. Once it is neither it is `settled` and stays, so that equal prompts are cut
-    alike and give equal tokens. Without a bound it is `most` from the start.
+    tokens is expected within the bound. Once it is neither, it is `settled` and stays, so that equal prompts are cut in
+    the same way and give equal tokens. Without a bound it is `most` from the start.
     """
 
     def __init__(self, most: int, bound: float, settled: int | None = None, least: int = SHORTEST) -> None:
@@ -49,7 +50,7 @@ class RunSize:
         self.settled = settled is not None or math.isinf(bound) or self._least == most
 
     def observe(self, tokens: int, milliseconds: float) -> None:
-        """Learn from a run of so many tokens that took so long."""
+        """Learn from the time of a run of `tokens` tokens."""
         if self.settled or tokens <= self._least:
             return
         long_enough = 2 * tokens >= self.size
@@ -68,7 +69,7 @@ class RunSize:
             self.size *= 2
 
     def _halve(self, tokens: int) -> None:
-        """Make runs shorter than one of so many tokens."""
+        """Make runs shorter than that number of tokens."""
         self._over = 0
         self._left[self.size] += 1
         self.size //= 2
@@ -93,7 +94,7 @@ class PrefillPace:
 
     @property
     def size(self) -> int:
-        """Most tokens of the next run."""
+        """The most tokens of the next run."""
         return self._size.size
 
     @property
@@ -109,7 +110,7 @@ class PrefillPace:
             await self._keep(self.size)
 
     def measure(self, tokens: int, begun: float) -> None:
-        """Time a run that is queued by now; it began then, on the worker's clock, or after the one before it."""
+        """Measure a run that was queued; it began at that time on the worker's clock, or after the run before it."""
         if not self.settled:
             task = asyncio.ensure_future(self._time(tokens, begun))
             self._measuring.add(task)

@@ -54,9 +54,9 @@ class PromptRuns:
     cursor: int = 0
     """The ring index of the next pick."""
     held: int = 0
-    """Positions that growing KV caches hold now."""
+    """Positions that growing KV caches hold at present."""
     mask_bound: int | None = None
-    """The position behind which the mask is known to be zero; None if unknown."""
+    """The position after which the mask is known to be zero; None if unknown."""
     longest: int = 0
     """Tokens of the longest run so far."""
     closed: bool = False
@@ -114,7 +114,7 @@ class PromptRuns:
             await self.rest()
         scored = self.scored
         assert scored is not None
-        # Caches over a window may have lost positions before that.
+        # Caches over a window may have dropped earlier positions.
         back = 0 if buffers.sliding is None else past
         self._go_to(past)
         if scored.tapes is not None and (wanted := scored.wanted(past, end, back)):
@@ -127,7 +127,7 @@ class PromptRuns:
         done = past
         for run in scored.cut(past, end, back):
             part = tokens[run.start : run.start + run.length]
-            # Another continuation of the same context may come.
+            # Another continuation of the same context may follow.
             valid = self._begin_run(part, run.start, done == past)
             await self.waited(scored.run(run.length, valid))
             self._end_run(part)
@@ -148,7 +148,7 @@ class PromptRuns:
             self.held = past
 
     def _begin_run(self, ids: Sequence[int], start: int, last: bool) -> int:
-        """Write the inputs of a prompt run, the `last` one or another. How many positions are there behind it."""
+        """Write the inputs of a prompt run, which may be the `last` one. Returns the number of positions after it."""
         # The model may have been closed while onnxruntime-web computed the run before.
         self.require_open()
         self.buffers.make_room(start, len(ids))
@@ -161,7 +161,7 @@ class PromptRuns:
         return self.mask_bound
 
     def _end_run(self, ids: Sequence[int]) -> None:
-        """A prompt run over these ids is queued."""
+        """Note that a prompt run over these ids is queued."""
         assert self.mask_bound is not None
         self.longest = max(self.longest, len(ids))
         self.settle(self.mask_bound)
@@ -169,7 +169,7 @@ class PromptRuns:
             self.snapshots.live = self.mask_bound
 
     def _rest_at(self, length: int) -> None:
-        """So many positions were run."""
+        """Note that these positions were run."""
         self.length = length
         self.cursor = 0
         self.buffers.set_length(length)
@@ -198,7 +198,7 @@ class PromptRuns:
             await self.finish(tapes.make(lengths))
 
     async def finish(self, making: Coroutine[Any, Any, None]) -> None:
-        """Make something over the sequence's buffers; their next use waits for it, also if this wait is cancelled."""
+        """Await work that uses the sequence's buffers; their next use waits for it, also if this wait is cancelled."""
         self.making = asyncio.ensure_future(making)
         await asyncio.shield(self.making)
 
@@ -258,7 +258,7 @@ class PromptRuns:
         self.length, self.held = other.length, other.held
         self.cursor, self.mask_bound = 0, other.length
         if self.snapshots is not None and other.snapshots is not None:
-            # Snapshots stay with the other one: a rewind runs the tokens from the start.
+            # Snapshots stay with the other decoder: a rewind runs the tokens from the start.
             self.snapshots.taken, self.snapshots.live = {}, other.snapshots.live
 
     def require_open(self) -> None:

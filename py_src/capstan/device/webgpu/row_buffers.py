@@ -27,7 +27,7 @@ from .sliding import BASE, SlidingWindow
 __all__ = ["RowBuffers"]
 
 UNCOUNTED = 4
-"""The word of a row's state that says how many tokens count besides its length."""
+"""The word of a row's state with the number of tokens that count in addition to its length."""
 
 
 @dataclass
@@ -52,15 +52,16 @@ class RowBuffers:
     cursor: int = 0
     """The ring index of the rows' next picks."""
     closed: bool = False
-    """Whether they are freed, or nearly."""
+    """Whether the buffers are freed or being freed."""
     uncounted: list[int] = field(default_factory=list)
     windows: list[SlidingWindow] = field(default_factory=list)
     """The sliding caches of each row; none if all caches hold every position."""
 
     @classmethod
     async def allocate(cls, one: SequenceBuffers, rows: int, owner: str, given: Loan | None = None) -> RowBuffers:
-        """Allocate what is not `given`, for rows of the capacity of `one`, which runs their prompts. Raises
-        OutOfMemoryError, and nothing stays allocated."""
+        """Allocate all but the `given` buffers, for rows of the capacity of `one`, which runs their prompts. Raises
+        OutOfMemoryError; then nothing stays allocated.
+        """
         device, about, capacity, chunk = one.device, one.about, one.capacity, one.chunk
         held = dict(given.spans) if given is not None else {}
         ours = [item for item in row_items(about, rows, capacity, chunk) if item.name not in held]
@@ -86,7 +87,7 @@ class RowBuffers:
         return self.windows[row] if self.windows else None
 
     def make_room(self, row: int, length: int, count: int) -> None:
-        """Have room for `count` positions behind a row's first `length`; see SlidingWindow."""
+        """Make room for `count` positions after a row's first `length`; see SlidingWindow."""
         if self.windows:
             self.windows[row].make_room(length, count)
 
@@ -96,7 +97,7 @@ class RowBuffers:
         return self.capacity if window is None else window.room - window.sliding.window
 
     def rebase(self, row: int, base: int) -> None:
-        """The caches that a row takes over hold the positions from `base` on."""
+        """Note that the caches that a row takes over hold the positions from `base` on."""
         if self.windows:
             self.windows[row].rebase(base)
 
@@ -112,7 +113,7 @@ class RowBuffers:
         return {name: (span.buffer.handle, span.offset, -(-span.length // 4) * 4) for name, span in spans.items()}
 
     def part(self, name: str, row: int) -> DeviceSpan:
-        """Those of one row."""
+        """The same for one row."""
         size = self.spans[name].length // self.rows
         return self.spans[name].sub(row * size, size)
 
@@ -127,13 +128,13 @@ class RowBuffers:
         self.rebase(row, one.base)
 
     def to_one(self, row: int, one: SequenceBuffers, names: Sequence[str] = ()) -> None:
-        """Give a sequence the row's caches, or what is named."""
+        """Copy the row's caches, or the named tensors, to a sequence."""
         self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.caches])
         if one.sliding is not None and self.windows:
             one.sliding.rebase(self.windows[row].base)
 
     def take(self, row: int, other: RowBuffers) -> None:
-        """Take over the same row of others."""
+        """Copy the same row of other rows."""
         names = [*self.caches, "logits", "input ids"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
         self.rebase(row, other.windows[row].base if other.windows else 0)
@@ -142,11 +143,11 @@ class RowBuffers:
         return one.spans[name].sub(0, self.spans[name].length // self.rows)
 
     def copy(self, moved: Mapping[int, int]) -> None:
-        """Make each of these rows what the row named for it was, all at once, a buffer at a time."""
+        """Replace each of these rows by a copy of its source row, all at once, one buffer at a time."""
         if not moved:
             return
         sources = sorted(set(moved.values()) & set(moved))
-        """Rows that others become, and that are overwritten."""
+        """Rows that are both copied and overwritten."""
         for name in [*self.caches, "logits", "input ids"]:
             size = self.spans[name].length // self.rows
             if not sources:
@@ -161,22 +162,22 @@ class RowBuffers:
             self.rebase(new, bases[old])
 
     def set_inputs(self, tokens: Sequence[int]) -> None:
-        """The next step's ids."""
+        """Set the next step's ids."""
         self.device.copy_cpu_to_device(self.spans["input ids"], array("q", tokens))
 
     def set_input(self, row: int, token: int) -> None:
-        """The id of a row's next step."""
+        """Set the id of a row's next step."""
         self.device.copy_cpu_to_device(self.part("input ids", row), array("q", [token]))
 
     def set_length(self, row: int, length: int) -> None:
-        """A row's state: `length` valid positions, its picks from `cursor` of the ring on, not done."""
+        """Set a row's state: `length` valid positions, picks from `cursor` of the ring on, not done."""
         words = array("I", [length, self.cursor, *([0] * (STATE_WORDS - 2))])
         words[UNCOUNTED] = self.uncounted[row]
         words[BASE] = self.windows[row].base if self.windows else 0
         self.device.copy_cpu_to_device(self.part("state", row), words)
 
     def set_uncounted(self, row: int, count: int) -> None:
-        """Tokens that count for `min_length` besides the row's length, from its next `set_length` on."""
+        """Set the tokens that count for `min_length` in addition to the row's length, from its next `set_length` on."""
         self.uncounted[row] = count
 
     def require_open(self) -> None:

@@ -50,7 +50,7 @@ class RowSampler:
         self._set_program(Drafting())
 
     def set_drafts(self, drafting: Drafting, input_ids: DeviceBuffer, logits: DeviceBuffer) -> None:
-        """Let steps find drafts, for a tape that takes its ids and leaves its logits there."""
+        """Let steps find drafts, for a tape with ids and logits in these buffers."""
         self._set_program(drafting)
         self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most)
 
@@ -75,12 +75,12 @@ class RowSampler:
         self.engine.set_sampler_own(self.handle, position_words(position), row)
 
     def destroy(self) -> None:
-        """Free it; for when nothing picks with it any more."""
+        """Free the sampler once no step uses it."""
         self.engine.destroy_sampler(self.handle)
 
 
 async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:
-    """Read a Burst from the engine's numbers; rows that are not in `asked` get no ids."""
+    """Read a Burst from the engine's numbers; rows outside `asked` get no ids."""
     submitted, done, readable, host, entered, *found = await numbers
     picks = len(found) // rows
     ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))

@@ -29,7 +29,7 @@ from .tapes.row_tapes import Closable, RowTape, TapeKind, row_kind, widened_tape
 __all__ = ["RowSource"]
 
 REFUSALS = (TapeError, UnsupportedModelError, OutOfMemoryError)
-"""The errors by which a step of several tokens has no tape."""
+"""The errors after which a step of several tokens has no tape."""
 
 B = TypeVar("B", bound=Closable)
 T = TypeVar("T")
@@ -37,27 +37,30 @@ T = TypeVar("T")
 
 @dataclass
 class RowSource:
-    """Makes a model's joint rows, and keeps those that are given back."""
+    """Makes a model's joint rows, and keeps released ones."""
 
     loaded: Loaded
     steps: StepSource
     passes: Collection[str]
     decoder: Callable[[int, Loan | None], Awaitable[WebGpuDecoder]]
-    """One of a capacity, over buffers that are given."""
+    """Makes a decoder of a capacity over given buffers."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     prompted: dict[tuple[int, int], str] = field(default_factory=dict)
-    """The rows and capacities for which several prompts came, with the reason why these share no runs, if known."""
+    """The rows and capacities that got several prompts, with the reason why these share no runs, if known."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Serialises recording: when equal tapes are asked for at once, the first is recorded and the others restored."""
+    """Serialises recording: of equal tapes that are requested at once, the first is recorded and the others are
+    restored.
+    """
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
-        """Rows of that capacity in one step: rows that were given back, else new ones over the lent buffers; None, a
-        step down, if no such rows are possible. Without rows it releases the buffers, but not the scratch."""
+        """Rows of that capacity in one step: released rows, else new ones over the borrowed buffers; None, a step down,
+        if that is impossible. Without rows it releases the buffers, but not the scratch.
+        """
         given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):
@@ -100,7 +103,7 @@ class RowSource:
                 lent.sequences[0].end()
 
     async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
-        """Rows beside a decoder, which is closed where there can be none."""
+        """Rows with a decoder for their prompts, which is closed if rows are impossible."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(one.close)
             try:
@@ -121,7 +124,7 @@ class RowSource:
         return found
 
     def _reason(self, error: CapstanError) -> str:
-        """Why there is no tape; the error itself is raised again where the device is lost."""
+        """The reason for no tape; for a lost device the error is raised again."""
         if not self.loaded.engine.healthy():
             raise error
         return str(error)
@@ -137,9 +140,10 @@ class RowSource:
         return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
-        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, one that is stored is
-        made again; else one is recorded when prompts of so many rows come for the second time, None before. Over
-        given scratch, which may be too small, none is recorded."""
+        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, a stored tape is made
+        again; else it is recorded when prompts of that number of rows come for the second time (None before). Over
+        given scratch, which may be too small, it is not recorded.
+        """
         what = rows.rows, rows.capacity
         again = what in self.prompted and one.scratch.given is None
         self.prompted[what] = reason = self.prompted.get(what, "")
@@ -195,7 +199,7 @@ class RowSource:
             raise TapeError("the model has states or caches besides those that attention writes in place")
 
     async def _recorded(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
-        """A tape that is recorded with a captured session over the decoder's buffers, checked and stored."""
+        """A new tape, recorded with a captured session over the decoder's buffers, checked and stored."""
         steps, engine, about = self.steps, self.loaded.engine, self.loaded.about
         session, binding = await steps.capture(one.buffers)
         async with AsyncExitStack() as undo:

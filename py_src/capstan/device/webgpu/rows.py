@@ -1,4 +1,4 @@
-"""The decoders of this device, of any number of rows, and what is done to all rows of one."""
+"""The decoders of this device, of any number of rows, and operations on all rows of one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ WebGpuRows = WebGpuDecoder | JointRows | SeparateRows[WebGpuDecoder]
 
 
 def sequences_of(rows: WebGpuRows) -> Sequence[WebGpuDecoder]:
-    """The decoders of one sequence in it, which have its tapes' scratch: of each row, or the one that runs prompts."""
+    """The inner decoders of one sequence, which own the tapes' scratch: one per row, or the one that runs prompts."""
     if isinstance(rows, SeparateRows):
         return rows.decoders
     return [rows.sequence if isinstance(rows, JointRows) else rows]
 
 
 async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
-    """Have the tapes work in the lent buffers, largest first, or in scratch of their own; what was submitted keeps its
-    own. A wait that is cancelled goes on until the tapes are bound: buffers must not be let go before. On failure they
-    work where they did; raises OutOfMemoryError."""
+    """Have the tapes use the borrowed buffers, largest first, or scratch of their own; submitted work keeps its
+    buffers. A cancelled wait continues until the tapes are bound, since buffers must not be released earlier. Raises
+    OutOfMemoryError; then the tapes keep their scratch.
+    """
     await to_its_end(asyncio.ensure_future(_give_scratch(rows, loan)))
 
 
@@ -47,7 +48,7 @@ async def _give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
 
 
 def require_movable(rows: WebGpuRows) -> None:
-    """Raise OptionError for rows over the user's buffers: those of another rank would need others."""
+    """Raise OptionError for rows over the user's buffers, since another rank needs other buffers."""
     ones = [rows] if isinstance(rows, JointRows) else sequences_of(rows)
     if not all(one.reusable for one in ones):
         raise OptionError(
@@ -57,7 +58,7 @@ def require_movable(rows: WebGpuRows) -> None:
 
 
 def take_over(rows: WebGpuRows, others: WebGpuRows) -> None:
-    """Let rows become what others are, of the same number and capacity: caches, lengths and logits."""
+    """Copy other rows of the same number and capacity: caches, lengths and logits."""
     if isinstance(rows, JointRows) and isinstance(others, JointRows):
         rows.take_over(others)
     elif isinstance(rows, JointRows):

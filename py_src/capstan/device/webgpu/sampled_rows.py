@@ -65,7 +65,7 @@ class SampledRows:
         self.capacity = sampler.buffers.capacity
         self.usual_burst = 1
         self.lent: Loan | None = None
-        """The loan of the buffers that the tapes use as scratch; `destroy` ends it."""
+        """The hold on borrowed buffers that the tapes use as scratch; `destroy` releases it."""
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         self._require_open()

@@ -1,4 +1,4 @@
-"""Prompt runs whose logits are those of all positions, of which the GPU keeps the scores of given tokens alone."""
+"""Prompt runs with logits of all positions, from which the GPU keeps only the scores of given tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def scored_positions(about: GraphDescription, most: int) -> int:
 
 
 def cut_scored(start: int, end: int, most: int, lengths: Collection[int], back: int) -> list[Run]:
-    """The runs over positions `start` to `end` of a sequence, each of at most `most`. A run of one of `lengths`, those
-    with a tape, may begin before `start`, at `back` or later: positions that are there are computed to the same
-    values."""
+    """The runs over positions `start` to `end` of a sequence, each of at most `most`. A run of one of `lengths`, which
+    have tapes, may begin before `start`, at `back` or later: it computes earlier positions again, with the same
+    values.
+    """
     runs: list[Run] = []
     while start < end:
         left = end - start
@@ -54,10 +55,10 @@ class ScoredRuns:
     engine: GpuEngine
     about: GraphDescription
     buffers: SequenceBuffers
-    """The sequence's, with other logits unless each run has one token."""
+    """The sequence's buffers, with other logits unless each run has one token."""
     slots: DeviceBuffer
     logits: DeviceBuffer | None
-    """Those of all positions of a run."""
+    """The logits of all positions of a run."""
     positions: int
     binding: int
     tapes: PrefillTapes | None
@@ -69,11 +70,11 @@ class ScoredRuns:
         """For RowDecoder.tape_passes."""
         if self.why:
             return f"a run for each token: {self.why}"
-        told = "onnxruntime-web runs them" if self.tapes is None else self.tapes.report
-        return f"runs of at most {self.positions} tokens: {told}"
+        how = "onnxruntime-web runs them" if self.tapes is None else self.tapes.report
+        return f"runs of at most {self.positions} tokens: {how}"
 
     def wanted(self, start: int, end: int, back: int) -> list[int]:
-        """The lengths of runs over these positions for which there may be tapes that nobody has tried."""
+        """The lengths of runs over these positions whose tapes were not tried yet."""
         if self.tapes is None:
             return []
         lengths = self.tapes.lengths
@@ -86,19 +87,20 @@ class ScoredRuns:
         return cut_scored(start, end, self.positions, [length for length, tape in taped.items() if tape], back)
 
     def ask(self, tokens: Sequence[int]) -> None:
-        """The tokens to be scored."""
+        """Set the tokens to score."""
         slots = array("I", bytes(SLOT * len(tokens)))
         slots[::4] = array("I", tokens)
         self.buffers.device.copy_cpu_to_device(self.slots.span(0, SLOT * len(tokens)), slots)
 
     async def run(self, length: int, valid: int) -> None:
-        """Run so many tokens, whose inputs are written; `valid` positions are there then."""
+        """Run `count` tokens, whose inputs are written; afterwards `valid` positions are valid."""
         if self.tapes is None or not self.tapes.play(length, valid):
             await self.engine.run(self.binding, valid, length, self.buffers.base)
 
     def keep(self, run: Run, done: int, first: int) -> None:
-        """Score tokens by the logits of a run from position `done` on, the `first` of those that were asked. A slot has
-        its token no more once it is scored."""
+        """Score tokens by the logits of a run from position `done` on; `first` is the first requested position. Scoring
+        overwrites the token in its slot.
+        """
         skipped, about, logits = done - run.start, self.about, self.buffers.logits
         rows, slots = run.length - skipped, self.slots.handle
         self.engine.score(logits, about.logits_dtype, about.vocab_size, skipped, rows, slots, first)
@@ -114,7 +116,7 @@ class ScoredRuns:
         return scored
 
     async def release(self) -> None:
-        """Free all that it owns; nothing of it is under way."""
+        """Free all that it owns; called while none of its work is under way."""
         if self.tapes is not None:
             await self.tapes.release()
         if self.logits is not None:

@@ -26,7 +26,7 @@ STATE_WORDS = 8
 class SequenceBuffers:
     """The spans of one sequence by name, as `memory.sequence_items` lists them. Positions and capacity count tokens.
 
-    Each span that onnxruntime-web binds is a buffer of its own; the spans of Capstan's kernels alone share one buffer.
+    Each span that onnxruntime-web binds has its own buffer; spans that only Capstan's kernels bind share one.
     """
 
     device: DeviceInterface
@@ -35,17 +35,17 @@ class SequenceBuffers:
     capacity: int
     chunk: int
     inputs: tuple[RunInput, ...]
-    """The providers of what its runs take and give."""
+    """The providers of the inputs and outputs of its runs."""
     spans: Mapping[str, DeviceSpan]
     owned: tuple[DeviceBuffer, ...]
-    """Buffers that were allocated here, and are freed by `destroy`."""
+    """Buffers that were allocated here; `destroy` frees them."""
     given: Loan | None
     """Buffers of the user's, held until `destroy`."""
     present: tuple[DeviceSpan, ...]
     """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
     graph needs them."""
     sliding: SlidingWindow | None = None
-    """The caches that hold the positions of a window alone, if the graph has any."""
+    """The caches that hold only the positions of a window, if the graph has any."""
     every: bool = False
     """Whether runs give the logits of all their positions, not of the last one alone."""
 
@@ -64,7 +64,7 @@ class SequenceBuffers:
         tables: RopeTables | None = None,
         window_tables: Sequence[bytes] = (),
     ) -> SequenceBuffers:
-        """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
+        """Allocate all but the `given` buffers for `capacity` positions; nothing stays allocated on failure."""
         spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
         inputs = run_inputs(about, Room(capacity, chunk, apart=not in_place, rope=tables))
         items = [item for each in inputs for item in each.items()]
@@ -95,7 +95,7 @@ class SequenceBuffers:
         return buffers
 
     def scored(self, logits: DeviceBuffer) -> SequenceBuffers:
-        """The same buffers for runs that give the logits of all their positions there; not to be destroyed."""
+        """The same buffers for runs that write the logits of all positions to `logits`; not to be destroyed."""
         return replace(self, spans={**self.spans, "logits": logits.span()}, every=True)
 
     @property
@@ -113,7 +113,7 @@ class SequenceBuffers:
         return self.about.positions(pair, self.capacity, self.chunk)
 
     def make_room(self, length: int, count: int) -> None:
-        """Have room for `count` positions behind the first `length`; see SlidingWindow."""
+        """Make room for `count` positions after the first `length`; see SlidingWindow."""
         if self.sliding is not None:
             self.sliding.make_room(length, count)
 
@@ -124,11 +124,11 @@ class SequenceBuffers:
 
     @property
     def end(self) -> int:
-        """The position behind the last one for which all caches have room now."""
+        """The number of positions for which all caches have room at present."""
         return self.capacity if self.sliding is None else min(self.capacity, self.base + self.sliding.room)
 
     def slide_for_check(self, length: int) -> None:
-        """Let the caches slide behind `length` positions that were run, so that steps that are compared have a base."""
+        """Let the caches slide after `length` positions, so that compared steps have a base."""
         if self.sliding is not None:
             self.sliding.slide(self.sliding.probed_base(length), length)
 
@@ -153,7 +153,7 @@ class SequenceBuffers:
         )
 
     def handle(self, name: str) -> int:
-        """The device's handle of the buffer behind `name`, which onnxruntime-web binds whole."""
+        """The device's handle of the buffer of `name`, which onnxruntime-web binds whole."""
         handle: int = self.spans[name].buffer.handle
         return handle
 
@@ -168,7 +168,7 @@ class SequenceBuffers:
         return tuple(self.spans[f"kv {pair.past}"] for pair in self.about.cache)
 
     def carried_span(self, found: CachePair | StateTensor, held: int) -> DeviceSpan:
-        """The span from which a run reads a state or a cache; a growing cache has `held` positions now."""
+        """The span from which a run reads a state or a cache; a growing cache has `held` positions at present."""
         if isinstance(found, StateTensor):
             return self.spans[found.past]
         whole = self.spans[f"kv {found.past}"]
@@ -201,12 +201,13 @@ class SequenceBuffers:
 
     @property
     def settled(self) -> bool:
-        """Whether all that a run writes is where the next one reads it."""
+        """Whether a run writes all its results where the next one reads them."""
         return self.in_place and not self.about.states
 
     def settle(self, valid: int) -> None:
-        """After a run that no tape played: bring what it wrote apart to where the next one reads it, states and, where
-        the device or the graph needs that, caches, which have `valid` positions now."""
+        """After a run without a tape, copy its results to where the next one reads them: states and, if the device or
+        the graph writes them apart, caches, which have `valid` positions.
+        """
         if not self.in_place:
             parts = []
             for pair, present, cache in zip(self.about.cache, self.present, self.cache_spans, strict=True):
@@ -216,17 +217,17 @@ class SequenceBuffers:
         self.settle_states()
 
     def settle_states(self) -> None:
-        """Bring the states that a run wrote to where the next one reads them."""
+        """Copy the states that a run wrote to where the next one reads them."""
         if self.about.states:
             self.device.copy_tensors(self.carried)
 
     @property
     def carried(self) -> list[tuple[DeviceSpan, DeviceSpan]]:
-        """For each state the span that a run writes, and the one that the next run reads."""
+        """For each state the span that a run writes, and the span that the next run reads."""
         return [(self.spans[state.present], self.spans[state.past]) for state in self.about.states]
 
     def copy_from(self, other: SequenceBuffers, length: int) -> None:
-        """Become what another sequence's buffers are, of the same model and capacity and `length` positions."""
+        """Copy another sequence's buffers, of the same model and capacity, with `length` positions."""
         if self.sliding is not None:
             self.sliding.rebase(other.base)
         # Whole caches: the rows of each head would be a copy each, and Python plans every one.
@@ -237,19 +238,19 @@ class SequenceBuffers:
             self.set_length(length)
 
     def set_lora(self, lora: LoraWeights) -> None:
-        """Give the sequence these adapters."""
+        """Copy these adapters into the sequence's buffers."""
         pairs = [(span, self.spans[f"lora {name}"].sub(0, span.length)) for name, span in lora.spans.items()]
         self.device.copy_tensors(pairs)
 
     def rotate(self, long: bool) -> None:
-        """Have the long factors in its rotary tables, or the short ones."""
+        """Fill the rotary tables with the long factors, or the short ones."""
         for each in self.inputs:
             each.rotate(self, long)
 
     def cut(self, old: int, new: int) -> None:
-        """Let caches that grow, of `old` positions, have the first `new` of them."""
+        """Change growing caches from `old` positions to the first `new`."""
         if new:
-            # A head's rows move down, past where the next head's were: by way of the other buffer.
+            # A head's rows move over the old place of the next head's, so they go through the other buffer.
             moved = []
             for pair, cache, present in zip(self.about.cache, self.cache_spans, self.present, strict=True):
                 was, kept = (self._cache_bytes(pair, length) // pair.heads for length in (old, new))
@@ -293,8 +294,7 @@ class SequenceBuffers:
         return parts
 
     def written(self, *others: str) -> list[int]:
-        """Buffers that runs over the 'input', and those that are named, are bound to and that change between
-        replays."""
+        """Buffers, with the named ones, that runs over the 'input' bind and that change between replays."""
         names = [
             tensor.item
             for run in (Run(which, 1) for which in ("input", *others))
@@ -312,14 +312,14 @@ class SequenceBuffers:
             self.given.end()
 
     def set_mask(self, valid: int) -> None:
-        """The first `valid` positions are there, whatever was there."""
+        """Mark the first `valid` positions, and no others, as valid."""
         for each in self.inputs:
             each.hold(self, valid)
 
     def write_prompt(self, ids: Sequence[int], past: int, valid: int | None = None) -> None:
         """The inputs of one prefill run of at most `chunk` ids after `past` positions.
 
-        `valid` is how many positions the mask may have set by now; None if nothing is known of it.
+        `valid` is the largest possible number of set positions of the mask; None if unknown.
         """
         with self.device.batch():
             for each in self.inputs:

@@ -29,11 +29,11 @@ class SessionWeights:
     leases: Sequence[Lease] = ()
 
     def again(self) -> SessionWeights:
-        """The same for one more user, who releases it, too."""
+        """The same weights for one more user, who releases them, too."""
         return replace(self, leases=[held.again() for held in self.leases])
 
     def release(self) -> None:
-        """Free the buffers that nobody else holds; releasing twice is harmless."""
+        """Free the buffers without another holder; releasing twice is harmless."""
         for held in self.leases:
             held.release()
 
@@ -63,7 +63,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
                     leases.append(held)
                     buffers.update(zip((entry.name for entry in entries), held.buffers, strict=True))
                 else:
-                    # It is stored, as any other.
+                    # It is stored like any other.
                     await file.load(engine.upload_weights([]), end, no_progress)
                 for tensor, entry, _ in kept:
                     if entry.location == location:
@@ -79,7 +79,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
 
 
 def no_progress(done: int, total: int) -> None:
-    """Nobody is told."""
+    """A progress callback that does nothing."""
 
 
 def tell_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Moves the rows of sliding caches, and tells the sequence's base to whatever takes its lengths from it.
+"""Moves the rows of sliding caches, and writes the sequence's base for all kernels that count from it.
 
 Moves are queued like all other work, so that earlier submits find the rows in their old places. The host only needs an
 upper bound of the length that the sequence has after the next submit.
@@ -46,7 +46,7 @@ class SlidingWindow:
     room: int
     """Positions that the caches hold."""
     span: Callable[[str], DeviceSpan]
-    """A span of the sequence by its name."""
+    """Gives a span of the sequence by its name."""
     fed: bool = True
     """Whether onnxruntime-web reads the base, too."""
     base: int = 0
@@ -57,14 +57,13 @@ class SlidingWindow:
         return self.room < self.capacity
 
     def holds(self, length: int) -> bool:
-        """Whether a run can continue behind `length` positions: those that its first token sees are there."""
+        """Whether a run can continue after `length` positions: the caches hold the window of its first token."""
         return self.sliding.holds(self.base, length)
 
     def make_room(self, length: int, count: int) -> None:
-        """Have room for `count` positions behind the first `length`, of which a few may not be there after all: half of
-        the slack is left in front of the window for those. A run behind 0 positions begins anew.
-
-        Raises ValueError where the window before `length` is gone: continue behind a length that `holds`.
+        """Make room for `count` positions after the first `length`. A few of these may turn out not to exist: half of
+        the slack stays before the window for that case. A run after 0 positions begins again. Raises ValueError if the
+        window before `length` is gone: continue after a length that `holds`.
         """
         if length == 0:
             self.rebase(0)
@@ -82,12 +81,12 @@ class SlidingWindow:
             self.rebase(base)
 
     def kept_from(self, length: int, count: int) -> int:
-        """The first position that is kept where `count` follow behind `length` ones."""
+        """The first position to keep when `count` positions follow the first `length`."""
         window = self.sliding.window
         return max(0, length - max(window, min(self.room - count, window + (self.room - window) // 2)))
 
     def probed_base(self, length: int) -> int:
-        """The base for the check of a step behind `length` positions; not 0 where that is possible."""
+        """The base for the check of a step after `length` positions; not 0 if possible."""
         least, most = max(0, length + 1 - self.room), max(0, length - self.sliding.window)
         return max(least, most // 2) if self.slides else 0
 
@@ -117,7 +116,8 @@ class SlidingWindow:
 
     def _move(self, shift: int, kept: int) -> None:
         """Move `kept` rows of each head `shift` rows to the front, by one copy for all heads of a cache: the first rows
-        of a head go behind the kept ones of the head before, where no position is yet."""
+        of a head go after the kept ones of the previous head, where rows are free.
+        """
         pairs = []
         for pair in self.about.cache:
             if pair.past not in self.sliding.pasts:
@@ -129,10 +129,11 @@ class SlidingWindow:
 
 
 def reached(sliding: SlidingWindow | None, length: int) -> int:
-    """The last position, at most `length`, behind which a sequence can be continued: 0, a step down, if its sliding
-    caches no longer hold the window before that."""
+    """The last position, at most `length`, after which a sequence can continue: 0, a step down, if its sliding caches
+    no longer hold the window before that.
+    """
     if sliding is None or length == 0 or sliding.holds(length):
         return length
     reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
-    fall_back("a sequence that goes on behind fewer positions than were run", reason, "it is run again from its start")
+    fall_back("a sequence that continues after fewer positions than were run", reason, "it is run again from its start")
     return 0

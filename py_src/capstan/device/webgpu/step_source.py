@@ -42,9 +42,11 @@ class StepSource:
         self._scoring = 0
         """The session of `scored_runs`."""
         self._recording = asyncio.Lock()
-        """Serialises recording: when sequences are made at once, the first records and the others restore its tape."""
+        """Serialises recording: of sequences that are made at once, the first records and the others restore its
+        tape.
+        """
         self.eager_picks = eager_picks(loaded.interface.about().software, loaded.graphs)
-        """Picks of a sequence before its decode step is recorded, where no stored tape makes that needless."""
+        """Picks of a sequence before its decode step is recorded, unless a stored tape exists."""
 
     async def capture(self, buffers: SequenceBuffers) -> tuple[int, int]:
         """A captured session for decode steps over a sequence's buffers, and its binding."""
@@ -66,8 +68,9 @@ class StepSource:
         return TapeKey(loaded.name, 1, capacity, loaded.interface.about().adapter, how)
 
     async def decode_step(self, buffers: SequenceBuffers, unrecorded: bool) -> DecodeStep:
-        """The requested way to run a decode step, or the next one down that works, with the reason; where it is to be
-        recorded, and may be `unrecorded` for now, eager runs."""
+        """The requested way to run a decode step, or the next one down that works, with the reason. If it would be
+        recorded and may be `unrecorded` for now, eager runs.
+        """
         step = DecodeStep(self._engine, self.bind_prefill(buffers, "input", 1), capture="off", note=None)
         configured = self._options.configured
         if self._options.capture == "off":
@@ -80,7 +83,7 @@ class StepSource:
         return captured
 
     async def captured(self, step: DecodeStep, buffers: SequenceBuffers, unrecorded: bool = False) -> DecodeStep:
-        """A step with the capture asked for, or the next one down. A failure frees everything made here, but nothing of
+        """A step with the requested capture, or the next one down. A failure frees everything made here, but nothing of
         `step`."""
         stored, configured = self._loaded.stored, self._options.configured
         if self._options.capture != "tape" or not self._loaded.in_place:
@@ -104,8 +107,9 @@ class StepSource:
         return recorded
 
     async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers) -> DecodeStep:
-        """The best step that recording the captured session yields. A failure frees everything made here, but nothing
-        of `step`."""
+        """The best step that a recording of the captured session yields. A failure frees everything made here, but
+        nothing of `step`.
+        """
         capacity = buffers.capacity
         try:
             session = await self._decode_session(buffers.owner, capacity)
@@ -141,7 +145,7 @@ class StepSource:
         ]
 
     def prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
-        """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
+        """Makes and keeps a sequence's prefill tapes; None if none are possible."""
         loaded = self._loaded
         about = loaded.about
         # Our attention, which takes runs of several tokens, puts back the inputs that recorded attention leaves out.
@@ -176,8 +180,9 @@ class StepSource:
         )
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
-        """The runs that score a sequence's tokens; `prompt` and `tapes` are those of its prompts. If the logits of
-        several positions are not to be had, each token has a run."""
+        """The runs that score a sequence's tokens; `prompt` and `tapes` are those of its prompts. If the graph cannot
+        give the logits of several positions, each token has a run.
+        """
         engine, about, graphs = self._engine, self._loaded.about, self._loaded.graphs
         positions = scored_positions(about, min(self._pace.size, buffers.chunk))
         why = "the graph gives the logits of the last position only" if about.last_token_only else graphs.one_row
@@ -235,7 +240,7 @@ class StepSource:
         return await self._engine.create_session(graph, capture=True, owner=owner, cache_bits=self._loaded.cache_bits)
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
-        """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
+        """Prefill a few tokens, so that a recorded step can be compared with an eager one on a real state."""
         binding = self.bind_prefill(buffers, "prompt", FREE)
         try:
             buffers.clear_states()
@@ -265,7 +270,7 @@ class StepSource:
         return [*feeds, *weights], fetches
 
     async def close(self) -> None:
-        """Release the sessions; what was made with them is released before."""
+        """Release the sessions, after all that was made with them."""
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
         for session in filter(None, (self._scoring, self._loaded.sessions["prefill"])):

@@ -35,9 +35,8 @@ Step = list[Any]
 
 
 class WebGpuDevice(DeviceInterface):
-    """Storage buffers are DEFAULT memory, mappable staging buffers HOST_ACCESSIBLE.
-
-    The engine is the page's: every model and buffer of the page is on it.
+    """Storage buffers are DEFAULT memory, mappable staging buffers HOST_ACCESSIBLE. The page has one engine, which
+    holds all its models and buffers.
     """
 
     type: ClassVar[str] = "webgpu"
@@ -138,7 +137,7 @@ class WebGpuDevice(DeviceInterface):
             raise BufferMismatchError(f"{view.nbytes} bytes for a span of {destination.length}; they must be equal")
         handle = self._handle(destination)
         check_use("write", destination)
-        # A write reaches the queue at once, ahead of what a batch has gathered.
+        # A write reaches the queue at once, ahead of the operations of an open batch.
         if handle in self._touched:
             self._flush()
         if view.nbytes % WORD and in_words(destination):
@@ -155,7 +154,7 @@ class WebGpuDevice(DeviceInterface):
         await self._read(parts)
 
     async def _read(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> tuple[float, float]:
-        """Fill what is given for each span; how long was waited and copied."""
+        """Read each span into its target; returns the times of waiting and copying."""
         places: list[tuple[int, int, memoryview]] = []
         for source, out in parts:
             handle, target = self._handle(source), memoryview(out).cast("B")
@@ -198,7 +197,7 @@ class WebGpuDevice(DeviceInterface):
         self._queue(["positions", handle, positions.offset, dtype, list(starts), count], handle)
 
     def _queue(self, step: Step, *handles: int) -> None:
-        """Gather a step over these buffers; outside of a batch it is submitted at once."""
+        """Add a step over these buffers to the batch; outside of a batch it is submitted at once."""
         self._steps.append(step)
         self._touched.update(handles)
         if self._depth == 0:

@@ -33,7 +33,7 @@ class SessionGraph:
 
     model: bytes
     inputs: tuple[str, ...]
-    """Those that are no weights."""
+    """The inputs other than weights."""
 
     @classmethod
     def of(cls, model: ModelProto, weights: Sequence[graph.WeightEntry]) -> SessionGraph:
@@ -47,9 +47,10 @@ class Graphs:
     """A model's serialized graphs, with the facts that rewriting them found."""
 
     sessions: dict[str, SessionGraph]
-    """By name. 'decoder' is for steps. 'prefill' outputs the logits of the last position only; it takes the sequence's
-    lengths as inputs, or computes them itself if `lengths` is None. 'captured prefill' is the same for graph capture:
-    it computes the lengths itself, and attention keeps its soft caps."""
+    """The graphs by name. 'decoder' is for steps. 'prefill' outputs the logits of the last position only; it takes the
+    sequence's lengths as inputs, or computes them itself if `lengths` is None. 'captured prefill' is the same for graph
+    capture: it computes the lengths itself, and attention keeps its soft caps.
+    """
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
@@ -68,22 +69,22 @@ class Graphs:
     split: tuple[graph.SplitWeight, ...]
     """The weights of the file that are larger than the GPU adapter binds."""
     tables: tuple[graph.SplitTable, ...]
-    """Those of them in whose parts ids are looked up."""
+    """The split tables in whose parts ids are looked up."""
     cache_parts: tuple[graph.SplitCache, ...]
-    """The caches of sequences of the asked room that are larger."""
+    """The caches that are larger, for sequences of the requested length."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
-    """Its inputs with a default that adapters do not fill."""
+    """The inputs of model.onnx with a default that adapters do not fill."""
     own: bool
-    """Whether everything here is from model.onnx, nothing from the data files."""
+    """Whether all of this comes from model.onnx, without the data files."""
     rope_tables: RopeTables | None = None
     """The rotary tables of a model with long rope, which are read at each load; no note has them."""
     window_tables: tuple[bytes, ...] = ()
-    """The rows of the tables of sliding caches, in their order; in no note either."""
+    """The rows of the tables of sliding caches, in order; no note has them."""
 
     def serialize(self) -> str:
-        """As JSON."""
+        """The graphs as JSON."""
         return as_text(self)
 
     @classmethod
@@ -98,7 +99,7 @@ GRAPHS = reader(Graphs)
 PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
 LEAST_LARGEST = 128 << 20
-"""The bytes that every WebGPU adapter binds."""
+"""The bytes of a binding that every WebGPU adapter allows."""
 
 
 async def rewrite(
@@ -121,7 +122,7 @@ async def rewrite(
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
-        # Each graph is made of the one before, which is serialized by then.
+        # Each graph is made from the one before, which is already serialized.
         with graph.changing(model):
             model = rewritten(model, "webgpu", facts)
             facts.constants = await read_entries(graph.constants_to_inline(model), open_weights)
@@ -153,7 +154,7 @@ async def rewrite(
 
 
 async def ready_graphs(data: bytes, config: GenaiConfig) -> str:
-    """The text of a GGUF file's graphs for adapters that bind what most do, for a site to have ready-made."""
+    """The text of a GGUF file's graphs for adapters with common limits, which a site keeps ready-made."""
 
     async def open_weights(location: str) -> Never:
         raise AssertionError(f"the graph of a GGUF file takes nothing from {location}")
@@ -183,7 +184,7 @@ async def model_graphs(
 ) -> Graphs:
     """The graphs of a model folder, for LoRA adapters of that rank or for none.
 
-    They are those that are `ready`, if these are right here. Else they are read from the notes if model.onnx, the
+    `ready` graphs are taken if they fit this adapter. Else graphs are read from the notes if model.onnx, the
     configuration, Capstan and the adapter's limits are unchanged, else rewritten. With `notes`, new graphs are noted
     unless they hold constants from the data files.
     """
@@ -207,7 +208,7 @@ async def model_graphs(
         instead = "it is computed for all positions"
         fall_back("the output projection of a prompt's last position", graphs.projection, instead)
     if graphs.unpacked:
-        fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
+        fall_back("products by quantized weights", graphs.unpacked, "every run converts the weights to floats")
     if graphs.one_row:
         fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
     about = graphs.description

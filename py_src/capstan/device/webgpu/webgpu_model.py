@@ -54,12 +54,12 @@ class WebGpuModel:
         self._loaded = loaded
         self.lora = LoraGraph(loaded.graphs.lora, loaded.graphs.others)
         self._sample: LoraWeights | None = None
-        """The adapters that were asked for last: a step is recorded and compared with them."""
+        """The adapters that were requested last: steps are recorded and compared with them."""
         self._capture = options.capture
         self._made = 0
         self._allocating = asyncio.Lock()
         self._scratch: dict[tuple[int, int], int] = {}
-        """Scratch bytes by rows and capacity: of a sequence, and of what joint rows have besides."""
+        """Scratch bytes by rows and capacity: of a sequence, and of the additional buffers of joint rows."""
         self._between: dict[tuple[int, int], Sequence[int]] = {}
         """Bytes of the buffers between the kernels of tapes, in the same way."""
         self._untaped: dict[int, str] = {}
@@ -67,7 +67,7 @@ class WebGpuModel:
         self._longest = 0
         """Tokens of the longest prefill run."""
         self._usual_burst: int | None = None
-        """The adapted picks a burst of the sequence that was given back last."""
+        """The adapted picks of a burst of the last released sequence."""
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
@@ -113,8 +113,9 @@ class WebGpuModel:
         return cls(loaded, options, await loaded.verdicts.read_run(loaded.chunk, bound))
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
-        """A decoder of that capacity: a free one, else a new one, over buffers that are given; they are let go on
-        failure. It is recorded and checked, unless it may be `unrecorded`."""
+        """A decoder of that capacity: a free one, else a new one, over the given buffers, which are released on
+        failure. It is recorded and checked, unless it may be `unrecorded`.
+        """
         self._require_open()
         for i, free in enumerate(self._free):
             if given is None and free.capacity == capacity:
@@ -137,7 +138,7 @@ class WebGpuModel:
         return decoder
 
     async def _completed(self, decoder: WebGpuDecoder) -> None:
-        """Record the step of a decoder that was free, and is again on failure."""
+        """Record the step of a free decoder, which is free again on failure."""
         with ExitStack() as undo:
             undo.callback(self._freed, decoder)
             await decoder.record()
@@ -156,8 +157,9 @@ class WebGpuModel:
         lora: LoraWeights | None = None,
         unrecorded: bool = False,
     ) -> RowDecoder:
-        """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another.
-        The only row of a caller who gave neither buffers nor adapters may be `unrecorded`."""
+        """Rows that one step advances, if that was requested and is possible; else one decoder per row, one after
+        another. A single row without given buffers or adapters may be `unrecorded`.
+        """
         self._require_open()
         self._sample = lora
         if unrecorded and rows == 1 and pools is None and lora is None:
@@ -175,7 +177,7 @@ class WebGpuModel:
         return made
 
     async def _row_decoder(self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None) -> WebGpuRows:
-        """Rows over the lent buffers; a failure releases these, but not the scratch."""
+        """Rows over borrowed buffers; a failure releases these, but not the scratch."""
         if self.memory.requirements(rows, capacity).rows == "joint":
             joint = await self._rows.take(rows, capacity, lent)
             self._require_open()
@@ -184,8 +186,9 @@ class WebGpuModel:
                 return joint
             if lent is not None and (lent.rows is not None or any(lent.sequences)):
                 raise BufferMismatchError(
-                    f"pools were given for {rows} rows in one step, which there cannot be: "
-                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now tells those of separate rows"
+                    f"pools were given for {rows} rows in one step, which is impossible: "
+                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now has the names for separate "
+                    "rows"
                 )
         return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
 
@@ -207,7 +210,7 @@ class WebGpuModel:
         return rows
 
     def made(self, decoder: WebGpuRows) -> bool:
-        """Whether rows are of this model, not of one for adapters of another rank or none."""
+        """Whether the rows belong to this model and not to a variant for another LoRA rank."""
         return all(one in self._decoders for one in sequences_of(decoder))
 
     async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
@@ -283,7 +286,7 @@ class WebGpuModel:
                 tables=loaded.graphs.rope_tables,
                 window_tables=loaded.graphs.window_tables,
             )
-            # The first that has buffers is the first that takes a session.
+            # The first decoder with buffers takes the session first.
             self._made += 1
         undo.callback(buffers.destroy)
         if self._sample is not None and not self._sample.buffer.closed:
@@ -299,14 +302,14 @@ class WebGpuModel:
         return WebGpuDecoder(self._engine, buffers, scratch, step, runs, self)
 
     async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
-        """Take care of the scratch of a step's tape; remember the reason where there is none."""
+        """Manage the scratch of a step's tape, or note the reason for none."""
         if step.tape:
             await scratch.add(step.tape, "the decode step")
         elif not step.unrecorded:
             self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
 
     def _note_scratch(self, decoder: WebGpuDecoder) -> None:
-        """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
+        """Note what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
         if decoder.scratch.given is not None:
             return
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
@@ -315,7 +318,7 @@ class WebGpuModel:
         self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
 
     def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-        """The allocated scratch; at least the estimate for a chunk, while no run was as long as one."""
+        """The allocated scratch; at least the estimate for a chunk until a run was that long."""
         each, chunk = self._scratch.get((1, capacity)), min(self._loaded.chunk, capacity)
         if each is None:
             return None
@@ -328,7 +331,7 @@ class WebGpuModel:
         return PoolSize(max(found, self._loaded.graphs.activations.peak(1, chunk, capacity)), exact=False)
 
     def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
-        """Remember what a tape needs between its kernels."""
+        """Note what a tape needs between its kernels."""
         self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
 
     def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
@@ -345,7 +348,7 @@ class WebGpuModel:
         return found
 
     def _joint(self, rows: int, capacity: int) -> bool:
-        """Whether one step is to advance so many rows."""
+        """Whether one step advances that number of rows."""
         loaded = self._loaded
         able = self._capture == "tape" and loaded.in_place and not loaded.about.states
         possible = able and capacity not in self._untaped
@@ -353,7 +356,7 @@ class WebGpuModel:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no decoders, not even kept ones."""
+        """Whether the model has no decoders, not even kept ones."""
         return not (self._decoders or self._making or self._rows.making)
 
     def healthy(self) -> bool:
@@ -374,7 +377,7 @@ class WebGpuModel:
 
     @property
     def eager_picks(self) -> int:
-        """Picks of a sequence before its step is recorded, if that was put off."""
+        """Picks of a sequence before a postponed recording of its step."""
         return self._steps.eager_picks
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
@@ -382,8 +385,9 @@ class WebGpuModel:
         return await self._steps.scored_runs(buffers, prompt, tapes)
 
     async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
-        """The step of a decoder that ran eagerly for a while, recorded; where memory is too short for that, a step down
-        to eager runs."""
+        """Records the step of a decoder that ran eagerly until now; without enough memory it steps down to eager
+        runs.
+        """
         step = replace(step, note=None, unrecorded=False)
         try:
             recorded = await self._steps.captured(step, decoder.buffers)
@@ -395,6 +399,8 @@ class WebGpuModel:
         return recorded
 
     def take_warm_up(self) -> bool:
-        """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
+        """Whether the kernels of long prompts still have to be compiled; True only once, for the caller that then
+        compiles them.
+        """
         wanted, self._warm_up = self._warm_up, False
         return wanted

@@ -46,7 +46,7 @@ async def lease(
 
 
 def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
-    """The pieces that fill a weight's buffer, one part behind the other, or row by row."""
+    """The pieces that fill a weight's buffer, one part after another, or row by row."""
     at = 0
     for part in parts:
         yield WeightPiece(buffer, part.offset, part.length, at, fields_of(part.change))

@@ -1,15 +1,12 @@
 """One module for each operation of ours: its definition, recognition, kernels and bindings.
 
-elementwise.py, norm.py  what products join to themselves
-packed.py     the buffers of a product's weights
-gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,
-              gemv_recorded.py recognises them, gemv_joins.py joins to them what surrounds them
-attention.py  attention of one token; attention_plan.py chooses its tiling, attention_recorded.py recognises it, by
-              attention_signatures.py
-beside.py     products of one row whose results are one vector
-matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices, gated_products.py joins them
-minima.py     lets products by affine weights add what their minima add
-prefill_attention.py  attention of many tokens, by subgroup matrices
+elementwise.py, norm.py operations that join products packed.py the buffers of a product's weights gemv.py products of
+one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling, gemv_recorded.py recognises them,
+gemv_joins.py joins their neighbours to them attention.py attention of one token; attention_plan.py chooses its
+tiling, attention_recorded.py recognises it, by attention_signatures.py beside.py products of one row whose results are
+one vector matmul.py products of many rows; matmul_matrices.py makes them by subgroup matrices, gated_products.py joins
+them minima.py lets products by affine weights add their minima prefill_attention.py attention of many tokens,
+by subgroup matrices
 
 A further operation is a module of its own and a line in RULES (of decode steps) or READERS (of prefill runs).
 """

@@ -15,7 +15,7 @@ from .attention_plan import by_length, form_constants, is_turned, plan_append, p
 __all__ = ["Attention", "HeadNorms"]
 
 CHECKED = 1024
-"""Positions at most whose terms are counted."""
+"""The most positions whose terms are counted."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class HeadNorms:
 
     @property
     def gammas(self) -> dict[str, int]:
-        """By the names that the templates give them."""
+        """The norms by their names in the templates."""
         found = {"q_gamma": self.q_gamma, "k_gamma": self.k_gamma, "v_gamma": self.v_gamma}
         return {name: gamma for name, gamma in found.items() if gamma is not None}
 
@@ -59,21 +59,21 @@ class Attention(Operation):
     cache_bits: int = 0
     """8 or 4 for quantized caches (quantized_rows.wgsl), 0 for caches of `element`."""
     prepared: bool = False
-    """Whether reads[0] has the queries alone, as they are multiplied by the keys, and a recorded kernel has written the
-    new rows."""
+    """Whether reads[0] has only the rotated queries, and a recorded kernel has written the new rows."""
     shares: bool = False
-    """Whether the caches are those of an earlier layer, which has written the new rows; reads[0] has the queries
-    alone."""
+    """Whether the caches are those of an earlier layer, which has written the new rows; reads[0] has the queries."""
     slides: bool = False
-    """Whether the caches and the rotary tables hold the positions from the sequence's base on alone."""
+    """Whether the caches and the rotary tables hold only the positions from the sequence's base on."""
     rows: int = 1
-    """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
+    """The number of sequences that advance together, each by a token; caches and the sampler's state have a part for
+    each.
+    """
     along: bool = False
-    """Whether these are positions of one sequence instead, one behind the other."""
+    """Whether these are successive positions of one sequence instead."""
     packed: bool = False
-    """Whether these are positions of any of the sequences whose caches there are, as the state says of each."""
+    """Whether these are positions of any sequences; the state has the sequence of each."""
     tabled: bool = False
-    """Whether a table says for each row and position whose caches hold it; a row writes its own."""
+    """Whether a table has, for each row and position, the row whose caches hold it; a row writes its own caches."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -90,7 +90,7 @@ class Attention(Operation):
         return is_turned(self)
 
     def with_left_out(self, window: int, softcap: float) -> Attention:
-        """The same with what the recorded kernels leave out."""
+        """The same attention with the window and soft cap that the recorded kernels leave out."""
         return replace(self, window=window, softcap=softcap)
 
     @property
@@ -103,11 +103,11 @@ class Attention(Operation):
 
     @property
     def terms(self) -> int:
-        # The check's caches repeat their rows: roundings of equal terms are equal, which shows in float32 at last.
+        # The check's caches repeat their rows, so that roundings of equal terms are equal and add up even in float32.
         return self.head if self.element == "f16" else max(self.head, min(self.window or self.capacity, CHECKED))
 
     def written_bytes(self, index: int) -> int:
-        """The caches are recorded buffers: of what it makes only the result is placed."""
+        """The caches are recorded buffers, so that only the result is placed."""
         return self.rows * self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
@@ -150,8 +150,9 @@ class Attention(Operation):
         queries: Shared,
         limits: WorkgroupLimits,
     ) -> list[Kernel]:
-        """The kernel before attention over caches of 4 bits; one for queries and one for new rows where the adapter
-        lets a kernel bind fewer buffers."""
+        """The kernel before attention over caches of 4 bits; two kernels, for queries and for new rows, if the adapter
+        lets a kernel bind fewer buffers.
+        """
         constants = turn_constants(split, self.norms.epsilon if self.norms else None)
 
         def made(first: int, heads: int, names: Collection[str], by: Mapping[str, Binding]) -> Kernel:
@@ -196,7 +197,7 @@ class Attention(Operation):
         scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
 
         def run(normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
-            """`normed` are the initials of what has to be normalised."""
+            """`normed` has the initials of the vectors to normalise."""
             by = {name: gamma for name, gamma in gammas.items() if name[0] in normed}
             witness.run("truth_attention", constants, half, {**shared, **by, **bindings}, counts)
 
@@ -206,7 +207,7 @@ class Attention(Operation):
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         if self.written or self.turned:
-            # A part of a turned row may be past the last level: no bound of its error is known.
+            # An element of a turned row may be past the last level: no bound of its error is known.
             return
         rows = witness.truths(values_at + kv_width)
         run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))

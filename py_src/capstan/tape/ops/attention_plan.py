@@ -37,19 +37,19 @@ UNSHUFFLED = 64
 TURNING = 64
 """Threads that turn a head by a Hadamard matrix."""
 JOINING = 256
-"""Threads that a workgroup has on every WebGPU device."""
+"""Threads of a workgroup that every WebGPU device allows."""
 LARGE_HEAD = 128
-"""A workgroup takes only one of longer heads, which leaves memory for sums of 256 threads: Gemma 3's 4 heads on 1 of
+"""A workgroup takes only one longer head, which leaves memory for sums of 256 threads: Gemma 3's 4 heads on 1 of
 256 then take 8.3 us a layer on an NVIDIA H200 instead of 10.3.
 """
 SCARCE = 8
-"""If a split has fewer workgroups, they take fewer heads each: with SmolLM2's 9 heads on 3 of 64, 9 workgroups instead
-of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions.
+"""If a split has fewer workgroups than this, each takes fewer heads: with SmolLM2's 9 heads on 3 of 64, 9 workgroups
+instead of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions.
 """
 LARGEST_BATCH = 8
-"""Positions that a team takes at once, at most."""
+"""The most positions that a team takes at once."""
 TILE, POSITIONS, ALONE = 3, 128, 384
-"""With subgroups: query heads of a workgroup at most, positions of a block, positions that one split takes alone.
+"""With subgroups: the most query heads of a workgroup, positions of a block, positions that one split takes alone.
 
 Measured on an NVIDIA H200 with 32 heads on 8 of 64 float16, the caches of 16 layers in turn, an empty dispatch being
 1.9 us: blocks of 256 positions take 0.6 us longer than of 128 at length 128, tiles of 4 heads 0.8 us longer than of 2;
@@ -84,15 +84,15 @@ class AttentionShape(Protocol):
 
     @property
     def sinks(self) -> int | None:
-        """Not None if each head's softmax has one more score."""
+        """The buffer with one more score for each head's softmax; None without sinks."""
 
     @property
     def window(self) -> int:
-        """Positions in sight, the new one included; 0 means all."""
+        """Positions of the window, the new one included; 0 means all."""
 
     @property
     def softcap(self) -> float:
-        """0 if scores have no cap."""
+        """The cap of scores; 0 for none."""
 
     @property
     def element(self) -> str:
@@ -100,7 +100,7 @@ class AttentionShape(Protocol):
 
     @property
     def cache_bits(self) -> int:
-        """Bits of an element of the caches, 8 or 4; 0 for those of `element`."""
+        """Bits of an element of the caches, 8 or 4; 0 for caches of `element`."""
 
     @property
     def slides(self) -> bool:
@@ -116,12 +116,12 @@ class AttentionShape(Protocol):
 
 
 def is_turned(what: AttentionShape) -> bool:
-    """Whether attention_turn.wgsl runs before the kernel, which finds all in the caches, and the join turns results."""
+    """Whether attention_turn.wgsl runs before the kernel and fills the caches, and the join turns results."""
     return what.cache_bits == IN_4_BITS and not what.prepared
 
 
 def levels_bytes(cache_bits: int) -> int:
-    """Workgroup memory that reading such caches takes."""
+    """Workgroup memory for reading such caches."""
     return LEVELS_BYTES if cache_bits == IN_4_BITS else 0
 
 
@@ -160,10 +160,9 @@ def plan_attention(
     epsilon it normalises q and k, and with `normed_values` v.
 
     `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
-    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one,
-    and `packed` ones of any.
-    Both kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the
-    same functions.
+    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one
+    sequence, with `packed` of any. Both kernels' workgroups are functions of the sequence length, the new token
+    included; layers of one shape get the same functions.
     """
     per = chunk_elements(what)
     chunks = what.head // per
@@ -178,7 +177,7 @@ def plan_attention(
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
     # If the attention kernel would bind too many buffers, the join writes every result and adds the sinks.
-    # So it does where it turns them.
+    # It also does if it turns them.
     turned = is_turned(what)
     alone_writes = not turned and 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
@@ -232,7 +231,7 @@ def plan_attention(
 
 def by_length(attention: KernelPlan) -> list[KernelPlan]:
     """The kernels of a plan of one sequence, each without workgroups at the lengths of the other: while one split takes
-    all positions, workgroups of one head and as many positions at once as can be are faster.
+    all positions, workgroups of one head with as many positions as possible are faster.
 
     Measured on an NVIDIA H100, a whole step at 128 positions: 3.7 % for 32 heads on 8 of 64, 2.6 % for 32 on 8 of 128.
     At 4000 they read the caches once for each head, and take 7 % longer.
@@ -265,7 +264,7 @@ def turn_constants(attention: KernelPlan, epsilon: float | None) -> dict[str, in
 
 
 def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
-    """The constants for rotation, scores and positions in sight, which the kernel and its truth share."""
+    """The constants for rotation, scores and the window, which the kernel and its truth share."""
     constants: dict[str, int | float | bool] = {
         "ROTARY": what.rotary or what.head,
         "INTERLEAVED": what.interleaved,
@@ -321,8 +320,9 @@ def chunk_elements(what: AttentionShape) -> int:
 def counts(
     block: int, alone: int, most: int, tiles: int, heads: int, window: int, alone_writes: bool, rows: int
 ) -> tuple[Counts, Counts]:
-    """Workgroups of the attention and of the join by sequence length; a split alone needs no join where it writes the
-    result."""
+    """Workgroups of the attention and of the join by sequence length; a single split needs no join if it writes the
+    result.
+    """
 
     def splits(length: int) -> int:
         blocks = -(-min(length, window or length) // block)
@@ -339,7 +339,7 @@ def counts(
 
 @lru_cache(maxsize=64)
 def counts_by_length(every: Counts, reach: int, window: int, heads: int) -> tuple[Counts, Counts]:
-    """Workgroups of the kernel for up to `reach` positions in sight, one for each head, and of that for more."""
+    """Workgroups of the kernel for up to `reach` positions, one for each head, and of the kernel for more."""
 
     def short(length: int) -> tuple[int, int, int]:
         return (1, heads, 1) if min(length, window) <= reach else (0, 1, 1)

@@ -17,9 +17,9 @@ __all__ = ["RULES"]
 
 WRITES = ("cache_write", "cache_write_int8", "cache_write_int4")
 BITS = {"rotary_int8": 8, "rotary_int4": 4, "cache_write_int8": 8, "cache_write_int4": 4}
-"""The bits of an element of the caches, by the kind of the kernel that writes them."""
+"""The bits of an element of the caches, by the kind of their writing kernel."""
 SPLITS = {0: "attention_split", 8: "attention_split_int8", 4: "attention_split_int4"}
-"""By the bits of the caches."""
+"""Signatures by the bits of the caches."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Origin:
     """The source of the packed q, k and v of an attention, and the operations recorded between it and the attention."""
 
     packed: int
-    """The value."""
+    """The value of the packed q, k and v."""
     indices: frozenset[int]
     heads: int
     kv_heads: int
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass
 class Finder:
-    """Looks from the operation that writes the cache, up to the packed q, k and v and down to the result."""
+    """Searches from the operation that writes the cache, up to the packed q, k and v and down to the result."""
 
     graph: StepGraph
     met: Mapping[int, Met]
@@ -57,13 +57,13 @@ class Finder:
         self.makers = {value: index for index, node in self.by_index.items() for value in node.writes}
 
     def only_reader(self, value: int, *kinds: str) -> int | None:
-        """The operation of one of those kinds which alone reads the value."""
+        """The operation of one of these kinds that is the only reader of the value."""
         readings = self.readers.get(value, ())
         index = recorded_as(readings[0]) if len(readings) == 1 else None
         return index if index is not None and index in self.met and self.met[index].kernel.kind in kinds else None
 
     def made_for(self, value: int, kinds: Sequence[str], reader: int) -> int | None:
-        """The operation of one of those kinds that makes the value, if `reader` is its only reader."""
+        """The operation of one of these kinds that makes the value, if `reader` is its only reader."""
         index = self.makers.get(value)
         if index is None or index not in self.met or self.met[index].kernel.kind not in kinds:
             return None
@@ -115,8 +115,8 @@ class Finder:
         return self.taken_apart(index) if found.kernel.kind in WRITES else None
 
     def taken_apart(self, index: int) -> Origin | None:
-        """The origin of a cache whose keys were split off the packed ones, rotated and maybe normalised by an earlier
-        operation.
+        """The origin of a cache whose keys an earlier operation split off the packed ones, rotated and possibly
+        normalised.
         """
         write = self.met[index]
         rotary = self.made_for(write.read("key"), ("rotary_apart", "rotary_normed"), index)
@@ -189,15 +189,16 @@ class Finder:
 
 
 def recorded_as(node: Node) -> int | None:
-    """The operation that a node is, whole; None if it is a part of one, or several."""
+    """The recorded operation of a node; None if the node is a part of one, or several."""
     if isinstance(node.what, Recorded):
         return node.what.index
     return next(iter(node.origins)) if isinstance(node.what, Norm) and len(node.origins) == 1 else None
 
 
 def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Norms, rotary embedding, split attention and its join, where nothing else reads what passes between them, as
-    one."""
+    """Reads norms, rotary embedding, split attention and its join as one, if the values between them have no other
+    reader.
+    """
     finder = Finder(graph, met)
     by_index = finder.by_index
     replaced: dict[int, Node | None] = {}
@@ -222,7 +223,7 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         reads = {graph.homes[value]: value for value in by_index[index].reads}
         filled = {written[cache] for cache in caches}
         if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
-            # Attention of ours is over what the recorded kernel has put into caches that outlive the step.
+            # Our attention reads what the recorded kernel has written to caches that outlive the step.
             continue
         join = finder.joined(split)
         if join is None:
@@ -332,8 +333,9 @@ def with_joined(graph: StepGraph, joined: Mapping[int, Node], gone: Collection[i
 
 
 def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Split attention over caches of 4 bits and its join as one, where the kernels around these are others than are
-    known: those that turn queries and results by a Hadamard matrix, and that rotate, quantize and write, stay then."""
+    """Reads split attention over caches of 4 bits and its join as one, if the kernels around them are unknown: the
+    kernels that turn queries and results by a Hadamard matrix, and that rotate, quantize and write, stay.
+    """
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}
     gone: set[int] = set()

@@ -157,7 +157,7 @@ def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
 
 
 def quantized_split(kind: str, bits: int, *lines: str) -> Signature:
-    """Attention over caches of so many bits an element; `lines` say how these are read."""
+    """Attention over caches of `bits` bits an element; `lines` are those that read them."""
     return Signature(
         kind,
         "attention",
@@ -187,7 +187,7 @@ def why_not_quantized(kernel: OrtKernel) -> str:
 
 
 def quantized_rotary(bits: int, *lines: str) -> Signature:
-    """The kernel that rotates packed q and k, and writes caches of so many bits an element."""
+    """The kernel that rotates packed q and k, and writes caches of `bits` bits an element."""
     return Signature(
         f"rotary_int{bits}",
         "attention",
@@ -211,7 +211,7 @@ def quantized_rotary(bits: int, *lines: str) -> Signature:
 
 
 def quantized_write(bits: int, *lines: str) -> Signature:
-    """The kernel that writes caches of so many bits an element from keys and values apart."""
+    """The kernel that writes caches of `bits` bits an element from separate keys and values."""
     return Signature(
         f"cache_write_int{bits}",
         "attention",

@@ -1,4 +1,4 @@
-"""Products whose results are one vector, one behind the other: q, k and v by weights of several types, or parts of a
+"""Products whose results lie one after another in one vector: q, k and v by weights of several types, or parts of a
 product whose weights are larger than a binding."""
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ MOST = 7
 
 @dataclass(frozen=True)
 class Concat(Loose):
-    """Vectors of these sizes, one behind the other."""
+    """Vectors of these sizes, one after another."""
 
     sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Beside(Operation):
-    """Products that write parts of one vector. Reads are those of one product behind those of the other; writes are
-    the vector and, if a product has a total, that."""
+    """Products that write parts of one vector. The node reads the inputs of one product after those of the other, and
+    writes the vector and, if a product has one, its total.
+    """
 
     products: tuple[MatVec, ...]
-    """In the order in which they run, one with a total first."""
+    """The products in the order in which they run, one with a total first."""
     within: frozenset[int] = frozenset()
-    """The products whose x is the total of the first, so that it is none of the reads; by index."""
+    """The indices of the products whose x is the total of the first product, and not one of the reads."""
 
     @property
     def title(self) -> str:
@@ -83,7 +84,7 @@ class Beside(Operation):
 
 
 def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let products of one row write where their results are needed side by side."""
+    """Let products of one row write directly where their results are needed side by side."""
     joins = Joins(graph)
     for node in graph.nodes:
         if not isinstance(node.what, Concat) or len(set(node.reads)) < len(node.reads):
@@ -112,7 +113,7 @@ def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 
 
 def placed_behind(kernel: OrtKernel, count: int) -> bool:
-    """Whether its inputs are vectors."""
+    """Whether the inputs of a Concat are vectors."""
     shapes = [kernel.uniforms[f"input_{i}_shape"] for i in range(count)]
     vectors = all(isinstance(shape, tuple) and shape[:-1] == (1, 1) for shape in shapes)
     return vectors and sum(sizes(kernel, count)) == kernel.uniforms["output_size"]

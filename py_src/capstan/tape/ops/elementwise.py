@@ -1,5 +1,6 @@
-"""Sums, multiples, activations and casts of vectors, element by element: no kernel of ours makes these, products join
-them."""
+"""Sums, multiples, activations and casts of vectors, element by element: products join them; no kernel of ours computes
+them alone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loose(Operation):
-    """A vector of `size` elements that no kernel of ours makes by itself."""
+    """A vector of `size` elements that no kernel of ours computes alone."""
 
     size: int
     element: str
@@ -94,7 +95,7 @@ class Power(Loose):
 
 @dataclass(frozen=True)
 class Cast(Loose):
-    """reads[0], which is of the other element type, as `element`."""
+    """reads[0], which has the other element type, as `element`."""
 
 
 SPREAD = ("input_a[0]", "input_b[0]")
@@ -102,14 +103,16 @@ SPREAD = ("input_a[0]", "input_b[0]")
 
 
 def same_sizes(kernel: OrtKernel) -> bool:
-    """Neither operand of a sum is spread over the other."""
+    """Whether no operand of the sum is broadcast."""
     count = kernel.uniforms["element_count"]
     shapes = [kernel.uniforms.get(f"{side}_indices_shape", count) for side in ("a", "b")]
     return all((prod(shape) if isinstance(shape, tuple) else shape) == count for shape in shapes)
 
 
 def total_of(met: Met, x: str, skip: str, total: str, size: int) -> tuple[Node, int]:
-    """The sum that a kernel computes first, as a node, and its value, which has no buffer where it is not kept."""
+    """The sum that a kernel computes first, as a node, and its value, which has no buffer unless the kernel keeps
+    it.
+    """
     value = met.written(total)
     return met.node(Add(size, met.kernel.element), (met.read(x), met.read(skip)), value), value
 

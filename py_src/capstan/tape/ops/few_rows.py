@@ -1,5 +1,6 @@
 """The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows by weights that are read once for up
-to eight of them, and of norm_rows.wgsl, the norms before these."""
+to eight rows, and of norm_rows.wgsl, the norms before them.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ __all__ = [
 MOST_ROWS = 32
 """The most rows of x in one product."""
 FEWEST = 5
-"""Rows of x from which subgroup matrices multiply by integer weights sooner."""
+"""Rows of x from which on subgroup matrices multiply by integer weights faster."""
 TALL = 8
-"""Rows of x at most for which a weight is unpacked once."""
+"""The most rows of x for which a weight is unpacked once."""
 SUMS = 32
-"""Sums that a thread holds at most."""
+"""The most sums that a thread holds."""
 REQUESTS = 16
-"""Words of weights under way in a thread at most."""
+"""The most words of weights that a thread has requested at once."""
 NORM_THREADS = 256
 
 
@@ -51,11 +52,11 @@ class RowsTuning:
     rows: int
     """Rows of the weights for each thread."""
     span: int
-    """Threads that share them."""
+    """Threads that share these rows."""
     workgroup: int
     """Threads of a workgroup."""
     batch: int
-    """Requests that a thread has under way for each row of the weights."""
+    """Pending requests of a thread for each row of the weights."""
 
     @property
     def workgroups(self) -> tuple[int, int, int]:
@@ -63,7 +64,7 @@ class RowsTuning:
         return -(-self.n // (self.workgroup // self.span * self.rows)), -(-self.m // self.tall), 1
 
     def constants(self) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         lines = self.rows * (1 + self.gated)
         sums = lines * self.tall
         halvings = int(log2(min(self.span, max(self.lanes, 1))))
@@ -94,8 +95,8 @@ def tall_for(m: int, most: int = TALL) -> int:
 def tune_rows(k: int, n: int, m: int, gated: bool, limits: WorkgroupLimits) -> RowsTuning:
     """For `m` rows of x and weights of `n` rows of `k` in integers (two such matrices if `gated`).
 
-    With subgroups a thread has up to SUMS sums, and as many subgroups share a row of the weights as give a large
-    adapter THREADS threads, as long as each has two requests to make.
+    With subgroups a thread has up to SUMS sums. Subgroups share a row of the weights until a large adapter has THREADS
+    threads, as long as each has two requests.
     """
     tall = tall_for(m)
     if limits.lanes == 0:

@@ -28,7 +28,7 @@ GATED = (
 
 @dataclass
 class GatedProducts(RunReader):
-    """Lets one product compute both halves of a gated layer and their gate, if nothing else reads them."""
+    """Lets one product compute both halves of a gated layer and their gate, if they have no other reader."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """SiLU or a product of two values; None for any other operation."""
@@ -46,7 +46,9 @@ class GatedProducts(RunReader):
         return joins.joined()
 
     def halves(self, joins: Joins, node: Node) -> Iterator[tuple[int, int, Node | None]]:
-        """The values that a gate may join: the one for SiLU and the other, and any SiLU that is a node of its own."""
+        """The values that a gate may join: the value for SiLU, the other value, and the SiLU if it is a node of its
+        own.
+        """
         if isinstance(node.what, Multiply):
             for activated, up in (node.reads, node.reads[::-1]):
                 silu = joins.made_for(activated, node)
@@ -64,7 +66,7 @@ class GatedProducts(RunReader):
                 yield gate, other, None
 
     def gated(self, gate: Node | None, up: Node | None, node: Node) -> Product | None:
-        """Both halves as one product that writes what `node` does; None if they are not alike or no kernel fits."""
+        """Both halves as one product that writes what `node` writes; None if they differ in shape or no kernel fits."""
         if gate is None or up is None or gate is up or gate.reads != up.reads:
             return None
         one, other = gate.what, up.what

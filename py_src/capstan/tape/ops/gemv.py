@@ -1,4 +1,4 @@
-"""A row vector, or a few rows, times a matrix of weights, with what surrounds it in a decoder joined to it.
+"""A row vector, or a few rows, times a matrix of weights, with its neighbours in a decoder joined to it.
 
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
 gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins the
@@ -31,12 +31,12 @@ RUN = 32
 OCTET = 8
 """Elements of a row that a kernel reads at a time."""
 SIXTEEN = 16
-"""The one size of blocks below a run: a run has two scales."""
+"""The only block size below a run: a run has two scales."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that a result is multiplied by, or divided by: the first element of a buffer of weights."""
+    """A factor or divisor of a result: the first element of a buffer of weights."""
 
     buffer: int
     divides: bool = False
@@ -46,7 +46,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class MatVec(Operation):
-    """W x with the operations joined before and behind it; `inputs` names the values that it reads.
+    """W x with the operations joined before and after it; `inputs` names the values that it reads.
 
     W is [n, k] in integers of `bits` with a scale, a zero point if there are `zeros`, and a minimum that is added to
     each weight if there are `minima`, for each `block` of a row; or, without scales, [k, n] of numbers like those of x.
@@ -59,7 +59,7 @@ class MatVec(Operation):
 
     weights: int
     scales: int | None
-    """None where the weights are dense."""
+    """The scales; None if the weights are dense."""
     n: int
     k: int
     block: int
@@ -72,7 +72,7 @@ class MatVec(Operation):
     bits: int = 4
     """Bits of integer weights: 4 or 8."""
     zeros: int | None = None
-    """Zero points, packed as the weights are; None where each is half of the range."""
+    """Zero points, packed like the weights; None if each is half of the range."""
     gelu: bool = False
     bias: bool = False
     second: bool = False
@@ -84,17 +84,17 @@ class MatVec(Operation):
     behind: RmsNorm | None = None
     total: bool = False
     wide: bool = False
-    """Whether what is normalised is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
+    """Whether the norm's input is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
     rows: int = 1
     """Rows of x, and of all values that are added or written."""
     rounded: bool = False
-    """Whether the recorded kernel brings x into int8 first."""
+    """Whether the recorded kernel rounds x to int8 first."""
     minima: int | None = None
     """Minima [k / block, n], of the type of x."""
     first: int = 0
     """The element of a row of y at which its results begin."""
     of: int = 0
-    """Elements of a row of y, if it has those of others too."""
+    """Elements of a row of y, if other products write to it too."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class MatVec(Operation):
 
     @property
     def prepared(self) -> bool:
-        """Whether more is before the product than an RMS norm of its own type."""
+        """Whether the part before the product is more than an RMS norm of its own type."""
         return self.behind is not None or self.wide or isinstance(self.norm, CenteredNorm)
 
     @property
@@ -134,7 +134,7 @@ class MatVec(Operation):
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
-        then the first, multiplied by it. For several rows with a norm, a kernel before them normalises these.
+        then the first, multiplied by it. For several rows with a norm, an earlier kernel normalises them.
         """
         values: dict[str, Binding] = {name: Value(read) for name, read in zip(self.inputs, reads, strict=True)}
         values |= {name: Value(write) for name, write in zip(("y", "total"), writes, strict=False)}
@@ -155,7 +155,7 @@ class MatVec(Operation):
         return Kernel(plan, self.element == "f16", bindings)
 
     def _products(self, values: Mapping[str, Binding], limits: WorkgroupLimits) -> list[Kernel]:
-        """The kernels of the product; `values` has what it reads and writes by name."""
+        """The kernels of the product; `values` has its reads and writes by name."""
         half = self.element == "f16"
         bindings = self._bindings(values)
         if self.up is None or len(bindings) <= limits.buffers:
@@ -198,7 +198,7 @@ class MatVec(Operation):
         }
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Products of several rows are held to nothing but the comparison of whole runs."""
+        """Only the comparison of whole runs checks products of several rows."""
         if self.rows > 1:
             return
         y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(self.of or self.n)
@@ -262,15 +262,16 @@ def epsilons(what: MatVec) -> dict[str, float]:
 
 
 def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
-    """The kernel on subgroup matrices that computes a product of several rows; None where there is none, or where
-    another is faster."""
+    """The kernel on subgroup matrices that computes a product of several rows; None if there is none, or another is
+    faster.
+    """
     if what.element != "f16" or what.norm is not None:
         return None
     return plan_few_dense(what, limits) if what.scales is None else plan_few_packed(what, limits)
 
 
 def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
-    """By few_rows_matrices.wgsl, from FEWEST rows on."""
+    """The kernel of few_rows_matrices.wgsl, from FEWEST rows on."""
     gated = what.up is not None
     tiling = tune_few_rows(what.rows, what.n, what.k, gated, limits) if what.rows >= FEWEST else None
     if tiling is None:
@@ -281,7 +282,7 @@ def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
 
 
 def plan_few_dense(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
-    """By matmul_matrices.wgsl, above TALL rows."""
+    """The kernel of matmul_matrices.wgsl, above TALL rows."""
     gated = what.up is not None
     more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
     if what.rows <= TALL or more or what.of or what.n % 8:
@@ -294,12 +295,12 @@ def plan_few_dense(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
 
 
 def packing(what: MatVec) -> dict[str, int | float | bool]:
-    """How weights in integers are packed, by the names of the templates."""
+    """The packing of integer weights, by the names of the templates."""
     return {"BLOCK": what.block, "BYTES": what.bits == 8}
 
 
 def flags_behind(what: MatVec) -> dict[str, bool]:
-    """The flags for operations behind the product that bindings do not tell, by the names of the templates."""
+    """The flags for operations after the product that bindings do not show, by the names of the templates."""
     factor = what.factor
     return {
         "ACTIVATED": what.activated,

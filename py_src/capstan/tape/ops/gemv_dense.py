@@ -9,10 +9,11 @@ from ..kernel_plan import WorkgroupLimits
 __all__ = ["DenseTuning", "column_width", "tune_dense"]
 
 THREADS = 65536
-"""Threads that a large adapter wants at least: 512 for each of 128 processors, as many 16-byte loads as its memory
-needs to have under way."""
+"""The least threads for a large adapter: 512 for each of 128 processors, since its memory needs that many pending
+16-byte loads.
+"""
 WIDEST = 32
-"""Vectors of 16 bytes side by side at most."""
+"""The most vectors of 16 bytes side by side."""
 
 
 def column_width(half: bool) -> int:
@@ -28,7 +29,7 @@ class DenseTuning:
     n: int
     """Columns of the weights, which are [k, n]."""
     half: bool
-    """Whether they are float16."""
+    """Whether the weights are float16."""
     lanes: int
     """Threads of a subgroup; 0 if subgroups cannot be used."""
     columns: int
@@ -53,7 +54,7 @@ class DenseTuning:
         return (2 * 4 * column_width(self.half) * self.columns + 4) * parts
 
     def constants(self) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         return {
             "K": self.k,
             "N": self.n,
@@ -69,10 +70,10 @@ class DenseTuning:
 def tune_dense(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseTuning:
     """For weights [k, n] of float32, or float16 if `half`; two such matrices if `gated`.
 
-    Measured on an H200; see benches/NOTES.md. With subgroups, as many columns side by side as leave THREADS in all: a
-    row's bytes are then read in pieces as long as can be (of 32 bytes they come at half the speed of 128). Workgroups
-    have 1024 threads, or 512 where those are many already or each has the loads of two matrices under way. On a CPU
-    adapter without subgroups, threads do not share columns.
+    Measured on an H200; see benches/NOTES.md. With subgroups, as many columns side by side as leave THREADS in all, so
+    that a row's bytes are read in the longest possible pieces (pieces of 32 bytes come at half the speed of 128).
+    Workgroups have 1024 threads, or 512 if there are many workgroups or each thread has pending loads of two matrices.
+    On a CPU adapter without subgroups, threads do not share columns.
     """
     vectors = n // column_width(half)
     if limits.lanes == 0:

@@ -11,9 +11,9 @@ from ..kernel_plan import WorkgroupLimits
 __all__ = ["MatvecTuning", "tune_matvec"]
 
 STEPS = 3
-"""Runs of x that a thread takes at most, if workgroups can be that large: 16 registers each."""
+"""The most runs of x of a thread, if workgroups can be that large: 16 registers each."""
 WORDS = 32
-"""Words of weights, of 16 bytes, that a thread has under way at most: 4 registers each."""
+"""The most pending words of weights, of 16 bytes, of a thread: 4 registers each."""
 PROCESSORS = 132
 """Processors of the GPU that made the tables."""
 SPARE = 512
@@ -22,7 +22,7 @@ SPARE = 512
 
 @dataclass(frozen=True)
 class MatvecTuning:
-    """A shape of the weights, the subgroup size, and how the shader is to cut it; the cut changes its speed alone."""
+    """A shape of the weights, the subgroup size, and the shader's cut, which changes only the speed."""
 
     k: int
     n: int
@@ -40,7 +40,7 @@ class MatvecTuning:
     staged: bool = False
     """Whether x goes through workgroup memory; else each thread holds its part of it in registers."""
     most: int | None = None
-    """Workgroups to dispatch at most, each of which then takes several tiles."""
+    """The most workgroups to dispatch; each then takes several tiles."""
 
     @property
     def steps(self) -> int:
@@ -59,7 +59,7 @@ class MatvecTuning:
         return self.span > self.lanes
 
     def constants(self) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         own = -(-4 * self.steps * self.span // self.workgroup)
         return {
             "K": self.k,
@@ -117,7 +117,7 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: Work
     while runs > STEPS * span and span < 256:
         span *= 2
     if span >= 8 and -(-2 * runs // span) <= STEPS and slots(span // 2) < slots(span):
-        # The last turn of half as many threads leaves fewer of them idle: 36 runs are 3 turns of 16, not 2 of 32.
+        # With half as many threads the last turn leaves fewer of them idle: 36 runs are 3 turns of 16, not 2 of 32.
         span //= 2
     steps = -(-runs // span)
     if span > lanes or slots(span) > room:
@@ -143,5 +143,5 @@ def cut_long(cut: Callable[..., MatvecTuning], k: int, n: int, gated: bool, word
     if k < 8192:
         return cut(2 if n >= 2048 else 1, span, 128, staged=True)
     two = cut(2, span, 512, staged=True)
-    # Two rows are faster where there are workgroups enough, and registers.
+    # Two rows are faster if there are enough workgroups and registers.
     return two if two.workgroups >= 80 and 2 * two.steps * words <= WORDS else cut(1, span, 512, staged=True)

@@ -17,12 +17,12 @@ __all__ = ["Joins", "gates_joined", "norms_joined", "sums_joined"]
 
 @dataclass
 class Joins:
-    """A graph while operations are joined in it."""
+    """A graph in which operations are being joined."""
 
     graph: StepGraph
     readers: Mapping[int, list[Node]] = field(init=False)
     makers: dict[int, Node] = field(init=False)
-    """The node that makes each value, as it has become."""
+    """The present node that makes each value."""
     lasting: frozenset[int] = field(init=False)
     gone: set[int] = field(default_factory=set)
     """Values that are no longer made."""
@@ -36,7 +36,7 @@ class Joins:
         return self.makers.get(value) if value not in self.lasting and self.readers[value] == [reader] else None
 
     def join(self, by: Node, node: Node, *others: Node) -> None:
-        """Let `by` take the place of `node`, and the work of `others`, whose values are no longer made."""
+        """Replace `node` by `by`, which also does the work of `others`, whose values are no longer made."""
         origins = node.origins.union(*(each.origins for each in others))
         joined = replace(by, writes=node.writes, position=node.position, origins=by.origins | origins)
         for each in others:
@@ -53,7 +53,7 @@ def product(node: Node | None) -> MatVec | None:
 
 
 def with_inputs(node: Node, what: MatVec, named: Mapping[str, int]) -> Node:
-    """The product as `what`, which reads `named` by its names."""
+    """The product's node with the operation `what`, which reads `named` by its names."""
     return replace(node, what=what, reads=tuple(named[name] for name in what.inputs))
 
 
@@ -62,7 +62,7 @@ def inputs_of(node: Node, what: MatVec) -> dict[str, int]:
 
 
 def with_sum(node: Node, what: MatVec, other: int) -> Node | None:
-    """The product with one more value added to its result, None if it has no room."""
+    """The product with one more value added to its result; None if it already has two."""
     named = inputs_of(node, what)
     if what.up is not None:
         return None
@@ -77,7 +77,7 @@ def with_sum(node: Node, what: MatVec, other: int) -> Node | None:
 
 
 def before_more(node: Node | None) -> Node | None:
-    """A product behind which an activation or a factor can follow: what it adds is its bias."""
+    """A product after which an activation or a factor can follow: its added value becomes its bias."""
     what = product(node)
     if node is None or what is None or what.up is not None or what.activated or what.factor or what.second:
         return None
@@ -126,8 +126,9 @@ def cap(joins: Joins, node: Node, scale: Scale, tanh: Node) -> None:
 
 
 def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let one product compute silu(W x) * (W_up x), or that with GELU; and SiLU, GELU or a power of what is above zero
-    of its result alone."""
+    """Let one product compute silu(W x) * (W_up x), or the same with GELU; and SiLU, GELU or a power of max(W x, 0)
+    without a gate.
+    """
     joins = Joins(graph)
     for node in graph.nodes:
         if isinstance(node.what, Multiply):
@@ -145,7 +146,7 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 
 
 def pair(gate: Node, up: Node, size: int, *, gelu: bool) -> Node | None:
-    """The gate of two products, if they differ in their weights and biases alone, and do nothing besides."""
+    """The gate of two products, if they differ only in their weights and biases, and have no other joined operation."""
     one, other = product(gate), product(up)
     if one is None or other is None or one.n != size or gate.reads[0] != up.reads[0]:
         return None
@@ -190,8 +191,9 @@ def activations_joined(graph: StepGraph) -> StepGraph:
 
 
 def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let products normalise their input themselves; where that is the sum of a residual and a normalised vector, the
-    first of them computes and writes the sum too. Casts between these go along."""
+    """Let products normalise their input themselves; if that is the sum of a residual and a normalised vector, the
+    first of them computes and writes the sum too. Casts between these are included.
+    """
     joins = Joins(graph)
     changed: dict[int, Node] = {}
     """Products, by the value that they make."""
@@ -234,7 +236,7 @@ def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 
 
 def only_cast(joins: Joins, value: int, element: str) -> Node | None:
-    """The cast to an element type which alone reads the value."""
+    """The cast to an element type that is the only reader of the value."""
     readers = joins.readers.get(value, [])
     if value in joins.lasting or len(readers) != 1:
         return None
@@ -243,11 +245,11 @@ def only_cast(joins: Joins, value: int, element: str) -> Node | None:
 
 
 def takes_norm(reader: Node, value: int, norm: Norm, element: str) -> bool:
-    """Whether a product can normalise what it reads there."""
+    """Whether a product can normalise that input."""
     what = product(reader)
     if what is None or what.norm is not None or reader.reads[0] != value or value in reader.reads[1:]:
         return False
-    # Kernels of dense weights normalise as they go, which serves for RMS norms of their own type alone.
+    # Kernels of dense weights normalise while they multiply, which works only for RMS norms of their own type.
     plain = norm.element == what.element and not isinstance(norm.by, CenteredNorm)
     return what.element == element and what.k == norm.size and (plain or what.scales is not None)
 
@@ -260,7 +262,7 @@ class SumBehind:
     x: int
     skip: int
     total: bool
-    """Whether others read the sum."""
+    """Whether the sum has other readers."""
     taken: tuple[Node, ...]
 
 

@@ -27,8 +27,9 @@ def one_dense_row(kernel: OrtKernel) -> bool:
 
 
 def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | None:
-    """k and n if the uniforms tell of `rows` rows of k elements by a matrix [k, n]; their shapes are in vectors of four
-    elements. Raises KeyError for uniforms with other fields."""
+    """k and n if the uniforms are those of `rows` rows of k elements by a matrix [k, n]; their shapes are in vectors of
+    four elements. Raises KeyError for uniforms with other fields.
+    """
     k, n = uniforms["dim_inner"], uniforms["dim_b_outer"]
     if not (isinstance(k, int) and isinstance(n, int) and k % 4 == n % 4 == 0 and uniforms["dim_a_outer"] == rows):
         return None
@@ -38,7 +39,7 @@ def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | 
 
 
 def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | None:
-    """The product of its input, or of the value `x` that the input was rounded from before."""
+    """The product of its input, or of the value `x` from which the input was rounded."""
     kernel = met.kernel
     if misplaced_zeros(kernel, bits):
         return None
@@ -55,7 +56,7 @@ def packed_weights(kernel: OrtKernel, bits: int) -> MatVec:
 
 
 def misplaced_zeros(kernel: OrtKernel, bits: int) -> str:
-    """Whether its zero points are elsewhere than matvec_q4.wgsl has them, as a reason."""
+    """The reason if its zero points are laid out differently from matvec_q4.wgsl; else empty."""
     if "zero_points" not in kernel.at:
         return ""
     found = kernel.number("zero_blocks_per_col")
@@ -138,7 +139,7 @@ def one_gated_row(kernel: OrtKernel) -> bool:
 
 TO_INT8 = "to_int8"
 INT8 = {f"matvec_int8_{bits}": bits for bits in (4, 8)}
-"""Products of int8 by weights of so many bits, by what their kernels are called."""
+"""Products of int8 by weights of `bits` bits, by the name of their kernels."""
 
 ZERO_POINTS = (
     "let offset = row * c_dim + col;",
@@ -146,7 +147,7 @@ ZERO_POINTS = (
     "let masked_value = (packed_value >> shift_amount) & bit_mask;",
     "mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
 )
-"""How a kernel finds the zero point of a block."""
+"""The lines by which a kernel finds the zero point of a block."""
 
 DENSE_LINES = (
     "a: array<vec4<f",
@@ -259,7 +260,7 @@ RULES = Rules(
             for skip, scale, total in (
                 (("skip",), ("norm_scale",), ("input_skip_bias_sum",)),
                 ((), ("norm_scale",), ()),
-                # With a sum and a norm it would bind more storage buffers than some adapters allow.
+                # With a sum and a norm it binds more storage buffers than some adapters allow.
                 ((), (), ()),
             )
         ),

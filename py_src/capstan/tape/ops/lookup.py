@@ -2,8 +2,8 @@
 
 A recorded lookup in one table stays as it is in a step of one sequence, unless a factor or a cast follows it, which it
 then computes as it goes (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
-binding has several parts (graph/split_weights.py); what looks an id up in all of them and chooses is one lookup of
-ours. The graph tells which buffers are parts of which table, and in what order.
+binding has several parts (graph/split_weights.py); the operations that look an id up in all parts and choose become one
+lookup of ours. The graph has the parts of each table, in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IN_4_BITS = ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_el
 
 @dataclass(frozen=True)
 class TableParts:
-    """A table in parts of `size` rows each, the last one of so many or fewer: the buffers of their rows, in order."""
+    """A table in parts of `size` rows each (the last part may have fewer): the buffers of the rows, in order."""
 
     tables: tuple[int, ...]
     size: int
@@ -38,7 +38,7 @@ class TableParts:
 
 @dataclass(frozen=True)
 class Lookup(Operation):
-    """`rows` rows of a table of weights, of `k` elements each, by the ids that are reads[0]."""
+    """`rows` rows of a table of weights, of `k` elements each, by the ids in reads[0]."""
 
     tables: tuple[int, ...]
     """The buffers of the table's parts."""
@@ -51,9 +51,9 @@ class Lookup(Operation):
     size: int = 0
     """Rows of a part, if there are several."""
     factor: Factor | None = None
-    """The number that multiplies the rows, or divides them."""
+    """The factor or divisor of the rows."""
     wide: bool = False
-    """Whether float16 numbers become float32 then."""
+    """Whether the rows are then cast from float16 to float32."""
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.k * ELEMENT_BYTES["f32" if self.wide else self.element]
@@ -85,8 +85,7 @@ class Lookup(Operation):
 
 
 def lookup_in(recording: Recording, op: Command) -> tuple[int, Lookup] | None:
-    """The buffer of the ids, or of what else indexes, and the lookup that a recorded operation is; None if it is
-    another one."""
+    """The buffer of the ids (or other indices) and the lookup of a recorded operation; None if it is not a lookup."""
     met = bound(recording, op, recording.uploaded())
     if not isinstance(op, Dispatch) or met is None:
         return None
@@ -116,7 +115,9 @@ def lookup_in(recording: Recording, op: Command) -> tuple[int, Lookup] | None:
 def lookups_followed(
     graph: StepGraph, recording: Recording, ops: Sequence[Command], kept: Collection[int]
 ) -> StepGraph:
-    """Let lookups compute the factors and the casts that alone read what they make, unless they are in `kept`."""
+    """Let lookups compute the factors and casts that are the only readers of their results, unless they are in
+    `kept`.
+    """
     readers, makers, lasting = graph.readers(), graph.makers(), set(graph.last.values())
     changed = dict(makers)
     gone: set[int] = set()
@@ -155,7 +156,7 @@ def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: S
 
 
 def followed(what: Lookup, by: Scale | Cast) -> Lookup | None:
-    """The lookup that does what follows it; None if it has no room."""
+    """The lookup with the following operation joined; None if it cannot join it."""
     if what.wide or by.size != what.k:
         return None
     if isinstance(by, Cast):
@@ -170,7 +171,9 @@ def lookups_joined(
     tables: Collection[TableParts],
     kept: Collection[int],
 ) -> StepGraph:
-    """Let one operation look ids up in all parts of a table and choose, unless one of those in `kept` does so."""
+    """Let one operation look ids up in all parts of a table and choose, unless the recorded operations are in
+    `kept`.
+    """
     for each in tables:
         graph = joined_in(graph, recording, ops, each, kept)
     return graph
@@ -216,7 +219,9 @@ def joined_in(
 
 
 def ids_of(graph: StepGraph, recording: Recording, ops: Sequence[Command], lookup: Node, indices: int) -> int | None:
-    """The value of the ids whose rows within a part a lookup reads from a buffer; None if something else made those."""
+    """The value of the ids from which a lookup's row numbers within a part were computed; None if they come from
+    elsewhere.
+    """
     makers = graph.makers()
     maker = next((makers.get(value) for value in lookup.reads if graph.homes.get(value) == indices), None)
     if maker is None or not isinstance(maker.what, Recorded):

@@ -1,8 +1,8 @@
 """Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
 If the device has subgroup matrices, matmul_matrices.py makes them from float16; gemv.py makes those of few rows.
 
-onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
-told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
+onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. A product's dispatch is recognised by
+the weights that it binds, the dispatch that converts its activations by its only input.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ RUN = 32
 QUANTIZED = 128
 """Elements of a row that share a scale where onnxruntime-web computes in int8."""
 MATRICES_FULL = 192
-"""Workgroups from which onnxruntime-web's products by subgroup matrices, of 128 rows by 128 columns each, fill a large
-GPU: of 256 they took 161 us on an H200 where ours take 223; of 96, 128 us where ours take 89."""
+"""Workgroups from which on onnxruntime-web's products by subgroup matrices, of 128 rows by 128 columns each, fill a
+large GPU: 256 of them took 161 us on an H200 (ours 223), 96 took 128 us (ours 89).
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class NBitsWeights:
     """Weights [n, k] of a MatMulNBits node, on the device."""
 
     scales: int
-    """The recorded id of their scales' buffer."""
+    """The recorded id of the buffer of their scales."""
     n: int
     k: int
     block: int
@@ -113,7 +114,7 @@ class MatMul(Operation):
 
     @property
     def shifted(self) -> bool:
-        """Whether a number is added to each weight of a block, apart from its integer times the scale."""
+        """Whether a number is added to each weight of a block, besides its integer times the scale."""
         return self.zeros is not None or self.minima is not None
 
     def written_bytes(self, index: int) -> int:
@@ -126,14 +127,14 @@ class MatMul(Operation):
 
 @dataclass(frozen=True)
 class MatMulTuning:
-    """The cut of matmul_q4.wgsl; it changes its speed alone."""
+    """The cut of matmul_q4.wgsl, which changes only the speed."""
 
     thread: tuple[int, int]
     """Rows and columns of a thread."""
     threads: tuple[int, int]
     """Threads over rows and columns of a tile."""
     slices: int
-    """Sets of such threads, each for a part of k."""
+    """Sets of these threads, each for a part of k."""
     runs: int
     """Runs of 32 elements of k in a step."""
 
@@ -159,7 +160,7 @@ class MatMulTuning:
         return 16 * self.vectors + 8 * self.runs * (rows + (2 if shifted else 1) * columns)
 
     def constants(self, gated: bool) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         rows, columns = self.tile
         meeting = self.thread[0]
         while meeting * self.thread[1] // 4 * self.threads[0] * self.threads[1] > self.vectors:
@@ -186,7 +187,7 @@ class MatMulTuning:
 LARGE = MatMulTuning((8, 8), (8, 8), slices=2, runs=2)
 """The best of 15 for each shape of a Llama of 1B at 512 rows on an H200."""
 ODD = MatMulTuning((8, 8), (8, 8), slices=1, runs=1)
-"""For an odd number of runs."""
+"""The tiling for an odd number of runs."""
 SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
 """The tiling for adapters with little workgroup memory, and for CPU adapters."""
 
@@ -222,7 +223,7 @@ def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
 
 
 def plan_quantize(what: Quantize) -> KernelPlan:
-    """The kernel that makes int8 of activations, and its workgroups."""
+    """The kernel that rounds activations to int8, and its workgroups."""
     constants = {"K": what.k, "M": what.rows, "GROUPED": what.group > RUN}
     return KernelPlan("quantize_rows", constants, (-(-what.rows // 8), -(-what.k // (8 * RUN)), 1))
 
@@ -234,7 +235,7 @@ def _fits(weights: NBitsWeights) -> bool:
 
 
 def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool:
-    """Whether the dispatch only brings activations into the form that a product needs: int8, or another order."""
+    """Whether the dispatch only converts activations to the form that a product needs: int8, or another order."""
     if tuple(at) == ("input_a", "output_a"):
         return True
     return tuple(at) == ("input_a", "output", "scales") and "pack4x8snorm(" in recording.pipelines[op.pipeline].code
@@ -250,8 +251,8 @@ class Products(RunReader):
     """The source of a converted value, and the operation that converted it."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
-        is no product of ours.
+        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if our
+        kernels do not cover it.
         """
         op, rows = self.ops[index], self.rows
         met = bound(self.recording, op, self.uploaded)
@@ -302,7 +303,7 @@ class Products(RunReader):
         ]
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """Each input brought into int8 once."""
+        """Each input in int8, converted once."""
         return _share(graph)
 
 
@@ -311,7 +312,7 @@ Product = MatMul | MatrixMatMul | MatVec
 
 
 def _share(graph: StepGraph) -> StepGraph:
-    """Bring each value into int8 once, however many products read it."""
+    """Convert each value to int8 once, for all products that read it."""
     first: dict[tuple[Any, ...], Node] = {}
     instead: dict[int, int] = {}
     nodes: list[Node] = []

@@ -30,7 +30,7 @@ class MatrixMatMul(Operation):
 
     weights: int
     scales: int | None
-    """None where the weights are dense."""
+    """The scales; None if the weights are dense."""
     rows: int
     n: int
     k: int
@@ -57,10 +57,11 @@ TILINGS = (
     ((2, 2), (2, 2), 32),
     ((1, 2), (2, 2), 32),
 )
-"""Matrix operations of a subgroup, subgroups, step: the best first where there are workgroups enough."""
+"""Matrix operations of a subgroup, subgroups, step: the best first, if there are enough workgroups."""
 FILLED = 96
-"""Workgroups of which at least one for most processors of a large adapter: 96 tiles of 128 rows by 128 columns took
-83 us on an H200, 192 of half the rows 94; of 64 and 128 such tiles, 82 and 48."""
+"""Workgroups that give most processors of a large adapter one: 96 tiles of 128 rows by 128 columns took 83 us on an
+H200, 192 of half the rows 94; 64 and 128 of these tiles took 82 and 48.
+"""
 
 
 def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
@@ -92,7 +93,7 @@ def fits_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> bool:
 
 
 def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
-    """The kernel that computes a product, and its workgroups. It fits; see fits_matrices."""
+    """The kernel that computes a product, and its workgroups. Call fits_matrices first."""
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
@@ -109,7 +110,7 @@ class DenseProducts(RunReader):
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
-        is no such product.
+        is not such a product.
         """
         op = self.ops[index]
         met = bound(self.recording, op, self.uploaded)

@@ -54,12 +54,12 @@ class MatrixTiling:
         return whole and loads and halves and memory and self.workgroup <= limits.threads
 
     def workgroups(self, rows: int, n: int, gated: bool) -> tuple[int, int]:
-        """Over columns and rows."""
+        """The workgroups over columns and rows."""
         tile_rows, columns = self.tile
         return -(-n // (columns // 2 if gated else columns)), -(-rows // tile_rows)
 
     def constants(self, gated: bool, dense: bool) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         rows, columns = self.tile
         return {
             "SIZE_M": self.size.m,
@@ -88,20 +88,21 @@ FEW: dict[str, tuple[Shape, ...]] = {
     "wide": (((1, 2), (1, 1), 64, 4),),
     "gated": (((1, 4), (1, 1), 64, 4), ((1, 2), (1, 2), 64, 2)),
 }
-"""For dense weights and as many rows as a matrix has, the best first."""
+"""The tilings for dense weights and as many rows as a matrix has, the best first."""
 FEW_TWICE: dict[str, tuple[Shape, ...]] = {
     "narrow": (((2, 2), (1, 1), 128, 8), ((2, 1), (1, 1), 128, 4)),
     "wide": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 2), 32, 2)),
     "gated": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 1), 64, 4)),
 }
-"""For twice as many: see "Several rows" in benches/NOTES.md."""
+"""The tilings for twice as many rows: see "Several rows" in benches/NOTES.md."""
 WIDE = 32768
-"""Rows of the weights from which there are tiles enough of any size."""
+"""Rows of the weights from which on there are enough tiles of any size."""
 
 
 def tune_few_dense(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
     """The tiling of matmul_matrices.wgsl for a few rows of x and dense weights, whose k several subgroups share; None
-    where none fits the adapter."""
+    if none fits the adapter.
+    """
     kind = "gated" if gated else "wide" if n >= WIDE else "narrow"
     for size in limits.matrices if limits.lanes else ():
         shapes = FEW[kind] if rows <= size.m else FEW_TWICE[kind]
@@ -117,7 +118,7 @@ RUN, TEAM, OCTET_BYTES = 32, 4, 16
 SIDES = (8, 6, 4, 2, 1)
 """Subgroups that may share the k of a tile."""
 SUBGROUPS = {8: (768, 4), 16: (768, 8), 32: (384, 4)}
-"""By rows of x: subgroups in all that an NVIDIA H200 wants, and in a workgroup."""
+"""By rows of x: the best number of subgroups in all on an NVIDIA H200, and in a workgroup."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,12 @@ class FewRowsTiling:
         return whole and halves and threads <= limits.threads and self.octets * OCTET_BYTES <= limits.memory
 
     def workgroups(self, rows: int, n: int, gated: bool) -> tuple[int, int]:
-        """Over rows of the weights and of x."""
+        """The workgroups over rows of the weights and of x."""
         own = self.tile // (1 + gated) * self.neighbours
         return -(-n // own), -(-rows // (self.matrices[1] * self.size.n))
 
     def constants(self, block: int, bits: int) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         over_weights, over_x = self.matrices
         return {
             "SIZE_M": self.size.m,
@@ -184,8 +185,9 @@ def tune_few_rows(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimit
     """The tiling of few_rows_matrices.wgsl for a few rows of x and integer weights of `n` by `k`; None where none fits
     the adapter.
 
-    Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): as many subgroups share a tile's k as give the
-    GPU work enough, if each has a run to request; the smallest operation over rows of x that needs no more of them.
+    Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): subgroups share a tile's k until the GPU has
+    enough work, as long as each has a run to request; then the smallest operation over rows of x that needs no more
+    subgroups.
     """
     if not limits.lanes or rows > max(SUBGROUPS):
         return None

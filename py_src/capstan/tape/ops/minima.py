@@ -1,8 +1,8 @@
-"""Products by affine weights: one by their integers and one by their minima, in a recorded run, as one of ours.
+"""Joins the two recorded products by affine weights, one by their integers and one by their minima, into one of ours.
 
 A GGUF file's graph (graph/gguf/gguf_tensors.py) adds the product of the blocks' sums of x with the minima to that of x
-with the integers. `products` tells which minima belong to which integers, since the graph has that form; which dispatch
-is which is told by the buffers that it binds.
+with the integers. `products` has the minima of each product's integers, as the graph pairs them; dispatches are
+recognised by the buffers that they bind.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["MinimaSums", "minima_joined"]
 def minima_joined(
     graph: StepGraph, recording: Recording, ops: Sequence[Command], products: Mapping[int, NBitsWeights]
 ) -> StepGraph:
-    """Let products add what their minima add. Sums of blocks that nothing else reads are left out."""
+    """Let products add their minima. Sums of blocks without another reader are left out."""
     joins = Joins(graph)
     sums_of: dict[int, Node] = {}
-    """The node that made the sums of blocks, by the value that a product makes with them."""
+    """The nodes that made the sums of blocks, by the value of the product that reads them."""
     for node in graph.nodes if any(each.minima is not None for each in products.values()) else ():
         if not isinstance(node.what, Add):
             continue
@@ -57,7 +57,7 @@ def minima_joined(
 
 
 def plain(what: Product) -> Product:
-    """The product by the same weights with nothing joined to it."""
+    """The product by the same weights without joined operations."""
     if not isinstance(what, MatVec):
         return replace(what, up=None, minima=None)
     named = {name: getattr(what, name) for name in ("bits", "zeros", "rows", "rounded")}
@@ -71,7 +71,7 @@ def multiplied(joins: Joins, product: Node) -> int:
 
 
 def factor_of(graph: StepGraph, recording: Recording, ops: Sequence[Command], node: Node, weights: int) -> int | None:
-    """The value that a product by dense weights multiplies; None if the node is no product by `weights`."""
+    """The value that a product by dense weights multiplies; None if the node is not a product by `weights`."""
     if isinstance(node.what, Product):
         return node.reads[0] if node.what == plain(replace(node.what, weights=weights)) else None
     at = places(recording, ops, node)
@@ -87,7 +87,7 @@ def only_read(graph: StepGraph, recording: Recording, ops: Sequence[Command], no
 
 
 def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[str, int]:
-    """The buffers of a recorded operation by name; none for one of ours."""
+    """The buffers of a recorded operation by name; empty for an operation of ours."""
     met = bound(recording, ops[node.what.index], {}) if isinstance(node.what, Recorded) else None
     return met[0] if met is not None else {}
 

@@ -1,7 +1,7 @@
 """The buffers of a product's weights, and of both halves of a gated layer, by the names of packing.wgsl.
 
-Operations with weights have a field for each name in PACKED, None for what they lack, and `up`: the buffers of the
-half that multiplies the other, in the same order, without those at the end that it lacks.
+Operations with weights have a field for each name in PACKED (None for a missing buffer) and `up`: the buffers of the
+half that multiplies the other, in the same order, without missing ones at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["PACKED", "Half", "gated_by", "weights_of"]
 
 PACKED = ("weights", "scales", "zeros", "minima")
-"""Scales are missing where the weights are dense."""
+"""Dense weights have no scales."""
 
 Half = tuple[int | None, ...]
 Gated = TypeVar("Gated", bound="DataclassInstance")

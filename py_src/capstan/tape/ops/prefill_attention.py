@@ -26,10 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PrefillAttention(Operation):
-    """Causal attention of the `rows` last positions, each over those before it and itself, in float16.
-
-    Reads the rotated queries [rows, heads, head], keys and values [kv_heads, capacity, head], and one less than how
-    many positions are filled.
+    """Causal attention of the last `rows` positions, each over itself and those before it, in float16. Reads the
+    rotated queries [rows, heads, head], keys and values [kv_heads, capacity, head], and the number of filled positions
+    minus one.
     """
 
     rows: int
@@ -41,16 +40,16 @@ class PrefillAttention(Operation):
     key: int
     """The recorded buffer of the keys."""
     sinks: int | None = None
-    """A recorded buffer: of each head, one more score of its softmax."""
+    """A recorded buffer with one more score for each head's softmax."""
     window: int = 0
-    """Positions in sight, the new one included; 0 means all."""
+    """Positions of the window, the new one included; 0 means all."""
     softcap: float = 0.0
-    """0 if scores have no cap."""
+    """The cap of scores; 0 for none."""
     cache_bits: int = 0
     """8 or 4 for quantized caches, 0 for float16."""
 
     def with_left_out(self, window: int, softcap: float) -> PrefillAttention:
-        """The same with what the recorded kernels leave out."""
+        """The same attention with the window and soft cap that the recorded kernels leave out."""
         return replace(self, window=window, softcap=softcap)
 
     def written_bytes(self, index: int) -> int:
@@ -119,7 +118,7 @@ class AttentionTiling:
         return -(-rows * group // self.tile), kv_heads, 1
 
     def constants(self, head: int) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         size = self.size
         octets = self.block // 8 // self.share
         return {
@@ -152,14 +151,14 @@ TILINGS = (
     (1, 4, 16),
     (1, 2, 16),
 )
-"""Matrix operations of a subgroup over rows, subgroups, positions: the best first where there are workgroups enough.
+"""Matrix operations of a subgroup over rows, subgroups, positions: the best first, if there are enough workgroups.
 
 Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: the first 19 and 143 for 9 heads on 3 of 64
 (onnxruntime-web's kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682)."""
 LIGHT = 192
 """Words that a thread may hold without spilling: GPUs have 128 to 256 registers a thread."""
 FILLED = 64
-"""Workgroups that are enough: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
+"""The number of workgroups that is enough: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
 
 
 def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
@@ -181,7 +180,7 @@ def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> A
 
 
 def attends_prompts(limits: WorkgroupLimits, dtype: str) -> bool:
-    """Whether there can be any attention of ours in prefill runs with caches of that type."""
+    """Whether our attention can run in prefill runs with caches of that type."""
     return dtype == "float16" and bool(limits.lanes and limits.matrices)
 
 
@@ -191,7 +190,7 @@ def fits_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> b
 
 
 def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> KernelPlan:
-    """The kernel that computes it, and its workgroups. It fits; see fits_prefill_attention."""
+    """The kernel that computes it, and its workgroups. Call fits_prefill_attention first."""
     tiling = tune_prefill_attention(what, limits)
     assert tiling is not None, "asked of fits_prefill_attention"
     group = what.heads // what.kv_heads
@@ -236,31 +235,31 @@ CACHES = {
     8: ("const KV_CACHE_QUANT_BITS : u32 = 8;", "vec4<i32>(bytes) - vec4<i32>(128)"),
     4: ("const KV_CACHE_QUANT_BITS : u32 = 4;", "tq_lut[packed & KV_CACHE_QUANT_VALUE_MASK]", "-0.2377, -0.1809,"),
 }
-"""Lines that tell the bits of the caches' elements, 0 for caches of floats."""
+"""Lines that show the bits of the caches' elements, 0 for caches of floats."""
 PLAIN = ("var previous_max : qk_precision = qk_min_value;",)
 SINKS = (
     "let sink_value = q_element_t(head_sink[head_idx]);",
     "var previous_max : qk_precision = qk_precision(sink_value);",
     "var previous_denom : qk_precision = 1;",
 )
-"""How the softmax of a row begins, without a sink and with one."""
+"""The start of a row's softmax, without a sink and with one."""
 LACKS = ("softcap", "attention_bias[")
 SIZE = r"const {} : u32 = (\d+);"
 
 
 def number_in(code: str, name: str) -> int:
-    """A constant of the WGSL, 0 if it has no such."""
+    """A constant of the WGSL, 0 if it has none of that name."""
     found = re.search(SIZE.format(name), code)
     return int(found[1]) if found else 0
 
 
 @dataclass
 class PrefillAttentions(RunReader):
-    """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, over whole caches."""
+    """Reads the attention of a recorded run of `rows` positions, if it is causal, in float16, over whole caches."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
-        is no such attention.
+        is not such attention.
         """
         op = self.ops[index]
         met = bound(self.recording, op, self.uploaded)
@@ -291,5 +290,5 @@ class PrefillAttentions(RunReader):
         what = replace(what, cache_bits=cache_bits)
         if not fits_prefill_attention(what, self.limits) or sinks in self.changed:
             return None
-        read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are no value of the run's.
+        read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are not a value of the run.
         return [Node(what, read, (writes[at["output"]],), index, frozenset({index}))]

@@ -148,10 +148,9 @@ export class WatchedDevice extends DeviceHealth {
   }
 
   /**
-   * Give the device back, to whoever opens one next, or destroyed if something went wrong on it; a loss that follows is
-   * no fault. The device, its queue and what onnxruntime-web still has of its buffers may outlive this engine, so that
-   * what hangs on them would not be collected: nothing of ours does from now on. Nor does an error made here, whose
-   * stack would hold the engine.
+   * Give the device back: it is kept for the next caller, or destroyed if something went wrong on it; a loss that
+   * follows is no fault. The device, its queue and the buffers that onnxruntime-web still holds may outlive this engine,
+   * so no object of ours refers to them from now on, and no error made here, whose stack would hold the engine.
    */
   close(): void {
     this.endListening();

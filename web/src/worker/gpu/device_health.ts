@@ -51,7 +51,7 @@ export abstract class DeviceHealth {
 
   /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
   async explain(error: unknown): Promise<Error> {
-    // A device that is lost first rejects what was to be mapped, at once where it was destroyed, then tells of its loss:
+    // A device that is lost first rejects what was to be mapped, at once where it was destroyed, then reports its loss:
     // before it answers anything else, which takes the GPU process as long as other work keeps it.
     if (!this.wrong()) await Promise.race([this.device.lost, this.answered()]);
     const wrong = this.wrong();

@@ -1,5 +1,5 @@
-// An upload of stored weights that is started ahead, by the plan of the last load. Whoever asks for the same buffers
-// and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
+// An upload of stored weights that is started ahead, by the plan of the last load. A request for the same buffers and
+// pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
 import type { DataFile } from "../storage/backing";
 import { type EarlyLoad, type LoadPlan, WeightLoad } from "../storage/weight_load";

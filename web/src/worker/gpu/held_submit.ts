@@ -2,8 +2,8 @@
 
 /**
  * Sends submits to a queue in order. Between `begin` and `end` the latest submit of onnxruntime-web waits here until ours
- * takes it along or until something comes whose effect depends on it: whoever writes, maps, destroys a buffer, waits for
- * the queue or opens an error scope calls `release` first.
+ * takes it along or until something comes whose effect depends on it: code that writes, maps, destroys a buffer, waits
+ * for the queue or opens an error scope calls `release` first.
  */
 export class HeldSubmit {
   private holding = false;

@@ -6,7 +6,7 @@
 
 import { type AdapterSummary, identity, openDevice, requireAdapter } from "../../wire/adapter";
 
-/** A device, and whom to tell of its loss. */
+/** A device, and the callbacks for its loss. */
 export interface OpenedDevice {
   readonly device: GPUDevice;
   readonly summary: AdapterSummary;
@@ -16,7 +16,10 @@ export interface OpenedDevice {
   readonly lent: Lent<GPUDevice>;
   destroyed: boolean;
   lost: GPUDeviceLostInfo | null;
-  /** Whoever waits for `device.lost` is held as long as the device lives, so that one place does it for all of them. */
+  /**
+   * A caller that waits for `device.lost` is held as long as the device lives, so that one place does it for all of
+   * them.
+   */
   onLost: ((info: GPUDeviceLostInfo) => void) | null;
   /** Sessions of onnxruntime-web on the device, those too that are being made or released. */
   sessions: number;
@@ -41,7 +44,7 @@ export async function takeDevice(): Promise<OpenedDevice> {
   const found = kept;
   kept = null;
   if (found) {
-    // A loss that nobody was told of yet is told before this.
+    // An unreported loss is reported before this.
     await found.device.queue.onSubmittedWorkDone().catch(() => undefined);
     if (!found.lost && found.identity === here) return found;
     destroyDevice(found);

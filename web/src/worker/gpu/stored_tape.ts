@@ -64,7 +64,7 @@ export interface TapeSource {
 const MOST_CONSTANTS = 1 << 20;
 
 /**
- * A tape as data. `given` are the recorded ids of the buffers that whoever makes it again has to give. Throws TapeError if
+ * A tape as data. `given` are the recorded ids of the buffers that its next maker has to give. Throws TapeError if
  * there is something in the tape that cannot be stored.
  */
 export async function storedTape(
@@ -187,7 +187,7 @@ export class RecordedPipelines {
     if (!found) {
       found = this.compile(stored);
       this.made.set(key, found);
-      // Whoever asks again is to have another try.
+      // The next request tries again.
       found.catch(() => this.made.delete(key));
     }
     return found;

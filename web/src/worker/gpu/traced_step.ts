@@ -24,7 +24,7 @@ class Stamps implements GpuSpan {
     this.staging = buffer("staging", GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
   }
 
-  /** How to open the next pass: each writes the end anew. */
+  /** How to open the next pass: each writes the end again. */
   readonly next = (): GPUComputePassDescriptor => {
     const begin = this.begun ? {} : { beginningOfPassWriteIndex: 0 };
     this.begun = true;

@@ -85,7 +85,7 @@ export class WeightUpload implements Target {
     }
   }
 
-  /** The upload that is ahead of this one, for who uses it or ends it. */
+  /** The upload that is ahead of this one, for its user or the one that ends it. */
   takeEarly(): EarlyLoad | null {
     const { early } = this;
     this.early = null;
@@ -102,7 +102,7 @@ export class WeightUpload implements Target {
     return writers.slice(first, last);
   }
 
-  /** The window whose turn it is, made anew if it is too small. */
+  /** The window whose turn it is, made again if it is too small. */
   private window(size: number): Window {
     const turn = this.next++ % WINDOWS;
     const known = this.windows[turn];

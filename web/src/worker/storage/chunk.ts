@@ -85,13 +85,13 @@ export class ByteReader {
       }
     };
     this.reading = reading().finally(() => (this.coming = null));
-    // Whoever reads hears of a failure.
+    // The reader gets a failure.
     this.reading.catch(() => undefined);
   }
 
   /**
-   * Copy bytes of those that come ahead, from `start` of the stream on, and leave them to whoever reads the stream; returns
-   * how many. That is none once somebody reads it.
+   * Copy bytes of those that come ahead, from `start` of the stream on, and leave them to the reader of the stream;
+   * returns how many. That is none once somebody reads it.
    */
   async peek(chunk: Chunk, start: number, length: number): Promise<number> {
     const end = start + length;

@@ -50,7 +50,7 @@ export async function kept(cache: string, address: string): Promise<Response | n
   return null;
 }
 
-/** Addresses of dropped entries that nobody was told of yet. */
+/** Addresses of dropped entries that were not reported yet. */
 const damaged: string[] = [];
 
 /** The addresses of the entries that were dropped since the last call, as JSON. */

@@ -101,7 +101,7 @@ function addressIn(folder: string, path: string): string {
 }
 
 /**
- * A file's response, which is kept for who reads it; with `copied` a copy of it, if it is small. Undefined if its
+ * A file's response, which is kept for its reader; with `copied` a copy of it, if it is small. Undefined if its
  * repository lacks it or there is no response.
  */
 async function ask(url: string, copied = false): Promise<Response | undefined> {
@@ -109,7 +109,7 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
   if (await isKept(url)) return copied ? ((await keptFile(url)) ?? undefined) : undefined;
   const response = fetched(url);
   requested.set(absolute(url), response);
-  // It is copied before anybody can begin to read it. Whoever reads it hears of a failure.
+  // It is copied before anybody can begin to read it. Its reader gets a failure.
   return response.then(
     (found) => (copied && found.ok && isSmall(found) ? found.clone() : found),
     () => undefined,

@@ -29,7 +29,7 @@ let expectedNoMore = false;
 export function expectSource(url: string): Promise<HttpSource> {
   const opened = probe(url).then((identity) => new HttpSource(identity, true));
   expected.set(url, opened);
-  // Whoever asks for it hears of a failure.
+  // Its caller gets a failure.
   opened.catch(() => undefined);
   return opened;
 }
@@ -182,7 +182,7 @@ export class HttpSource {
     this.early = { start, end, most, opened };
     opened.then(
       ({ reader }) => reader.readAhead(most),
-      // Whoever seeks hears of a failure.
+      // The caller of seek gets a failure.
       () => undefined,
     );
   }

@@ -269,7 +269,7 @@ export class WeightLoad {
     return (this.plan.vouched && this.plan.digests[shard]) || null;
   }
 
-  /** Have the journal tell of what was stored. A download that goes on after a crash compares it with its digests. */
+  /** Record in the journal what was stored. A download that goes on after a crash compares it with its digests. */
   private note(): Promise<void> {
     this.noting = this.noting.then(() => this.append());
     // Until it is awaited nobody else hears of a failure.

@@ -1,5 +1,6 @@
-"""The taped step of several rows that read each other's caches by a table, for beams: recorded and compared as that of
-rows which read their own."""
+"""The taped step of several rows that read each other's caches by a table, for beams: recorded and compared like the
+step of rows that read their own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class BeamBuffers:
 
     @classmethod
     async def allocate(cls, rows: RowBuffers) -> BeamBuffers:
-        """Raises OutOfMemoryError, and nothing stays allocated."""
+        """Raises OutOfMemoryError; then nothing stays allocated."""
         requests = [
             BufferRequest("beam table", 4 * rows.rows * rows.capacity, "kernels"),
             BufferRequest("beam scores", 4 * rows.rows, "kernels"),
@@ -45,7 +46,7 @@ class BeamBuffers:
 
 
 async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[BeamBuffers]:
-    """The step of rows that are beams. Its check destroys the contents of all caches. Raises OutOfMemoryError."""
+    """The step of rows that are beams. Its check overwrites all caches. Raises OutOfMemoryError."""
     beams = await BeamBuffers.allocate(rows)
 
     async def check(tape: int) -> None:
@@ -56,14 +57,14 @@ async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKin
 
 @dataclass(frozen=True)
 class Exchange:
-    """For a check of such a step: rows that hold the first positions of one another, as a table says."""
+    """For a check of such a step: rows that hold each other's first positions, as a table says."""
 
     rows: RowBuffers
     table: DeviceBuffer
 
     def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
         """Move the first `length` positions of each row into the caches of the row before it, those of the first row
-        into the last one's; `kept` is room for a row's caches."""
+        into the last one's; `kept` has space for a row's caches."""
         rows = self.rows
         first = self._over(kept)
         self._of(0).copy_to(first, length)

@@ -31,7 +31,7 @@ class DecodeStep:
     lasting: bool = True
     """Whether a later load may reuse the tape; not if memory was short when it was made."""
     unrecorded: bool = False
-    """Whether recording it was put off; it runs eagerly until then."""
+    """Whether its recording was postponed; it runs eagerly until then."""
 
     @property
     def binding(self) -> int:
@@ -49,7 +49,7 @@ class DecodeStep:
 
 
 def put_off(picks: int) -> str:
-    """The note on a step that is recorded after so many picks."""
+    """The note on a step that is recorded after `picks` picks."""
     if picks == 1:
         return "the decode step is recorded behind the first token"
     return f"the decode step is recorded after {picks} tokens: on a software adapter its check takes as long as those"

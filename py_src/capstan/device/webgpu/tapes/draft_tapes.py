@@ -18,7 +18,7 @@ __all__ = ["DraftBuffers", "draft_kind"]
 
 @dataclass
 class DraftBuffers:
-    """The buffers of a step over several positions besides the sequence's."""
+    """The additional buffers of a step over several positions."""
 
     positions: int
     input_ids: DeviceBuffer
@@ -28,7 +28,7 @@ class DraftBuffers:
 
     @classmethod
     async def allocate(cls, buffers: SequenceBuffers, positions: int) -> DraftBuffers:
-        """Raises OutOfMemoryError, and nothing stays allocated."""
+        """Raises OutOfMemoryError; then nothing stays allocated."""
         row = byte_count(buffers.about.logits_dtype, (buffers.about.vocab_size,))
         requests = [
             BufferRequest("draft ids", 8 * positions, "io"),
@@ -51,7 +51,7 @@ class DraftBuffers:
 
 
 async def draft_kind(engine: GpuEngine, one: OneRow, positions: int) -> TapeKind[DraftBuffers]:
-    """The step over the last token and the drafts behind it. Raises OutOfMemoryError."""
+    """The step over the last token and the drafts after it. Raises OutOfMemoryError."""
     buffers = one.buffers
     drafts = await DraftBuffers.allocate(buffers, positions)
 
@@ -64,7 +64,7 @@ async def draft_kind(engine: GpuEngine, one: OneRow, positions: int) -> TapeKind
 
 
 async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers, length: int) -> None:
-    """Compare a step behind `length` positions with steps of one: the logits of each position, and the caches."""
+    """Compare a step after `length` positions with steps of one: the logits of each position, and the caches."""
     buffers, device = one.buffers, one.buffers.device
     about, positions, ids, logits = buffers.about, drafts.positions, drafts.input_ids, drafts.logits
     row = byte_count(about.logits_dtype, (about.vocab_size,))
@@ -80,14 +80,14 @@ async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers
             device.copy_tensors([(buffers.spans["logits"].sub(0, row), expected.span(place * row, row))])
         kept = [copy.span(0, span.length) for copy, span in zip(copies, buffers.cache_spans, strict=True)]
         device.copy_tensors(list(zip(buffers.cache_spans, kept, strict=True)))
-        # Other tokens, so that what the step does not write shows.
+        # Other tokens, so that positions that the step does not write differ.
         one.step_through([(token + 1) % about.vocab_size for token in reversed(tokens)], length)
         engine.fill(logits.handle, 0xFF)
         device.copy_cpu_to_device(ids.span(0, 8 * positions), array("q", tokens))
         buffers.set_length(length + 1)
         engine.play_once(tape, length + positions)
-        told = f"a step over {positions} positions behind {length} differs from steps of one"
-        await require_steps_of_one(engine, told, buffers, (logits.handle, expected.handle, positions * row), copies)
+        message = f"a step over {positions} positions behind {length} differs from steps of one"
+        await require_steps_of_one(engine, message, buffers, (logits.handle, expected.handle, positions * row), copies)
     finally:
         for copy in (expected, *copies):
             copy.close()

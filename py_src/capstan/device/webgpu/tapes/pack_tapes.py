@@ -1,5 +1,6 @@
-"""The taped run of tokens of several rows, each at a position of its own: recorded as a step of one sequence, widened,
-and compared with steps of one. It fills the caches and computes no logits."""
+"""The taped run of tokens of several rows, each at its own position: recorded as a step of one sequence, widened, and
+compared with steps of one sequence. It fills the caches and computes no logits.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from .stored_tapes import Span
 __all__ = ["PackBuffers", "Placed", "pack_kind", "placed"]
 
 ROW = 1
-"""The word of a token's state that has its row: attention_shared.wgsl."""
+"""The word of a token's state with its row: attention_shared.wgsl."""
 
 
 class Placed(NamedTuple):
-    """A token, and the place that its key and value take."""
+    """A token, and the place of its key and value."""
 
     token: int
     row: int
     length: int
-    """Positions of the row up to this one."""
+    """The row's positions up to this one."""
     base: int
     """The first position that the row's sliding caches hold."""
 
 
 def placed(rows: RowBuffers, row: int, ids: Sequence[int], past: int) -> list[Placed]:
-    """Ids of a row behind `past` positions; there is room for them."""
+    """Ids of a row after `past` positions; the row has room for them."""
     window = rows.window(row)
     base = window.base if window is not None else 0
     return [Placed(token, row, length, base) for length, token in enumerate(ids, past + 1)]
@@ -49,8 +50,9 @@ class PackBuffers:
     tokens: int
     """A multiple of 8: the ids begin at a multiple of 256 bytes."""
     inputs: DeviceBuffer
-    """u32 [tokens, STATE_WORDS], the place of each token as the sampler's state tells it, then int64 [tokens], the
-    ids."""
+    """u32 [tokens, STATE_WORDS], the place of each token in the form of the sampler's state, then int64 [tokens], the
+    ids.
+    """
 
     @classmethod
     async def allocate(cls, rows: RowBuffers, tokens: int) -> PackBuffers:
@@ -69,7 +71,7 @@ class PackBuffers:
         }
 
     def write(self, rows: RowBuffers, tokens: Sequence[Placed]) -> None:
-        """The tokens of the next run; the last one is run as often as there is room behind it."""
+        """Write the tokens of the next run; the last one is repeated to fill it."""
         whole = [*tokens, *[tokens[-1]] * (self.tokens - len(tokens))]
         words = array("I", bytes(self.inputs.size))
         for number, token in enumerate(whole):
@@ -83,7 +85,7 @@ class PackBuffers:
 
 
 async def pack_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers, tokens: int) -> TapeKind[PackBuffers]:
-    """The run of so many tokens of any rows. The check of its tape restores their caches. Raises
+    """The run of a fixed number of tokens of any rows. The check of its tape restores their caches. Raises
     OutOfMemoryError."""
     pack = await PackBuffers.allocate(rows, tokens)
 
@@ -101,14 +103,14 @@ class Probe:
     row: int
     prompt: Sequence[int]
     ids: Sequence[int]
-    """Those of the run, behind the prompt."""
+    """The row's tokens in the run, after the prompt."""
 
     @property
     def end(self) -> int:
         return len(self.prompt) + len(self.ids)
 
     async def run_prompt(self, one: OneRow) -> None:
-        """Run it on the sequence, with room for the other ids."""
+        """Run the prompt on the sequence, with room for the other ids."""
         await one.prefill(self.prompt, 0)
         one.buffers.slide_for_check(len(self.prompt))
         one.buffers.make_room(len(self.prompt), len(self.ids))
@@ -116,7 +118,7 @@ class Probe:
 
 async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuffers, tape: int) -> None:
     """Compare the caches of two rows after a run of tokens of both with those after steps of one. Raises
-    TapeCheckError. The contents of the rows are put back."""
+    TapeCheckError. The contents of the rows are restored."""
     buffers, device, vocab = one.buffers, rows.device, rows.about.vocab_size
     longest = buffers.capacity - pack.tokens
     if longest < 1 or (buffers.slides and buffers.most_ahead < pack.tokens):
@@ -135,7 +137,7 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuf
         tokens: list[Placed] = []
         for probe in probes:
             await probe.run_prompt(one)
-            # Other tokens, so that what the run does not write shows.
+            # Other tokens, so that positions that the run does not write differ.
             one.step_through([(token + 1) % vocab for token in probe.ids], len(probe.prompt))
             device.copy_strided(
                 _pieces(buffers, probe.end, buffers.base, _own(rows, buffers), _caches(rows, probe.row))
@@ -158,7 +160,7 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuf
 
 
 async def _require_alike(engine: GpuEngine, rows: RowBuffers, buffers: SequenceBuffers, probe: Probe) -> None:
-    """Hold a row's caches to those of the sequence."""
+    """Compare a row's caches with those of the sequence."""
     made: list[list[DeviceBuffer]] = []
     try:
         for caches in (_caches(rows, probe.row), _own(rows, buffers)):
@@ -167,8 +169,8 @@ async def _require_alike(engine: GpuEngine, rows: RowBuffers, buffers: SequenceB
             Compared(f"kv {pair.past}", found.handle, right.handle, found.size, rows.about.rows_of(pair))
             for pair, found, right in zip(rows.about.cache, *made, strict=True)
         ]
-        told = f"a run of tokens of {rows.rows} rows differs from steps of one"
-        await require_alike(engine, told, compared, WIDENED_STEP)
+        message = f"a run of tokens of {rows.rows} rows differs from steps of one"
+        await require_alike(engine, message, compared, WIDENED_STEP)
     finally:
         for copy in (copy for copies in made for copy in copies):
             copy.close()
@@ -179,7 +181,7 @@ def _caches(rows: RowBuffers, row: int) -> list[DeviceSpan]:
 
 
 def _own(rows: RowBuffers, one: SequenceBuffers) -> list[DeviceSpan]:
-    """The sequence's caches, as long as those of a row."""
+    """The sequence's caches, with the length of a row's."""
     return [one.spans[name].sub(0, rows.part(name, 0).length) for name in rows.caches]
 
 

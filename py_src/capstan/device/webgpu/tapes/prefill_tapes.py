@@ -40,14 +40,15 @@ SHARES = (1, 2, 4)
 """A chunk, its half and its quarter may have tapes."""
 
 SHORT = (8, 16, 32)
-"""So may runs of these lengths, whose products read each weight once or a few times."""
+"""Runs of these lengths may have tapes, too; their products read each weight once or a few times."""
 
 LEAST_FULL = 0.75
-"""How much of a taped run must be new positions; the rest are computed once more, to the same values."""
+"""The least share of new positions in a taped run; the others are computed again, with the same values."""
 
 MOST_SHORT = 4
-"""The most short taped runs that replace one run without a tape: onnxruntime-web takes 18 to 24 ms to encode a run,
-however short."""
+"""The most short taped runs that replace one run without a tape: onnxruntime-web takes 18 to 24 ms to encode a run of
+any length.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ def short_runs(start: int, end: int, lengths: Collection[int]) -> list[Run]:
 
 
 def compared_after(length: int, capacity: int, window: int) -> list[int]:
-    """After how many positions a taped run of `length` is compared with an eager one: none, a run before, and as many
-    as the longest window has, 0 if there is none."""
+    """The numbers of positions after which a taped run of `length` is compared with an eager one: 0, `length`, and the
+    longest window (0 if there is none).
+    """
     room = capacity - length
     return sorted({0, min(length, room), min(window, room)})
 
@@ -98,7 +100,7 @@ def compared_after(length: int, capacity: int, window: int) -> list[int]:
 def weights_on_device(
     engine: GpuTapes, products: Collection[NBitsProduct], buffers: Mapping[str, int]
 ) -> dict[int, NBitsWeights]:
-    """The weights of those products that are in `buffers` of their own, by recorded buffer."""
+    """The weights of products that are in `buffers` of their own, by recorded buffer."""
     recorded = {name: engine.recorded_id(buffer) for name, buffer in buffers.items()}
     return {
         recorded[p.weights]: NBitsWeights(
@@ -110,19 +112,20 @@ def weights_on_device(
 
 
 OFTEN = 32
-"""Runs of one length in a prompt for which a tape of that length is made first. With a 1B model on an NVIDIA H100, 64
-runs of 2048 take 71 s without a tape, and 22 s with one that is made before them; 16 runs take 5 and 6 s."""
+"""The number of runs of one length in a prompt from which on their tape is made first. With a 1B model on an NVIDIA
+H100, 64 runs of 2048 take 71 s without a tape, and 22 s with one that is made before them; 16 runs take 5 and 6 s.
+"""
 
 
 @dataclass
 class PrefillTapes:
-    """The prefill tapes of one sequence. A tape is made when a prompt with a run of its length comes for the second
-    time, or one with OFTEN such runs for the first; one that is stored, by another sequence or an earlier load, is made
-    again when the first such run comes.
+    """The prefill tapes of one sequence. A tape is made for the second prompt with a run of its length, or for the
+    first one with OFTEN such runs; a tape that another sequence or an earlier load stored is made again for the first
+    such run.
 
     The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
-    kernels, and copies of the caches during the check. If memory is too short for it, onnxruntime-web keeps running
-    the prompt, which is counted as a step down, and nothing is kept.
+    kernels, and copies of the caches during the check. If memory is too short for a tape, onnxruntime-web runs the
+    prompt, which is counted as a step down.
     """
 
     engine: GpuEngine
@@ -135,7 +138,7 @@ class PrefillTapes:
     eager: int
     """The prefill session bound to any number of prompt ids."""
     size: Callable[[], int]
-    """Most tokens of the next run."""
+    """The most tokens of the next run."""
     stored: StoredTapes
     key: TapeKey
     """The key of stored tapes."""
@@ -143,14 +146,14 @@ class PrefillTapes:
     what: str = "prefill"
     """The beginning of the names under which tapes are stored."""
     tapes: dict[int, int] = field(default_factory=dict)
-    """By length; 0 where there can be none."""
+    """The tapes by length; 0 where none is possible."""
     said: dict[int, str] = field(default_factory=dict)
     """The passes' effects on each tape, or why there is none, by length."""
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     """Lengths of runs that came."""
     often: set[int] = field(default_factory=set)
-    """Lengths of which a prompt has so many runs that their tape is made before it."""
+    """Lengths of which a prompt has OFTEN runs, whose tape is made before it."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -167,18 +170,19 @@ class PrefillTapes:
         return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
 
     def due(self, count: int) -> list[int]:
-        """The lengths of the tapes that a new prompt of `count` ids wants and that were not made yet."""
+        """The lengths of the tapes that a new prompt of `count` ids uses and that were not made yet."""
         runs = Counter(run.length for run in cut_prompt(count, self.size(), self.lengths))
         self.often |= {length for length, times in runs.items() if times >= OFTEN}
         return self.untried(runs.keys() & set(self.lengths))
 
     def untried(self, lengths: Collection[int]) -> list[int]:
-        """The lengths without a tape that were not found impossible."""
+        """The lengths whose tapes are not made and not known to be impossible."""
         return sorted(set(lengths) - self.tapes.keys())
 
     async def make(self, lengths: Collection[int]) -> None:
-        """Make the tapes of these lengths, those that are stored and those of runs that came before; the sequence's
-        buffers are used for it, its mask too."""
+        """Make the tapes of these lengths that are stored or whose runs came before. This overwrites the sequence's
+        buffers, its mask too.
+        """
         for length in lengths:
             restored = await self._restored(length)
             if restored or length in self.seen | self.often:
@@ -222,7 +226,7 @@ class PrefillTapes:
 
     @spanned("record and check a prompt's run")
     async def _make(self, length: int) -> int:
-        """A checked tape of runs of `length`; 0, with the reason reported, if there can be none."""
+        """A checked tape of runs of `length`; 0, with the reason reported, if none is possible."""
         try:
             session, binding = await self.capture(length)
             async with AsyncExitStack() as undo:
@@ -261,7 +265,7 @@ class PrefillTapes:
             placement = fuse_prefill(recording, lean, results, self.weights, length, limits, left_out)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
             ours = any(isinstance(node.what, MatMul | MatrixMatMul | PrefillAttention) for node in placement.nodes)
-            # With int8 activations or float16, our products of few rows round otherwise than the recorded ones.
+            # With int8 activations or float16, our products of few rows round differently from the recorded ones.
             rounds = self.about.cache_dtype == "float16" or any(each.int8 for each in self.weights.values())
             ours = ours or (rounds and any(isinstance(node.what, MatVec) for node in placement.nodes))
             state = buffers.spans["state"]
@@ -291,11 +295,11 @@ class PrefillTapes:
             return tape, f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
 
     def _probe(self, start: int, count: int) -> list[int]:
-        """The ids of a sequence that is compared, from a position on."""
+        """The ids of a compared sequence, from a position on."""
         return [(7 * i + 3) % self.about.vocab_size for i in range(start, start + count)]
 
     async def _fill(self, start: int, end: int, most: int) -> None:
-        """Eager runs over the positions of a sequence that is compared, of at most `most` each."""
+        """Eager runs over the positions of a compared sequence, of at most `most` each."""
         for past in range(start, end, most):
             count = min(most, end - past)
             self.buffers.make_room(past, count)
@@ -303,7 +307,9 @@ class PrefillTapes:
             await self.engine.run(self.eager, past + count, count, self.buffers.base)
 
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
-        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of it is ours."""
+        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of its kernels are
+        Capstan's.
+        """
         engine, buffers, about = self.engine, self.buffers, self.about
         buffers.make_room(past, length)
         buffers.write_prompt(self._probe(past, length), past)

@@ -47,7 +47,7 @@ Fuse = Callable[[Recording, Sequence[Command], Collection[int]], Placement]
 
 PROBED = (40, 57)
 LONG = {False: 700, True: 90}
-"""Positions of the sequences that are compared, the last by whether the adapter is software; rows take them in turn."""
+"""Positions of the compared sequences, the last by whether the adapter is software; rows take them in turn."""
 
 
 class OneRow(Protocol):
@@ -79,10 +79,11 @@ class TapeKind(Generic[B]):
     sequences: int
     """Rows of the decoder that has the tape."""
     buffers: B
-    """The buffers that it has besides the recorded ones."""
+    """Its buffers in addition to the recorded ones."""
     bound: Mapping[str, Span]
-    """The parts of buffers that its kernels bind, by the names of the buffers of one sequence. In 'table', if there is
-    one, rows find the places of each other's caches."""
+    """The parts of buffers that its kernels bind, by the names of the buffers of one sequence. With 'table' rows find
+    the places of each other's caches.
+    """
     owner: str
     check: Check
     along: bool = False
@@ -92,7 +93,7 @@ class TapeKind(Generic[B]):
 
     @property
     def unit(self) -> str:
-        """The name of its rows."""
+        """The name of its rows in messages."""
         if self.packed or self.along:
             return "tokens of any" if self.packed else "positions"
         return "beams" if "table" in self.bound else "rows"
@@ -100,8 +101,9 @@ class TapeKind(Generic[B]):
 
 @dataclass
 class RowTape(Generic[B]):
-    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; none
-    where it was stored."""
+    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; a stored
+    tape has no session.
+    """
 
     engine: GpuEngine
     tape: int
@@ -112,7 +114,7 @@ class RowTape(Generic[B]):
     scratch: TapeScratch
 
     async def release(self) -> None:
-        """Free it once the device has done what was submitted."""
+        """Free it once the device has done all submitted work."""
         self.scratch.drop(self.tape)
         await self.engine.idle()
         self.engine.close_tape(self.tape)
@@ -126,8 +128,8 @@ class RowTape(Generic[B]):
 async def widened_tape(
     engine: GpuEngine, one: OneRow, kind: TapeKind[Any], binding: int, fuse: Fuse
 ) -> tuple[int, str]:
-    """A checked tape of the step, and what became of the recorded one; `binding` is of a captured session over the
-    buffers of `one`, whose caches lose their contents. Raises TapeError if no tape is possible, and OutOfMemoryError.
+    """A checked tape of the step, and the reports of its passes; `binding` is of a captured session over the buffers of
+    `one`, whose caches are overwritten. Raises TapeError if no tape is possible, and OutOfMemoryError.
     """
     buffers = one.buffers
     async with recorded(engine, binding) as recording:
@@ -158,7 +160,7 @@ def row_spans(engine: GpuEngine, buffers: SequenceBuffers, kind: TapeKind[Any]) 
 
 
 def row_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[RowBuffers]:
-    """The step of rows that have a sequence each."""
+    """The step of rows with one sequence each."""
 
     async def check(tape: int) -> None:
         await check_rows(engine, one, rows, tape)
@@ -167,10 +169,12 @@ def row_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[RowBu
 
 
 class Exchanged(Protocol):
-    """Rows that are to read each other's caches."""
+    """Rows that read each other's caches."""
 
     def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
-        """Have each row's first `length` positions in the caches of another; `kept` is room for a row's caches."""
+        """Move each row's first `length` positions to the caches of another row; `kept` has space for a row's
+        caches.
+        """
 
     def join(self, row: int, length: int, copies: Sequence[DeviceBuffer]) -> None:
         """Give copies of a row's caches its own first positions again."""
@@ -191,7 +195,7 @@ async def check_rows(
     tokens = [(11 * row + 5) % about.vocab_size for row in range(rows.rows)]
     try:
         last = rows.rows - 1
-        # The last row is the last to be stepped, so that its caches are left to be compared.
+        # The last row is stepped last, so that its caches can be compared.
         for turn in sorted(range(min(rows.rows, len(lengths))), key=lambda turn: turn == last % len(lengths)):
             await one.prefill([(7 * i + 3 + turn) % about.vocab_size for i in range(lengths[turn])], 0)
             one.buffers.slide_for_check(lengths[turn])
@@ -214,9 +218,9 @@ async def check_rows(
         device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])
         if exchanged is not None:
             exchanged.join(last, half, copies)
-        told = f"a step of {rows.rows} rows differs from steps of one"
+        message = f"a step of {rows.rows} rows differs from steps of one"
         await require_steps_of_one(
-            engine, told, one.buffers, (rows.handle("logits"), expected.handle, logits.length), copies
+            engine, message, one.buffers, (rows.handle("logits"), expected.handle, logits.length), copies
         )
     finally:
         for copy in (expected, *copies):
@@ -224,14 +228,15 @@ async def check_rows(
 
 
 async def require_steps_of_one(
-    engine: GpuEngine, told: str, one: SequenceBuffers, logits: tuple[int, int, int], copies: Sequence[DeviceBuffer]
+    engine: GpuEngine, message: str, one: SequenceBuffers, logits: tuple[int, int, int], copies: Sequence[DeviceBuffer]
 ) -> None:
-    """Hold a widened step to steps of one sequence: its logits to expected ones, both by handle and their bytes, and
-    copies of caches to those of the sequence, or the other way round. Raises TapeCheckError."""
+    """Compare a widened step with steps of one sequence: its logits with expected ones, both by handle and their bytes,
+    and copies of caches with those of the sequence, or the other way round. Raises TapeCheckError.
+    """
     about = one.about
     compared = [Compared("logits", *logits, about.logits_dtype)]
     compared += [
         Compared(f"kv {pair.past}", copy.handle, handle, copy.size, about.rows_of(pair))
         for pair, copy, handle in zip(about.cache, copies, one.cache, strict=True)
     ]
-    await require_alike(engine, told, compared, WIDENED_STEP)
+    await require_alike(engine, message, compared, WIDENED_STEP)

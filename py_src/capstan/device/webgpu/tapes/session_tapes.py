@@ -43,7 +43,7 @@ class WebGpuTape(DeviceTape):
 
 
 class SessionTapeMaker:
-    """Records one run of a captured session; trusts its tape only after a replay gave the results of eager runs."""
+    """Records one run of a captured session; uses its tape only after a replay gave the results of eager runs."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SessionTapeMaker:
         return WebGpuTape(engine, tape, self.captured, passes, self.weights)
 
     async def _checked(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
-        """A tape that was compared with eager runs, without the step's clears if it does without them."""
+        """A tape that was compared with eager runs, without the step's clears if the comparison passes without them."""
         lean, cleared = without_clears(ops)
         try:
             tape = await self._tape(recording, lean, cleared)
@@ -101,8 +101,9 @@ class SessionTapeMaker:
         return await make_tape(self.engine, recording, played, sorted(written), check=check)
 
     async def _check(self, recording: Recording, tape: int, poisoned: Sequence[int]) -> None:
-        """Compare on the inputs that are there, and on the same with their elements rotated by one: what the run took
-        from them on the host would be frozen in the tape. Every output is full of NaN (0xFF) before each run."""
+        """Compare on the present inputs, and on the same with their elements rotated by one, since values that the host
+        read from them would be frozen in the tape. Every output is filled with NaN (0xFF) before each run.
+        """
         kept = [await self._read(feed) for feed in self.feeds]
         try:
             await self._compare(recording, tape, poisoned, "")
@@ -149,11 +150,11 @@ def require_no_readback(recording: Recording, ops: Sequence[Command]) -> None:
     """Raise TapeError if the run reads a tensor on the host, whose value a replay would not see."""
     staged = [op for op in ops if isinstance(op, Copy) and op.target in recording.mappable]
     if staged:
-        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU in its midst; a replay could not")
+        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU; a replay could not")
 
 
 def difference(dtype: str, wanted: bytes, got: bytes) -> str | None:
-    """Why two tensors are not the same; None if they are, floats within SAME_KERNELS."""
+    """Why two tensors differ; None if they are equal, floats within SAME_KERNELS."""
     if wanted == got:
         return None
     if dtype not in ("float32", "float16"):

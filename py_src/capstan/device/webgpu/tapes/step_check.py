@@ -1,4 +1,4 @@
-"""Finds out whether a tape does what was recorded: each operation by the truth, the step by an eager one."""
+"""Checks whether a tape computes the recorded step: each operation against the truth, the step against an eager one."""
 
 from __future__ import annotations
 
@@ -31,34 +31,33 @@ from .verdicts import OURS, RECORDED, judge
 __all__ = ["Fused", "StepCheck", "gross"]
 
 PROBE_TOKENS = 40
-"""Positions that are prefilled before the step that is compared."""
+"""Positions that are prefilled before the compared step."""
 
 LONG_PROBE = 700
-"""Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
-recorded run shows."""
+"""Positions before a second compared step: attention is split there, and numbers frozen at the recorded length show."""
 
 OWNER = "tape check"
 CACHE_BYTES = {"float16": 2, "float32": 4}
 
 
 def gross(recording: Recording) -> Tolerance:
-    """How far a fused step of this recording may be from an eager one."""
+    """The tolerance between a fused step of this recording and an eager one."""
     in_int8 = any("dot4I8Packed(" in pipeline.code for pipeline in recording.pipelines.values())
     return BESIDE_INT8 if in_int8 else FUSED_STEP
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A tape with kernels of ours, as it was planned."""
+    """The plan of a tape with Capstan's kernels."""
 
     tape: int
     placement: Placement
     ends: Sequence[int]
-    """For each node, how many operations of the tape end with it."""
+    """For each node, the number of operations of the tape that end with it."""
 
     @property
     def irreplaceable(self) -> frozenset[int]:
-        """The recorded operations that compute something else than ours in their place."""
+        """The recorded operations whose results differ from those of our operations in their place."""
         return frozenset(
             index
             for node in self.placement.nodes
@@ -89,11 +88,11 @@ class StepCheck:
     buffers: SequenceBuffers
     about: GraphDescription
     probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
-    """Prefills a few tokens, so that steps are compared on real state."""
+    """Prefills a few tokens, so that steps are compared on a real state."""
     longest_window: int = 0
     """Positions of the longest window of attention that ends before the capacity; 0 if there is none."""
     prefilled: int = 0
-    """Positions of the prompt in the caches. Right steps change none of them."""
+    """Positions of the prompt in the caches. Correct steps change none of them."""
 
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
@@ -106,7 +105,7 @@ class StepCheck:
         """Why operations must stay as recorded, by recorded index: our kernel is wrong, or (with `recognise`) the
         recorded one was taken for another operation.
 
-        A kernel of ours that is wrong in one operation is used for none: it may be wrong in others unseen.
+        A kernel of ours that is wrong in one operation is used in none, since it may be wrong in others undetected.
         """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}
@@ -199,8 +198,9 @@ class StepCheck:
         return sorted(recording.private().intersection(buffers) - written)
 
     async def compare(self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Tolerance) -> None:
-        """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers whose contents a step must
-        not need: `poison` and the scratch of its kernels."""
+        """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers that a step must not depend
+        on: `poison` and the scratch of its kernels.
+        """
         engine = self.engine
         for length in self.lengths:
 

@@ -1,4 +1,4 @@
-"""Records a decode step and makes a tape of it; trusts neither until its results equal an eager step's."""
+"""Records a decode step and makes a tape of it; uses it only if its results equal an eager step's."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from .verdicts import Verdict, Verdicts, recording_digest
 __all__ = ["StepRecorder"]
 
 COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
-"""Lengths at which every indirect dispatch is asked for its counts, besides the longest: where kernels change."""
+"""Lengths at which the counts of every indirect dispatch are compared, besides the longest: kernels change there."""
 
 
 @dataclass
 class StepRecorder:
-    """Turns a DecodeStep with a captured session that never ran into the one to use."""
+    """Turns a DecodeStep with a captured session that never ran into the step to use."""
 
     step: DecodeStep
     buffers: SequenceBuffers
@@ -66,16 +66,16 @@ class StepRecorder:
 
     @spanned("record and check the decode step")
     async def record(self) -> DecodeStep:
-        """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
+        """Record the captured session's first run; return the requested step, or the next one down with the reason."""
         try:
             async with recorded(self.step.engine, self.step.captured) as recording:
                 return await self._best(recording)
         except TapeError as error:
-            # Nothing is known of what ORT captured, so its own replay is not trusted either.
+            # It is unknown what ORT captured, so its own replay is not used either.
             return replace(self.step, capture="off", note=f"the decode step could not be recorded: {error}")
 
     async def _best(self, recording: Recording) -> DecodeStep:
-        """The step asked for, or the next one down with the reason."""
+        """The requested step, or the next one down with the reason."""
         engine = self.step.engine
         notes = []
         try:
@@ -114,7 +114,7 @@ class StepRecorder:
         return [Copy(new, 0, old, 0, recording.sizes[old]) for new, old in pairs]
 
     async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
-        """A tape that was checked, now or in an earlier load, and what came out. Raises TapeError."""
+        """A tape that was checked, now or in an earlier load, and its verdict. Raises TapeError."""
         check_replayable(recording)
         verdicts, capacity = self.verdicts, self.buffers.capacity
         if verdicts is None:
@@ -129,7 +129,7 @@ class StepRecorder:
         return tape, verdict
 
     async def _as_known(self, recording: Recording, ops: Sequence[Command], known: Verdict) -> int:
-        """The tape that an earlier load came to; TapeError if it cannot be made here."""
+        """The tape by the verdict of an earlier load; TapeError if it cannot be made here."""
         report: dict[str, str] = {}
         lean = without_clears(ops)[0] if known.form != "plain" and "clears" in self.passes else tuple(ops)
         if known.form == "fused":
@@ -141,7 +141,7 @@ class StepRecorder:
         return await self._tape(recording, played, tables)
 
     async def _found_out(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
-        """A checked tape, and what came out; a pass that fails its check is left out. Raises TapeError."""
+        """A checked tape, and its verdict; a pass that fails its check is left out. Raises TapeError."""
         report: dict[str, str] = {}
         lean, cleared = without_clears(ops) if "clears" in self.passes else (tuple(ops), frozenset())
         try:
@@ -192,7 +192,7 @@ class StepRecorder:
         placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights, self.tables)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
-            raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))
+            raise TapeError("the passes find no operation to join in the step" + (" that is correct" if left else ""))
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
         report["as recorded"] = why_as_recorded(recording, ops, placement, self.passes, left)
         played, tables = await self._with_tables(recording, ops, replayed, report)
@@ -210,8 +210,9 @@ class StepRecorder:
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
     ) -> tuple[int, dict[int, str]]:
-        """A tape with kernels of ours, each operation of which was held to the truth; and the recorded operations that
-        no kernel of ours replaces because it was wrong, with the reasons. Raises TapeError."""
+        """A tape with kernels of ours, each of whose operations was compared with the truth; and the recorded
+        operations whose replacement was wrong, with the reasons. Raises TapeError.
+        """
         left: dict[int, str] = {}
         while True:
             fused = await self._fused(recording, ops, left, report)
@@ -236,9 +237,8 @@ class StepRecorder:
     async def _with_tables(
         self, recording: Recording, ops: Sequence[Command], replayed: Collection[int], report: dict[str, str]
     ) -> tuple[list[Any], Sequence[bytes]]:
-        """The played step, and tables for its indirect dispatches where that is asked for and possible.
-
-        `report` tells what becomes of the indirect ones among `replayed`.
+        """The played step, and tables for its indirect dispatches if that is requested and possible. `report` says what
+        becomes of the indirect ones among `replayed`.
         """
         indirect = indirect_count(ops[index] for index in replayed)
         if not indirect:
@@ -317,7 +317,7 @@ class StepRecorder:
         poison: Collection[int] = (),
         tables: Sequence[bytes] = (),
     ) -> int:
-        """A tape of recorded kernels that was seen to do what an eager step does after few positions and after many."""
+        """A tape of recorded kernels that equals an eager step after few positions and after many."""
 
         async def check(tape: int) -> None:
             await self.check.compare(recording, tape, self.check.poisoned(recording, poison), RECORDED_STEP)

@@ -37,17 +37,17 @@ class Restored:
 
 
 async def expects_stored(notes: Notes | None, model: str) -> bool:
-    """Whether tapes of the model were stored by this build, so that it is likely that nothing will be recorded."""
+    """Whether this build stored tapes of the model, so that a recording is unlikely."""
     return notes is not None and await notes.read(f"tapes of {model}", build()) is not None
 
 
 class StoredTapes:
     """The stored tapes of one model. Without notes only the sequences of this very model share them.
 
-    `facts` is what they depend on besides their keys and the adapter. They are for buffers of the sizes that a sequence
-    has: of larger ones, which kernels would see, those are told too. `spans` are the parts of buffers that kernels of a
-    tape bind, by name; the sampler's state alone, unless they are given. `told` is whether a note says that there are
-    some; else the first one that is made again writes it.
+    `facts` is everything that they depend on besides their keys and the adapter. They are for buffers of the sizes that
+    a sequence has; sizes of larger buffers, which kernels can read, are part of the facts. `spans` are the parts of
+    buffers that kernels of a tape bind, by name; the sampler's state alone, unless they are given. `noted` says whether
+    a note lists tapes; else the first tape that is made again writes the note.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StoredTapes:
         model: str,
         facts: str,
         weights: Mapping[str, int],
-        told: bool = True,
+        noted: bool = True,
     ) -> None:
         self._engine = engine
         self._notes = notes
@@ -67,12 +67,12 @@ class StoredTapes:
         """Buffers by name."""
         self._at_hand: dict[str, str] = {}
         """Stored tapes by the names of their notes."""
-        self._told = told
+        self._noted = noted
 
     async def restore(
         self, what: str, key: TapeKey, buffers: SequenceBuffers, spans: Mapping[str, Span] | None = None
     ) -> Restored | None:
-        """The tape of `what` over these buffers, None if none is stored; one that cannot be made is a step down."""
+        """The tape of `what` over these buffers, None if none is stored; a tape that cannot be made is a step down."""
         name = self._name(what, key, buffers)
         text = self._at_hand.get(name)
         if text is None and self._notes is not None:
@@ -86,7 +86,7 @@ class StoredTapes:
         try:
             for kernel in stored["tape"]["fused"]["kernels"]:
                 bindings = kernel["bindings"].items()
-                kernel["bindings"] = {name: parts[told[1]] if told[0] == NAMED else told for name, told in bindings}
+                kernel["bindings"] = {name: parts[bound[1]] if bound[0] == NAMED else bound for name, bound in bindings}
             given = {int(id_): there[name] for id_, name in stored["names"].items()}
             tape = await self._engine.restore_tape(stored["tape"], given, buffers.owner)
         except (TapeError, OutOfMemoryError, KeyError) as error:
@@ -95,7 +95,7 @@ class StoredTapes:
             fall_back("a stored tape", str(error), "the step is recorded and checked again")
             return None
         self._at_hand[name] = text
-        if not self._told:
+        if not self._noted:
             await self._tell(what)
         return Restored(tape, stored["passes"])
 
@@ -108,7 +108,7 @@ class StoredTapes:
         passes: Mapping[str, str],
         spans: Mapping[str, Span] | None = None,
     ) -> None:
-        """Store a checked tape; one that cannot be stored is a step down."""
+        """Store a checked tape; a tape that cannot be stored is a step down."""
         names = {self._engine.recorded_id(handle): name for name, handle in self._there(buffers).items()}
         try:
             found = await self._engine.store_tape(tape, list(names))
@@ -126,7 +126,7 @@ class StoredTapes:
 
     async def _tell(self, what: str) -> None:
         """Note for later loads that there are stored tapes."""
-        self._told = True
+        self._noted = True
         if self._notes is not None:
             await self._notes.write(f"tapes of {self._model}", build(), what)
 
@@ -146,18 +146,18 @@ class StoredTapes:
 
 
 def state_of(buffers: SequenceBuffers) -> dict[str, Span]:
-    """The sampler's state, part of a buffer and another part each time."""
+    """The sampler's state, a part of a buffer that differs from sequence to sequence."""
     state = buffers.spans["state"]
     return {"state": (state.buffer.handle, state.offset, state.length)}
 
 
 def name_spans(found: dict[str, Any], spans: Mapping[str, Span]) -> None:
-    """Put names in the place of the parts of buffers that a stored tape's kernels bind. Raises TapeError."""
+    """Replace the parts of buffers that a stored tape's kernels bind by names. Raises TapeError."""
     names = {("span", *span): name for name, span in spans.items()}
     for kernel in found["fused"]["kernels"]:
-        for binding, told in kernel["bindings"].items():
-            if told[0] == "span":
-                name = names.get(tuple(told))
+        for binding, bound in kernel["bindings"].items():
+            if bound[0] == "span":
+                name = names.get(tuple(bound))
                 if name is None:
                     raise TapeError("a kernel of the tape binds part of a buffer that has no name")
                 kernel["bindings"][binding] = [NAMED, name]

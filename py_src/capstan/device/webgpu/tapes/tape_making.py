@@ -12,7 +12,7 @@ from ..gpu_engine import NOT_FUSED, GpuTapes
 __all__ = ["Check", "make_tape", "recorded"]
 
 Check = Callable[[int], Awaitable[None]]
-"""Raises TapeCheckError for a tape that does something else than the eager run."""
+"""Raises TapeCheckError for a tape that differs from the eager run."""
 
 
 @asynccontextmanager
@@ -35,10 +35,9 @@ async def make_tape(
     tables: Sequence[bytes] = (),
     check: Check | None = None,
 ) -> int:
-    """A tape that `check` let pass; it is closed on failure.
-
-    `played` are its commands, `written` the recorded buffers that others may write, `fused` the kernels of ours that
-    `played` names, `tables` the workgroup counts by length. Raises TapeError, OutOfMemoryError.
+    """A tape that passed `check`; it is closed on failure. `played` has its commands, `written` the recorded buffers
+    that others may write, `fused` Capstan's kernels that `played` names, `tables` the workgroup counts by length.
+    Raises TapeError, OutOfMemoryError.
     """
     tape = await engine.make_tape(recording.handle, played, written, fused)
     with ExitStack() as undo:

@@ -14,16 +14,17 @@ __all__ = ["TapeScratch", "largest"]
 
 
 def largest(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Bytes of buffers, largest first, that are enough for these and for those."""
+    """Bytes of buffers, largest first, that are large enough for both lists."""
     return [max(pair) for pair in zip_longest(first, second, fillvalue=0)]
 
 
 class TapeScratch:
     """The scratch of the tapes of one sequence, or of joint rows. Steps reach the device in order, and none reads what
-    another one left, so that all may have the same buffers."""
+    another one left, so that all can share buffers.
+    """
 
     def __init__(self, engine: GpuTapes, note: Callable[[int, Sequence[int]], None]) -> None:
-        """`note` is told how many rows each tape is for, and the bytes of the buffers that it needs, largest first."""
+        """`note` gets the number of rows of each tape, and the bytes of the buffers that it needs, largest first."""
         self._engine = engine
         self._note = note
         self._tapes: dict[int, list[int]] = {}
@@ -32,7 +33,7 @@ class TapeScratch:
         """From offset 0 of their buffers, largest first."""
 
     async def add(self, tape: int, what: str, rows: int = 1) -> None:
-        """Take care of a tape that was made. One that needs more than was given keeps scratch of its own."""
+        """Manage a new tape. One that needs more than the given scratch keeps its own."""
         sizes = self._engine.tape_scratch(tape)
         self._tapes[tape] = sizes
         self._note(rows, sorted(sizes, reverse=True))
@@ -46,7 +47,7 @@ class TapeScratch:
             fall_back(
                 "given scratch",
                 f"{needs}, and {len(self.given)} of {there} bytes were given",
-                "that tape has scratch of its own; query_memory_requirements tells what all need",
+                "that tape has scratch of its own; query_memory_requirements says what all need",
             )
 
     def drop(self, tape: int) -> None:
@@ -54,8 +55,9 @@ class TapeScratch:
         self._tapes.pop(tape, None)
 
     async def give(self, spans: Sequence[DeviceSpan] | None) -> None:
-        """Have all tapes work in these buffers, or each in scratch of its own again. On failure all work where they
-        did; raises OutOfMemoryError."""
+        """Have all tapes use these buffers, or each its own scratch again. Raises OutOfMemoryError; then all keep their
+        scratch.
+        """
         async with AsyncExitStack() as undo:
             for tape in self._tapes:
                 if self._fits(tape, spans) or self._fits(tape, self.given):
@@ -70,7 +72,9 @@ class TapeScratch:
         return bool(sizes) and len(sizes) <= len(there) and all(map(int.__le__, sizes, there))
 
     async def _move(self, tape: int, spans: Sequence[DeviceSpan] | None) -> None:
-        """Have a tape use these buffers, its largest part the first one; its own if they are too few or too small."""
+        """Have a tape use these buffers, its largest part the first one; its own scratch if they are too few or too
+        small.
+        """
         if spans is None or not self._fits(tape, spans):
             await self._engine.give_scratch(tape, None)
             return

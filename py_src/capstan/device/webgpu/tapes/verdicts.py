@@ -1,6 +1,6 @@
 """Judges the operations of a recorded step, and keeps the verdict for later loads.
 
-`judge` tells which operations of a step are wrong, from how far their results are from the truth (tape/witness.py). A
+`judge` finds the wrong operations of a step by the distance of their results from the truth (tape/witness.py). A
 Verdict says in which form a recorded step can be replayed; Verdicts keeps it in the browser's storage, under a key of
 everything that can change it.
 """
@@ -21,7 +21,7 @@ __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recordi
 
 @dataclass(frozen=True)
 class Bound:
-    """How far results may be from the truth, in units of rounding (see docs/design_checking.md)."""
+    """The allowed distance of results from the truth, in units of rounding (see docs/design_checking.md)."""
 
     largest: float
     """The bound for any element."""
@@ -32,7 +32,7 @@ class Bound:
     sums does; for float32 values they always grow so."""
 
     def of(self, node: Node, element: str) -> Bound:
-        """For one operation over values of this type."""
+        """The bound for one operation over values of this type."""
         what = node.what
         if isinstance(what, Recorded) or not (self.by_depth or element == "f32"):
             return self
@@ -43,12 +43,13 @@ class Bound:
 OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
 """Kernels of ours: at most 16 products are added in the type of the values, all else in float32."""
 RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
-"""Kernels of onnxruntime-web, which adds in the type of the values: is a recorded operation what it was taken for?"""
+"""Kernels of onnxruntime-web, which adds in the type of the values: was a recorded operation recognised correctly?"""
 IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
 """The bound, in parts of the spread, for onnxruntime-web's kernels that round x to int8, with one scale for 128
-elements. Each element is off by max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of the
-mean square of the 128: 0.026 of the spread. An element of y is not judged alone when its weights are small where x is
-large. Measured on an H200 over SmolLM2 in float32: 0.011 in the mean, 0.077 at most."""
+elements. Each element differs by max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of
+the mean square of the 128: 0.026 of the spread. Single elements of y are not judged if their weights are small where x
+is large. Measured on an H200 over SmolLM2 in float32: 0.011 in the mean, 0.077 at most.
+"""
 
 
 def judge(
@@ -87,7 +88,7 @@ def described(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The form in which a recorded step can be replayed, and why not in a better one."""
+    """The best form in which a recorded step can be replayed, and why a better one failed."""
 
     form: str
     """'fused'; 'lean', recorded kernels without clears; or 'plain', recorded kernels with them."""
@@ -98,7 +99,7 @@ class Verdict:
     direct: bool = False
     """Whether the indirect dispatches of a lean step were made direct."""
     lasting: bool = True
-    """Whether it holds for later loads: not if memory was short, as a later load may have more."""
+    """Whether it is valid for later loads: not if memory was short, since a later load may have more."""
 
 
 class Verdicts:
@@ -128,7 +129,7 @@ class Verdicts:
         return verdict if verdict.form in ("fused", "lean", "plain") else None
 
     async def write(self, capacity: int, digest: str, verdict: Verdict) -> None:
-        """Remember it for later loads, unless it does not hold for them."""
+        """Keep it for later loads, if it is valid for them."""
         if not verdict.lasting:
             return
         self._found[digest] = verdict
@@ -141,7 +142,7 @@ class Verdicts:
         return int(text) if text is not None and text.isdecimal() and 0 < int(text) <= most else None
 
     async def write_run(self, most: int, bound: float, tokens: int) -> None:
-        """Remember it for later loads."""
+        """Keep it for later loads."""
         if self._notes is not None:
             await self._notes.write(self._run_name, self._run_key(most, bound), str(tokens))
 

@@ -13,7 +13,7 @@
 // in steps of BLOCK, from the step with the first that any of them sees to that with the last. Keys and values of a step are staged in workgroup memory while those of the next are loaded. Scores
 // go through workgroup memory to the threads that own their rows, and come back as float16 weights 2^(score - reference);
 // the results stay in matrices. The reference of a row is the largest score when it was set, and rises when a score
-// exceeds it by SLACK: only then are results scaled anew. Weights are at most 2^SLACK, and the largest of a row is at
+// exceeds it by SLACK: only then are results scaled again. Weights are at most 2^SLACK, and the largest of a row is at
 // least 1.
 // Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Sinks are [KV_HEADS * GROUP], two float16 in a word.
 // Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
