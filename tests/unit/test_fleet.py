@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from distributed import Client, LocalCluster
 from capstan.errors import OptionError
 from capstan_host.commands import fleet as fleet_command
 from capstan_host.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
+from capstan_host.fleet import fleet as fleet_module
 from capstan_host.fleet import worker as fleet_worker
 from capstan_host.fleet.browsers import Browsers, HeadlessSlot, Serving
 from capstan_host.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
@@ -468,6 +470,17 @@ class TestFleet:
             12: "id '0' is that of item 0",
         }.items():
             assert re.search(words, messages[index]), messages[index]
+
+    def test_a_batch_of_items_that_cannot_be_asked_for_keeps_no_browser_waiting(
+        self, client: Client, paper: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def sleep(seconds: float) -> None:
+            raise AssertionError("a free browser was kept waiting")
+
+        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        with Fleet(client, "/models/paper") as fleet:
+            found = list(fleet.map(SAME, [float("nan"), "a"], batch=1))
+        assert [item.error is None for item in found] == [False, True]
 
     def test_lines_of_a_file_that_are_no_items_have_errors_of_their_own(
         self, client: Client, paper: object, tmp_path: Path

@@ -116,8 +116,7 @@ class Dispatcher:
                         break
                     future, flight = self._submit(job, batch)
                     flying[future] = flight
-                if not flying and not again and (batch := fresh_batch()):
-                    # There is no browser for it now.
+                if not browsers and not flying and not again and (batch := fresh_batch()):
                     again.append(batch)
                 yield from settled(refused)
                 refused.clear()
