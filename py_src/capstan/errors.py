@@ -70,6 +70,8 @@ class CapstanError(RuntimeError):
     """Base of every error raised on purpose; `str(error)` is one line for a person to read."""
 
     def __init__(self, message: str = "", *rest: object) -> None:
+        # A library's own message, or a value in it, may have several lines.
+        message = " ".join(message.splitlines())
         if len(message) > MOST_CHARACTERS:
             half = MOST_CHARACTERS // 2
             left_out = len(message) - 2 * half

@@ -46,13 +46,18 @@ def test_parts_are_the_cases_of_a_whole_run() -> None:
     assert [parts[number % 3][number // 3] for number in range(7)] == whole
 
 
+class TwoLinesError(ConfigError):
+    def __str__(self) -> str:
+        return "two\nlines"
+
+
 @pytest.mark.parametrize(
     ("raised", "told"),
     [
         (KeyError("x"), "KeyError: 'x' at "),
         (RecursionError("deep"), "RecursionError: deep at "),
         (AssertionError("a path"), "wrong: a path"),
-        (ConfigError("two\nlines"), "a message of several lines: "),
+        (TwoLinesError(), "a message of several lines: "),
     ],
 )
 def test_what_is_no_short_error_of_ours_is_a_failure(raised: Exception, told: str) -> None:
@@ -66,7 +71,8 @@ def test_what_is_no_short_error_of_ours_is_a_failure(raised: Exception, told: st
     assert (outcome.tried, outcome.refused, outcome.taken) == (1, 0, 0)
 
 
-def test_messages_have_a_bound() -> None:
+def test_messages_have_one_line_and_a_bound() -> None:
+    assert str(ConfigError("of\na\r\nlibrary\n")) == "of a library"
     message = str(ConfigError("begin " + "x" * 10**6 + " end"))
     assert len(message) < 1600
     assert message.startswith("begin xxx")

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from ..errors import ModelFileError
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 __all__ = [
@@ -117,7 +118,13 @@ def value_info(name: str, element_type: int, dims: Iterable[int | str]) -> Value
 
 def int64_tensor(name: str, values: Sequence[int], *, scalar: bool = False) -> TensorProto:
     """An INT64 initializer: a vector, or a scalar if so asked."""
-    tensor = TensorProto(name=name, data_type=TensorProto.INT64, raw_data=struct.pack(f"<{len(values)}q", *values))
+    try:
+        data = struct.pack(f"<{len(values)}q", *values)
+    except struct.error as error:
+        raise ModelFileError(
+            f"the graph's sizes make {name} {list(values)}, expected numbers below 2^63; export the model again"
+        ) from error
+    tensor = TensorProto(name=name, data_type=TensorProto.INT64, raw_data=data)
     if not scalar:
         tensor.dims.append(len(values))
     return tensor
