@@ -61,5 +61,8 @@ def page_tokenizers(folder: Path) -> Iterator[Make]:
                 raise getattr(errors, answer.get("code", ""), RuntimeError)(answer["error"])
             return answer["result"]
 
-        yield lambda tokenizer, _: PageBackend(NodeTokenizer(call, call("make", tokenizer)))
-        stdin.close()
+        try:
+            yield lambda tokenizer, _: PageBackend(NodeTokenizer(call, call("make", tokenizer)))
+        finally:
+            # A call that was given up may still keep it.
+            server.kill()

@@ -49,12 +49,15 @@ def run(args: argparse.Namespace) -> int:
     from ..browser import find_browser
     from ..site import assemble
 
+    # Compiled once, not by each process of each run; an environment that forbids files beside the sources is obeyed.
+    kept = {"PYTHONPYCACHEPREFIX": str(CACHE / "bytecode")}
+    env = {**{name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **kept}
     for option, module in OTHERS.items():
         if option in args.pytest_args:
             given = [argument for argument in args.pytest_args if argument != option]
             paths = os.pathsep.join([str(ROOT / "py_src"), str(ROOT)])
             command = [venv_python(), "-P", "-m", module, *given]
-            return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
+            return subprocess.run(command, cwd=ROOT, env={**env, "PYTHONPATH": paths}).returncode
     find_browser()
     assemble()
     arguments = args.pytest_args
@@ -63,7 +66,4 @@ def run(args: argparse.Namespace) -> int:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
         arguments = [*whole, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks", LONGEST]
-    # Compiled once, not by each process of each run; an environment that forbids files beside the sources is obeyed.
-    kept = {"PYTHONPYCACHEPREFIX": str(CACHE / "bytecode")}
-    env = {**{name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **kept}
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT, env=env).returncode

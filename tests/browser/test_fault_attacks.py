@@ -10,6 +10,7 @@ from playwright.sync_api import Browser
 
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
+from tests.faults import page as page_module
 from tests.faults.main import corpus, model_files
 from tests.faults.page import Folders, OpenedPage, page_attacks
 from tests.faults.share import Share
@@ -48,6 +49,30 @@ def test_cancelled_work_disturbed_page_loads_and_changed_storage_end_rightly(
     finally:
         unmount(site)
     assert (outcome.tried, outcome.failures) == (tried, [])
+
+
+def test_a_case_that_holds_pyodide_is_a_failure_and_the_next_ones_are_tried_in_a_new_page(
+    browser: Browser, site: SiteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, held = corpus("names")[:2]
+    text = (page_module.HERE / "targets.py").read_text()
+    use = 'require_below(data.decode(errors="surrogatepass"))'
+    assert use in text
+    for name in page_module.MODULES:
+        (tmp_path / name).write_text((page_module.HERE / name).read_text())
+    (tmp_path / "targets.py").write_text(text.replace(use, f"while data == {held!r}: pass\n        {use}"))
+    monkeypatch.setattr(page_module, "HERE", tmp_path)
+    monkeypatch.setattr(page_module, "LIMIT_MS", 10_000)
+    files = model_files()
+    try:
+        with plain_browser(browser.browser_type) as plain:
+            page = OpenedPage(plain, site, page_module.harness(plain, site), Folders(site, tmp_path, files))
+            outcome = page_module.attack_in_python(Share(3, SEED), files, "names", [kept, held], page)
+    finally:
+        unmount(site)
+    [failure] = outcome.failures
+    assert (failure.case, failure.why) == (held, "no end within 10 s")
+    assert outcome.tried == 2 + 3 + 1
 
 
 def unmount(site: SiteServer) -> None:

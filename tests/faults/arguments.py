@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from types import FunctionType
 from typing import Any
@@ -171,12 +172,16 @@ async def call(parameter: Parameter, value: Any) -> str | None:
     return "it was taken"
 
 
+@cache
+def every_wrong() -> list[tuple[Parameter, Any]]:
+    """Each parameter of each public function with every value of a wrong type."""
+    return [(parameter, value) for parameter in parameters() for value in parameter.wrong()]
+
+
 async def not_refused(random: Random | None = None) -> tuple[int, list[str]]:
     """Give each parameter of each public function every wrong type, or with `random` CALLS of these: how many there
     were, and what was not refused."""
-    wrong = [(parameter, value) for parameter in parameters() for value in parameter.wrong()]
-    if random is not None:
-        wrong = random.sample(wrong, CALLS)
+    wrong = every_wrong() if random is None else random.sample(every_wrong(), CALLS)
     told = []
     for parameter, value in wrong:
         why = await call(parameter, value)

@@ -7,15 +7,16 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from capstan_host.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import generate_request
 from tests.browser.page_scripts import PageScripts
 
+from .deadline import PAGE_SECONDS, kept_until_end
 from .report import Outcome
 from .share import Share
 from .visits import LIMIT_SECONDS, PROMPT, TOKENS, wanted
 
 if TYPE_CHECKING:
-    from .page import Folders
+    from .page import OpenedPage
 
 __all__ = ["attack_cancelled_requests", "attack_cancelled_scripts"]
 
@@ -44,12 +45,12 @@ ASK = """async ([first, next, ms, cancels, behind, limit]) => {
 STOPPED = ("KeyboardInterrupt", "stopped by the user")
 
 
-def attack_cancelled_requests(harness: Harness, folders: Folders, share: Share) -> Outcome:
+def attack_cancelled_requests(share: Share, page: OpenedPage) -> Outcome:
     """Requests of the protocol that load a model or find it loaded, and are cancelled."""
     outcome = Outcome("cancelled requests")
-    names = [folders.changed({}) for _ in range(2)]
+    names = [page.folders.changed({}) for _ in range(2)]
     calm: dict[tuple[str, str, bool], float] = {}
-    restarts = harness.evaluate("() => window.capstan.restarts()")
+    restarts = page.harness.evaluate("() => window.capstan.restarts()")
 
     def ask(case: dict[str, Any]) -> dict[str, Any] | None:
         if not case["loaded"]:
@@ -60,7 +61,10 @@ def attack_cancelled_requests(harness: Harness, folders: Folders, share: Share) 
         first = load if case["kind"] == "load" else good
         ms = case["at"] * calm.get(key, 0)
         given = [first, good, ms, case["cancels"], case["behind"], 3000 * LIMIT_SECONDS]
-        found: dict[str, Any] | None = harness.evaluate(ASK, given)
+        with kept_until_end(json.dumps(case).encode(), PAGE_SECONDS):
+            found: dict[str, Any] | None = page.harness.evaluate(ASK, given)
+        if found is None:
+            page.restart()
         return found
 
     for case in share.cases(outcome.kind, cancelled_request):
@@ -75,7 +79,7 @@ def attack_cancelled_requests(harness: Harness, folders: Folders, share: Share) 
         found = ask(case)
         if why := fault_of_replies(found, case["cancels"], restarts):
             outcome.fail(told, f"{case}: {why}")
-            restarts = found["restarts"] if found else restarts
+            restarts = found["restarts"] if found else 0
         elif found and found["replies"][0]["ok"]:
             outcome.taken += 1
         else:
@@ -113,21 +117,26 @@ def fault_of_replies(found: dict[str, Any] | None, cancels: int, restarts: int) 
     return None
 
 
-def attack_cancelled_scripts(harness: Harness, folders: Folders, share: Share, corpus: list[bytes]) -> Outcome:
+def attack_cancelled_scripts(share: Share, corpus: list[bytes], page: OpenedPage) -> Outcome:
     """Scripts whose loads and runs are disturbed at one of their suspensions."""
     outcome = Outcome("cancelled scripts")
-    harness.errors.clear()
-    restarts = harness.evaluate("() => window.capstan.restarts()")
-    scripts, model = PageScripts.install(harness), folders.changed({})
+    page.harness.errors.clear()
+    restarts = page.harness.evaluate("() => window.capstan.restarts()")
+    scripts, model = PageScripts.install(page.harness), page.folders.changed({})
     for case in [*map(json.loads, corpus), *share.cases(outcome.kind, disturbed_script)]:
         told = json.dumps(case).encode()
         try:
-            found = scripts.run("cancelling", "disturbed", model, prompt=PROMPT, count=TOKENS, **case)
+            found = disturbed(page, scripts, model, case)
         except AssertionError as error:
             outcome.fail(told, f"{case}: {error}")
             continue
+        if found is None:
+            outcome.fail(told, f"{case}: no end within {3 * LIMIT_SECONDS} s")
+            page.restart()
+            scripts, restarts = PageScripts.install(page.harness), 0
+            continue
         why = fault_of_script(case["act"], found)
-        if harness.evaluate("() => window.capstan.restarts()") != restarts:
+        if page.harness.evaluate("() => window.capstan.restarts()") != restarts:
             why = f"the worker was replaced: {found}"
         if why:
             outcome.fail(told, f"{case}: {why}")
@@ -138,6 +147,14 @@ def attack_cancelled_scripts(harness: Harness, folders: Folders, share: Share, c
     for fault in scripts.faults():
         outcome.fail(b"", f"in the page: {fault}")
     return outcome
+
+
+def disturbed(page: OpenedPage, scripts: PageScripts, model: str, case: dict[str, Any]) -> dict[str, Any] | None:
+    """The ends of disturbed works; None if they have none."""
+    with kept_until_end(json.dumps(case).encode(), PAGE_SECONDS):
+        scripts.begin("cancelling", "disturbed", model, prompt=PROMPT, count=TOKENS, **case)
+        found: dict[str, Any] | None = scripts.end() if page.ended(3000 * LIMIT_SECONDS) else None
+    return found
 
 
 def disturbed_script(random: Random) -> dict[str, Any]:

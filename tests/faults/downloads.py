@@ -8,8 +8,10 @@ import json
 import warnings
 from random import Random
 from typing import Any
+from unittest import mock
 
 from capstan.errors import CapstanError, StorageError
+from capstan.host import retrying
 from capstan.weights.manifest import Manifest
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
@@ -49,7 +51,7 @@ async def run(data: bytes) -> None:
         if operation in ("write", "append_text", "write_text"):
             raise StorageError(f"{name}: the disk is full")
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mock.patch.object(retrying, "PAUSE_SECONDS", 0.0):
         warnings.simplefilter("ignore")
         for fault, place in told["loads"]:
             apply(fault, place, server, backing, told["digests"], refuse_writes)

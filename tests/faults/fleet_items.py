@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +28,7 @@ from capstan_host.fleet.browsers import Serving
 from capstan_host.fleet.items import Entry
 from capstan_host.headless.chromium import BrowserError
 
+from .deadline import deadline
 from .mutations import mutated_bytes
 from .report import Outcome, fault_of
 from .share import Share
@@ -43,6 +45,7 @@ RETURNS = {"return nan": math.nan, "return infinity": [-math.inf], "return deep"
 """The results of some items, in place of themselves."""
 
 
+@cache
 def nested(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth):
@@ -112,15 +115,16 @@ def attack_fleet(share: Share, corpus: list[bytes]) -> Outcome:
     with fleet() as running, tempfile.TemporaryDirectory() as place:
         for number, case in enumerate([*corpus, *share.cases(outcome.kind, made)]):
             out = Path(place) / f"{number}.jsonl"
-            try:
-                failed = tried(running, json.loads(case), out)
-            except (CapstanError, AssertionError) as error:
-                outcome.fail(case, f"{type(error).__name__}: {error}")
-            except Exception as error:
-                outcome.fail(case, f"the run ended with {type(error).__name__}: {str(error)[:200]}")
-            else:
-                outcome.refused += failed > 0
-                outcome.taken += failed == 0
+            with deadline(outcome, case):
+                try:
+                    failed = tried(running, json.loads(case), out)
+                except (CapstanError, AssertionError) as error:
+                    outcome.fail(case, f"{type(error).__name__}: {error}")
+                except Exception as error:
+                    outcome.fail(case, f"the run ended with {type(error).__name__}: {str(error)[:200]}")
+                else:
+                    outcome.refused += failed > 0
+                    outcome.taken += failed == 0
             out.unlink(missing_ok=True)
     return outcome
 

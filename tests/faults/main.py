@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
-import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -20,17 +17,20 @@ from playwright.sync_api import Error
 from buildtools.site import assemble
 from capstan.model_files.gguf.header import GgmlType
 from capstan.weights.manifest import Manifest
+from capstan_host.terminal import say
 from tests.gguf_files import gguf_file
 from tests.gguf_models import contents, make
 from tests.repository_layout import CONFIG
 
 from . import downloads
+from .deadline import deadline
 from .fleet_items import attack_fleet
 from .folders import folders
 from .options import attack_options
 from .page import PAGE_SHARE, opened_page, page_attacks
+from .processes import spread
 from .reference import reference_targets
-from .report import Failure, Outcome, attack
+from .report import HEAD, Outcome, attack
 from .served import attack_served
 from .serving import attack_server
 from .share import Share
@@ -44,7 +44,6 @@ COUNT = 200
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 """Cases that once failed, by class: CORPUS/CLASS/NAME."""
-FOUND = HERE.parents[1] / "build/faults"
 MODEL = HERE.parent / "fixtures/nano-llama"
 SHARD = 16384
 
@@ -95,7 +94,8 @@ def attack_target(target: Target, share: Share) -> Outcome:
     async def attack_all() -> None:
         made = share.cases(target.kind, lambda random: target.mutate(random, target.good))
         for case in [target.good, *corpus(target.kind), *made]:
-            await attack(outcome, case, target.run)
+            with deadline(outcome, case):
+                await attack(outcome, case, target.run)
         before = outcome.taken
         await attack(outcome, target.good, target.run)
         if outcome.taken != before + 1:
@@ -116,20 +116,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--class", action="append", dest="kinds", metavar="NAME", help="only these, such as 'page *'")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="so many share the cases (default: 1)")
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N", help="the cases of one of N processes")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write what is found instead of printing it")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="write what is found instead of printing it")
     args = parser.parse_args(arguments)
-    kinds = args.kinds or ["*"]
-    if args.processes > 1:
-        given = ["--seed", str(args.seed), "--count", str(args.count), *(["--no-page"] if args.no_page else [])]
-        outcomes = spread([*given, *(f"--class={kind}" for kind in kinds)], args.processes)
-    else:
-        outcomes = attacked(Share(args.count, args.seed, *args.part), kinds, not args.no_page)
-    if not outcomes:
-        parser.error(f"no class is named {' or '.join(kinds)}")
+    share = Share(args.count, args.seed, *args.part)
+    here = chosen([*attacks_here(share)], args.kinds or ["*"])
+    on_page = [] if args.no_page else chosen([*page_attacks(share, model_files(), corpus)], args.kinds or ["*"])
+    if not here and not on_page:
+        parser.error(f"no class is named {' or '.join(args.kinds)}")
     if args.out:
-        args.out.write_text(json.dumps([outcome.as_json() for outcome in outcomes]))
+        attack_each(share, here, on_page, args.out)
         return 0
-    return printed(outcomes)
+    if on_page:
+        assemble()
+    given = ["--seed", str(args.seed), "--count", str(args.count)]
+    return printed(spread(given, [*here, *on_page], args.processes))
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -140,70 +140,46 @@ def part_of(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def attacked(share: Share, kinds: Sequence[str], with_page: bool) -> list[Outcome]:
-    """The outcomes of the classes with these names or patterns."""
-    outcomes = performed(attacks_here(share), kinds)
-    on_page = page_attacks(share.times(PAGE_SHARE), model_files(), corpus) if with_page else {}
-    if chosen(on_page, kinds):
-        with opened_page(model_files()) as page:
-            outcomes += performed({kind: partial(run, page) for kind, run in on_page.items()}, kinds)
-    return outcomes
-
-
-def chosen(names: Sequence[str] | Mapping[str, object], kinds: Sequence[str]) -> list[str]:
+def chosen(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """The classes with these names or patterns."""
     return [name for name in names if any(fnmatchcase(name, kind) for kind in kinds)]
 
 
-def performed(attacks: Mapping[str, Callable[[], Outcome]], kinds: Sequence[str]) -> list[Outcome]:
-    """The outcome of each, and how long it took; a browser that is gone is a failure."""
-    outcomes = []
-    for kind in chosen(attacks, kinds):
-        begun = time.monotonic()
-        try:
-            outcome = attacks[kind]()
-        except (Error, AssertionError) as error:
-            outcome = Outcome(kind)
-            outcome.fail(b"", f"it ended with {type(error).__name__}: {error}")
-        outcome.seconds = time.monotonic() - begun
-        outcomes.append(outcome)
-    return outcomes
+def attack_each(share: Share, here: Sequence[str], on_page: Sequence[str], out: Path) -> None:
+    """Write the outcome of each class into a file as soon as it is there."""
+    attacks = attacks_here(share)
+    for kind in here:
+        perform(kind, attacks[kind], share, out)
+    if on_page:
+        attacks_there = page_attacks(share.times(PAGE_SHARE), model_files(), corpus)
+        with opened_page(model_files()) as page:
+            for kind in on_page:
+                perform(kind, partial(attacks_there[kind], page), share, out)
 
 
-def spread(arguments: Sequence[str], processes: int) -> list[Outcome]:
-    """The outcomes of so many processes that share the cases, added up."""
-    assemble()
-    found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory() as place:
-        outs = [Path(place) / f"{part}.json" for part in range(1, processes + 1)]
-        command = [sys.executable, "-P", "-m", "tests.faults", *arguments]
-        running = [
-            subprocess.Popen([*command, f"--part={part}/{processes}", "--out", str(out)])
-            for part, out in enumerate(outs, 1)
-        ]
-        for process, out in zip(running, outs, strict=True):
-            if process.wait():
-                ended = found.setdefault("processes", Outcome("processes"))
-                ended.fail(b"", f"{out.stem}/{processes} ended with status {process.returncode}")
-                continue
-            for told in json.loads(out.read_text()):
-                found.setdefault(told["kind"], Outcome(told["kind"])).add(Outcome.read(told))
-    return [*found.values()]
+def perform(kind: str, run: Callable[[], Outcome], share: Share, out: Path) -> None:
+    """Try a class; a browser that is gone is a failure. Its begin, its outcome and its failures are told at once."""
+    which = f" ({share.part}/{share.parts})" if share.parts > 1 else ""
+    say(f"{kind}{which} ...")
+    begun = time.monotonic()
+    try:
+        outcome = run()
+    except (Error, AssertionError) as error:
+        outcome = Outcome(kind)
+        outcome.fail(b"", f"it ended with {type(error).__name__}: {error}")
+    outcome.seconds = time.monotonic() - begun
+    with out.open("a") as file:
+        file.write(json.dumps(outcome.as_json()) + "\n")
+    for line in (*(failure.line() for failure in outcome.failures), outcome.line() + which):
+        say(line)
 
 
 def printed(outcomes: Sequence[Outcome]) -> int:
     """Print a table of classes and the failures; 1 if there are any."""
-    print(f"{'class':<20}{'tried':>7}{'survived':>10}{'failed':>8}{'seconds':>9}")
+    print(HEAD)
     for outcome in outcomes:
         print(outcome.line())
     failures = [failure for outcome in outcomes for failure in outcome.failures]
-    for number, failure in enumerate(failures):
-        print(f"{failure.kind}: {failure.why} ({kept(number, failure)})")
+    for failure in failures:
+        print(failure.line())
     return 1 if failures else 0
-
-
-def kept(number: int, failure: Failure) -> Path:
-    """The file that a failed case is written to; once mended it belongs into the corpus."""
-    place = FOUND / failure.kind / f"{number:04}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(failure.case)
-    return place

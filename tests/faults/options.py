@@ -5,7 +5,6 @@ worker."""
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,58 @@ from capstan.stages.search import SearchOptions
 from capstan.text.messages import read_messages, read_tools
 from tests.node import started
 
+from .deadline import deadline
 from .report import Outcome, fault_of
 from .share import Share
 
 __all__ = ["attack_options"]
 
 PAGE = Path(__file__).parent / "options_page.mjs"
-SECONDS = 600
 
 
 def attack_options(share: Share) -> Outcome:
     """So many calls; the case of a failure names the call and what was replaced in its arguments."""
-    outcome = Outcome("API values")
-    process = started(PAGE, arguments=[str(number) for number in (share.seed, share.count, share.part, share.parts)])
-    try:
-        printed, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        printed, _ = process.communicate()
-    lines = [json.loads(line) for line in printed.split("\n") if line]
-    for line in lines:
-        why = line["outcome"] if line["outcome"] not in ("taken", "refused") else fault_of_requests(line["requests"])
-        if why is not None:
-            outcome.fail(json.dumps(line).encode(), f"{line['call']}: {why}")
-        elif line["outcome"] == "taken":
-            outcome.taken += 1
-        else:
-            outcome.refused += 1
-    count = len(range(share.part - 1, share.count, share.parts))
-    if process.returncode or len(lines) < count:
-        outcome.fail(b"", f"Node ended with {process.returncode} after {len(lines)} of {count} calls")
+    outcome, first = Outcome("API values"), 0
+    while first < share.count:
+        first = attack_from(first, share, outcome)
     return outcome
+
+
+def attack_from(first: int, share: Share, outcome: Outcome) -> int:
+    """Try the calls from this number on, in a Node of their own: the number after the last one."""
+    numbers = (share.seed, share.count, share.part, share.parts, first)
+    process = started(PAGE, arguments=[str(number) for number in numbers])
+    assert process.stdout
+    case, number = b"", first - 1
+    while True:
+        text, failed = "", len(outcome.failures)
+        with deadline(outcome, case):
+            text = process.stdout.readline()
+        if not text:
+            break
+        line = json.loads(text)
+        if "outcome" in line:
+            count_call(outcome, line)
+        else:
+            case, number = text.encode(), line["number"]
+    late = len(outcome.failures) > failed
+    if late:
+        process.kill()
+    status = process.wait()
+    if status and not late:
+        outcome.fail(case, f"Node ended with {status}")
+    return number + 1 if status and number >= first else share.count
+
+
+def count_call(outcome: Outcome, line: dict[str, Any]) -> None:
+    """Count the end of a call."""
+    why = line["outcome"] if line["outcome"] not in ("taken", "refused") else fault_of_requests(line["requests"])
+    if why is not None:
+        outcome.fail(json.dumps(line).encode(), f"{line['call']}: {why}")
+    elif line["outcome"] == "taken":
+        outcome.taken += 1
+    else:
+        outcome.refused += 1
 
 
 def fault_of_requests(requests: list[str]) -> str | None:

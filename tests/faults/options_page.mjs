@@ -1,11 +1,11 @@
-// Calls of the JavaScript API with arguments of every kind, over a worker that answers: `node FILE SEED COUNT PART PARTS`
-// prints the outcome of each case of that part as a line of JSON, and the request where one was sent. A value that is
+// Calls of the JavaScript API with arguments of every kind, over a worker that answers: `node FILE SEED COUNT PART PARTS FIRST`
+// prints each case of that part from number FIRST on as a line of JSON, and then its outcome, with the request where one was sent. A value that is
 // taken must show in the request: one that changes nothing of it was ignored.
 
 import { capstanModel } from "../../web/src/page/ai.ts";
 import { Capstan, CapstanError, Client } from "../../web/src/page/capstan.ts";
 
-const [seed, count, part, parts] = process.argv.slice(2).map(Number);
+const [seed, count, part, parts, first] = process.argv.slice(2).map(Number);
 /** Milliseconds after which a call counts as hanging. */
 const LIMIT_MS = 20_000;
 /** Milliseconds for which a call may hold the page: a loaded machine is given time. */
@@ -151,6 +151,7 @@ const MESSAGES = [
   { role: "user", content: "hello" },
 ];
 const TOOL = { type: "function", function: { name: "look", description: "Looks.", parameters: { type: "object" } } };
+const OTHER = { type: "function", function: { name: "take", parameters: { type: "object" } } };
 const SCHEMA = { type: "object", properties: { a: { type: "integer" } } };
 const RUN = { temperature: 0.5, topK: 3, seed: 1, stop: ["end"], maxTokens: 4, search: { min_length: 1 } };
 const CALLED = {
@@ -199,8 +200,9 @@ const CALLS = {
     ],
     (given, llm) => llm.chat.completions.create(...given),
   ],
+  // With one tool alone "required" would be the same.
   forced: [
-    [{ messages: MESSAGES, tools: [TOOL], tool_choice: { type: "function", function: { name: "look" } } }],
+    [{ messages: MESSAGES, tools: [TOOL, OTHER], tool_choice: { type: "function", function: { name: "look" } } }],
     (given, llm) => llm.chat.completions.create(...given),
   ],
   generate: [
@@ -369,8 +371,9 @@ for (let number = 0; number < count; number++) {
   const name = one(Object.keys(CALLS));
   const [good, call] = CALLS[name];
   const [given, done, shows] = mutated(name, good);
-  if (number % parts !== part - 1) continue;
+  if (number % parts !== part - 1 || number < first) continue;
   const about = { call: name, number, done };
+  print(about);
   sent = [];
   unhandled = null;
   const begun = performance.now();

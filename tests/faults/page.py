@@ -8,6 +8,7 @@ import base64
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,10 +22,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from buildtools.site import assemble
 from capstan import errors
 from capstan_host.site_server import SiteServer, serving
-from capstan_host.testing.harness import Harness, generate_request
+from capstan_host.testing.harness import Harness, exec_request, generate_request
 from tests.plain_browser import plain_browser
 
 from .cancels import attack_cancelled_requests, attack_cancelled_scripts
+from .deadline import PAGE_SECONDS, kept_until_end
 from .mutations import mutated_bytes, mutated_graph, mutated_json
 from .report import Outcome, fault_of
 from .share import Share
@@ -59,7 +61,10 @@ files = {name: base64.b64decode(text) for name, text in given["files"].items()}
 [target] = [target for target in targets(files) if target.kind == given["kind"]]
 outcome = Outcome("page " + target.kind)
 made = Share(**given["share"]).cases(target.kind, lambda random: target.mutate(random, target.good))
-for case in [*(base64.b64decode(case) for case in given["corpus"]), *made, target.good]:
+cases = [*(base64.b64decode(case) for case in given["corpus"]), *made, target.good]
+for case in cases[given["tried"] :]:
+    # The count of what was tried says which case is under way.
+    print("found:" + json.dumps(outcome.as_json()), flush=True)
     await attack(outcome, case, target.run)
 print("found:" + json.dumps(outcome.as_json()))
 """
@@ -68,12 +73,17 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"kind": "memory"},
     {"kind": "exec", "source": "1", "filename": "x.py", "argv": [], "models": {}, "files": {}},
 )
+ENDED = """(limit) => Promise.race([
+  window.lastReply.then(() => true),
+  new Promise((resolve) => setTimeout(() => resolve(false), limit)),
+])"""
 PROMPT = [5, 6, 7]
 LIMIT_MS = 60_000
 """After which a reply counts as a hang."""
+POLL_MS = 1000
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenedPage:
     """The harness page, in a browser as users start it."""
 
@@ -81,6 +91,17 @@ class OpenedPage:
     site: SiteServer
     harness: Harness
     folders: Folders
+
+    def restart(self) -> None:
+        """Open the page anew in place of one that hangs or died."""
+        with kept_until_end(b"a page's start", PAGE_SECONDS):
+            self.harness.page.close()
+            self.harness = harness(self.browser, self.site)
+
+    def ended(self, limit_ms: float) -> bool:
+        """Whether the request that the harness began has its reply within so many milliseconds."""
+        ended: bool = self.harness.evaluate(ENDED, limit_ms)
+        return ended
 
 
 @contextmanager
@@ -93,9 +114,16 @@ def opened_page(files: Mapping[str, bytes]) -> Iterator[OpenedPage]:
         tempfile.TemporaryDirectory() as place,
         plain_browser(playwright.chromium, adapter) as browser,
     ):
-        page = browser.new_page()
-        page.set_default_navigation_timeout(120_000)
-        yield OpenedPage(browser, site, Harness(page, site.url), Folders(site, Path(place), files))
+        with kept_until_end(b"a page's start", PAGE_SECONDS):
+            opened = harness(browser, site)
+        yield OpenedPage(browser, site, opened, Folders(site, Path(place), files))
+
+
+def harness(browser: Browser, site: SiteServer) -> Harness:
+    """The harness in a new page."""
+    page = browser.new_page()
+    page.set_default_navigation_timeout(120_000)
+    return Harness(page, site.url)
 
 
 def page_attacks(
@@ -108,10 +136,8 @@ def page_attacks(
         **in_python,
         "page messages": partial(attack_requests, share),
         "page folders": partial(attack_folders, share),
-        "cancelled requests": lambda page: attack_cancelled_requests(page.harness, page.folders, share),
-        "cancelled scripts": lambda page: attack_cancelled_scripts(
-            page.harness, page.folders, share, corpus("cancelled scripts")
-        ),
+        "cancelled requests": partial(attack_cancelled_requests, share),
+        "cancelled scripts": partial(attack_cancelled_scripts, share, corpus("cancelled scripts")),
         "visits": lambda page: attack_visits(page.browser, page.site.root, share),
         "stored": lambda page: attack_stored(page.browser, page.site.root, share),
     }
@@ -142,6 +168,9 @@ def attack_in_python(
     share: Share, files: Mapping[str, bytes], kind: str, corpus: list[bytes], page: OpenedPage
 ) -> Outcome:
     """A class of targets.py, inside Pyodide."""
+    [target] = [target for target in targets(files) if target.kind == kind]
+    made = share.cases(kind, lambda random: target.mutate(random, target.good))
+    cases = [*corpus, *made, target.good]
     given = {
         "modules": {name: (HERE / name).read_text() for name in MODULES},
         "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
@@ -149,13 +178,31 @@ def attack_in_python(
         "kind": kind,
         "share": asdict(share),
     }
-    done = page.harness.exec(SCRIPT, argv=[json.dumps(given)])
-    line = next((line for line in done.stdout.splitlines() if line.startswith("found:")), None)
-    if done.status or line is None:
-        stopped = Outcome(f"page {kind}")
-        stopped.fail(b"", f"the script ended with status {done.status}: {done.stderr[-500:]}")
-        return stopped
-    return Outcome.read(json.loads(line.removeprefix("found:")))
+    outcome = Outcome(f"page {kind}")
+    while outcome.tried < len(cases):
+        ended, found = attack_rest(page, {**given, "tried": outcome.tried})
+        outcome.add(found)
+        if outcome.tried < len(cases):
+            outcome.fail(cases[outcome.tried], ended)
+            page.restart()
+    return outcome
+
+
+def attack_rest(page: OpenedPage, given: Mapping[str, Any]) -> tuple[str, Outcome]:
+    """The reason why Pyodide tries no more cases, and what it found."""
+    harness, lines = page.harness, 0
+    harness.begin(exec_request(SCRIPT, [], [json.dumps(given)], "faults.py"))
+    moved, ended = time.monotonic(), False
+    with kept_until_end(b"a script's start", PAGE_SECONDS):
+        while not ended and time.monotonic() - moved < LIMIT_MS / 1000:
+            ended = page.ended(POLL_MS)
+            if (now := len(harness.events)) > lines:
+                moved, lines = time.monotonic(), now
+    told = [line for line in harness.text("stdout").splitlines() if line.startswith("found:")]
+    found = Outcome.read(json.loads(told[-1].removeprefix("found:"))) if told else Outcome(f"page {given['kind']}")
+    if not ended:
+        return f"no end within {LIMIT_MS / 1000:g} s", found
+    return f"the script ended: {harness.end()}: {harness.text('stderr')[-500:]}", found
 
 
 def attack_requests(share: Share, page: OpenedPage) -> Outcome:
@@ -173,8 +220,8 @@ def attack_requests(share: Share, page: OpenedPage) -> Outcome:
             request = json.loads(text)
         except (ValueError, RecursionError):
             request = text.decode(errors="replace")
-        answer(page.harness, outcome, text, request)
-    good_still(page.harness, page.folders, outcome)
+        answer(page, outcome, text, request)
+    good_still(page, outcome)
     return outcome
 
 
@@ -194,16 +241,18 @@ def attack_folders(share: Share, page: OpenedPage) -> Outcome:
 
     for name, data in share.cases("folders", made):
         request = generate_request(folders.changed({name: data}), prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
-        answer(page.harness, outcome, data, request)
-    good_still(page.harness, folders, outcome)
+        answer(page, outcome, data, request)
+    good_still(page, outcome)
     return outcome
 
 
-def answer(harness: Harness, outcome: Outcome, case: bytes, request: Any) -> None:
+def answer(page: OpenedPage, outcome: Outcome, case: bytes, request: Any) -> None:
     """Send a request: a result, or an error of ours with a short message, within the limit."""
-    reply = reply_within(harness.page, request)
+    with kept_until_end(case, PAGE_SECONDS):
+        reply = reply_within(page.harness.page, request)
     if reply is None:
         outcome.fail(case, f"no reply within {LIMIT_MS / 1000} s")
+        page.restart()
     elif reply["ok"]:
         outcome.taken += 1
     elif not hasattr(errors, reply["error"]["type"]):
@@ -227,9 +276,9 @@ def reply_within(page: Page, request: Any) -> dict[str, Any] | None:
     return reply
 
 
-def good_still(harness: Harness, folders: Folders, outcome: Outcome) -> None:
+def good_still(page: OpenedPage, outcome: Outcome) -> None:
     """The next good request works."""
-    good = generate_request(folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
-    reply = reply_within(harness.page, good)
+    good = generate_request(page.folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
+    reply = reply_within(page.harness.page, good)
     if reply is None or not reply["ok"]:
         outcome.fail(b"", f"the next request does not work: {reply and reply['error']['message']}")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import time
+import hashlib
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from capstan.errors import CapstanError
 
-__all__ = ["DEADLINE_SECONDS", "Failure", "Outcome", "attack"]
+__all__ = ["DEADLINE_SECONDS", "HEAD", "Failure", "Outcome", "attack", "fault_of", "fault_of_error"]
 
+FOUND = Path(__file__).parents[2] / "build/faults"
 MOST_CHARACTERS = 2000
 """The longest message of an error."""
 DEADLINE_SECONDS = 20.0
 """For one case. Most take milliseconds; a loaded machine is given time."""
+HEAD = f"{'class':<20}{'cases':>7}{'taken':>7}{'refused':>9}{'failed':>8}{'seconds':>9}"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,13 @@ class Failure:
     kind: str
     case: bytes
     why: str
+
+    def line(self) -> str:
+        """A line about it, with the file that the case is written to; once mended the case belongs into the corpus."""
+        place = FOUND / self.kind / hashlib.sha256(self.case).hexdigest()[:12]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(self.case)
+        return f"{self.kind}: {self.why} ({place})"
 
 
 @dataclass
@@ -53,8 +64,9 @@ class Outcome:
         self.seconds += other.seconds
 
     def line(self) -> str:
-        survived = self.refused + self.taken
-        return f"{self.kind:<20}{self.tried:>7}{survived:>10}{len(self.failures):>8}{self.seconds:>9.0f}"
+        """The row below HEAD."""
+        counts = f"{self.tried:>7}{self.taken:>7}{self.refused:>9}{len(self.failures):>8}"
+        return f"{self.kind:<20}{counts}{self.seconds:>9.0f}"
 
     def as_json(self) -> dict[str, Any]:
         """The form that `read` takes."""
@@ -70,27 +82,30 @@ class Outcome:
 
 async def attack(outcome: Outcome, case: bytes, target: Callable[[bytes], Awaitable[None]]) -> None:
     """Try one case: an error of ours with a short message is what is wanted, AssertionError is a wrong acceptance, any
-    other exception a fault."""
-    begun = time.monotonic()
+    other exception a fault, and so is one that waits too long."""
+    limit = asyncio.timeout(DEADLINE_SECONDS)
     try:
-        await target(case)
-    except CapstanError as error:
-        why = fault_of(str(error))
-        if why:
-            outcome.fail(case, why)
-            return
-        outcome.refused += 1
-    except AssertionError as error:
-        outcome.fail(case, f"wrong: {error}")
-        return
+        async with limit:
+            await target(case)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        outcome.fail(case, f"{type(error).__name__}: {str(error)[:200]} at {where.filename[-40:]}:{where.lineno}")
-        return
+        if limit.expired():
+            outcome.fail(case, f"no end within {DEADLINE_SECONDS:g} s")
+        elif why := fault_of_error(error):
+            outcome.fail(case, why)
+        else:
+            outcome.refused += 1
     else:
         outcome.taken += 1
-    if time.monotonic() - begun > DEADLINE_SECONDS:
-        outcome.fail(case, f"{time.monotonic() - begun:.1f} s")
+
+
+def fault_of_error(error: Exception) -> str | None:
+    """The fault of what a case raised; None for an error of ours."""
+    if isinstance(error, CapstanError):
+        return fault_of(str(error))
+    if isinstance(error, AssertionError):
+        return f"wrong: {error}"
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:200]} at {where.filename[-40:]}:{where.lineno}"
 
 
 def fault_of(message: str) -> str | None:

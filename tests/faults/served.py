@@ -23,6 +23,7 @@ from unittest import mock
 from capstan_host.headless import static_server as local_server
 from capstan_host.site_server import SiteServer, serving
 
+from .deadline import deadline
 from .report import Outcome
 from .share import Share
 
@@ -103,20 +104,24 @@ def attack_served(share: Share, corpus: list[bytes]) -> Outcome:
         served() as server,
     ):
         for case in [*corpus, *share.cases(outcome.kind, made)]:
-            errors = io.StringIO()
-            with contextlib.redirect_stderr(errors):
-                status, why = tried(server, json.loads(case))
-                after, why_after = tried(server, {"path": "/a.mjs", "headers": {"Host": "localhost"}})
-            why = (
-                why or why_after or (after != 200 and f"the next request was answered by {after}") or errors.getvalue()
-            )
-            if why:
-                outcome.fail(case, why[-300:])
-            elif status in (200, 206, 304):
-                outcome.taken += 1
-            else:
-                outcome.refused += 1
+            with deadline(outcome, case, 3 * PATIENCE):
+                attack_with(server, outcome, case)
     return outcome
+
+
+def attack_with(server: SiteServer, outcome: Outcome, case: bytes) -> None:
+    """Send a request, and then a good one."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status, why = tried(server, json.loads(case))
+        after, why_after = tried(server, {"path": "/a.mjs", "headers": {"Host": "localhost"}})
+    why = why or why_after or (after != 200 and f"the next request was answered by {after}") or errors.getvalue()
+    if why:
+        outcome.fail(case, why[-300:])
+    elif status in (200, 206, 304):
+        outcome.taken += 1
+    else:
+        outcome.refused += 1
 
 
 def made(random: Random) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from capstan_host.site_server import SiteServer, serving
 
+from .deadline import deadline
 from .mutations import mutated_request
 from .report import Outcome
 from .share import Share
@@ -30,23 +31,29 @@ def attack_server(share: Share, corpus: list[bytes]) -> Outcome:
     made = share.cases(outcome.kind, lambda random: mutated_request(random, GOOD))
     with served() as server:
         for case in [*corpus, *made]:
-            errors = io.StringIO()
-            with contextlib.redirect_stderr(errors):
-                answer = ask(server, case)
-                good = ask(server, GOOD)
-            if answer is None:
-                outcome.fail(case, f"no answer within {SECONDS} s")
-            elif SECRET in answer:
-                outcome.fail(case, "it sent what is outside of its folders")
-            elif errors.getvalue():
-                outcome.fail(case, f"it said {errors.getvalue()[-200:]!r}")
-            elif good is None or not good.endswith(BODY):
-                outcome.fail(case, "the next request was not answered")
-            elif answer.startswith((b"HTTP/1.1 2", b"HTTP/1.0 2")):
-                outcome.taken += 1
-            else:
-                outcome.refused += 1
+            with deadline(outcome, case):
+                attack_with(server, outcome, case)
     return outcome
+
+
+def attack_with(server: SiteServer, outcome: Outcome, case: bytes) -> None:
+    """Send a request, and then a good one."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        answer = ask(server, case)
+        good = ask(server, GOOD)
+    if answer is None:
+        outcome.fail(case, f"no answer within {SECONDS} s")
+    elif SECRET in answer:
+        outcome.fail(case, "it sent what is outside of its folders")
+    elif errors.getvalue():
+        outcome.fail(case, f"it said {errors.getvalue()[-200:]!r}")
+    elif good is None or not good.endswith(BODY):
+        outcome.fail(case, "the next request was not answered")
+    elif answer.startswith((b"HTTP/1.1 2", b"HTTP/1.0 2")):
+        outcome.taken += 1
+    else:
+        outcome.refused += 1
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page
 
 from capstan_host.headless.static_server import running
 
+from .deadline import PAGE_SECONDS, kept_until_end
 from .report import Outcome
 from .share import Share
 from .visits import LIMIT_SECONDS, PROMPT, TOKENS, FaultyServer, opened, wanted
@@ -102,8 +103,9 @@ def attack_stored(browser: Browser, root: Path, share: Share) -> Outcome:
         if "name" in first:
             outcome.fail(b"", f"the first visit: {first}")
         for device, changes in share.cases(outcome.kind, made):
-            told = page.evaluate(CHANGE, changes)
-            found = visit(page, device)
+            with kept_until_end(json.dumps(changes).encode(), PAGE_SECONDS):
+                told = page.evaluate(CHANGE, changes)
+                found = visit(page, device)
             if "name" in found:
                 outcome.fail(json.dumps(changes).encode(), f"{told} on {device}: {found}")
             else:

@@ -21,6 +21,7 @@ from capstan_host.site_server import SiteServer
 from capstan_host.terminal import say
 from tests import oracle
 
+from .deadline import PAGE_SECONDS, kept_until_end
 from .report import Outcome, fault_of
 from .share import Share
 
@@ -146,7 +147,7 @@ def attack_visits(browser: Browser, root: Path, share: Share) -> Outcome:
                 say("visits: this browser freezes no page; a case is left out")
                 continue
             at = WORKER if case["worker"] else int(case["at"] * requests[stored])
-            with opened(browser, server, stored) as page:
+            with kept_until_end(json.dumps(case).encode(), PAGE_SECONDS), opened(browser, server, stored) as page:
                 server.begin(fault, at)
                 found = visit(page, server, fault)
                 case["path"] = server.path
