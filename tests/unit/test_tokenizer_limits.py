@@ -176,6 +176,16 @@ def test_an_added_token_has_the_id_that_its_place_gives(tokens: list[tuple[str, 
     assert [judge.token_to_id(text) for text, _ in tokens] != [id_ for _, id_ in tokens]
 
 
+# Rust's tokenizers panics with such a merge, or ends the process.
+@pytest.mark.parametrize("merge", [["a", "é"], "a é", ["a", ""]])
+def test_a_merge_that_a_prefix_cuts_inside_a_character_is_refused(merge: Any) -> None:
+    ids = {token: place for place, token in enumerate(["a", "#b", "ab", "é", ""])}
+    model = {"type": "BPE", "vocab": ids, "continuing_subword_prefix": "#", "merges": [["a", "#b"]]}
+    assert made(model=model).encode("ab") == [2]
+    with pytest.raises(ConfigError, match=r"model\.merges\[1\]: '.?' does not begin with '#'"):
+        made(model={**model, "merges": [["a", "#b"], merge]})
+
+
 def test_a_file_that_asks_for_truncation_and_padding_encodes_whole_texts() -> None:
     """As with transformers: files of encoders ask for both."""
     described = json.loads((LLAMA / "tokenizer.json").read_text())

@@ -73,6 +73,7 @@ def require_bounded(content: Mapping[str, Any]) -> TextLimits:
             )
     require_short_tokens(content)
     require_ids(content)
+    require_whole_characters(content["model"])
     searched = tuple(each for each in found if not each[0].startswith("decoder"))
     return TextLimits(searched, tuple(steps(content.get("normalizer"), LISTS["normalizer"])))
 
@@ -114,6 +115,30 @@ def require_short_tokens(content: Mapping[str, Any]) -> None:
             f"tokenizer.json: model.max_input_chars_per_word is {most}; it may be at most {LONGEST_WORD}, since each "
             "part of a word is looked for: set it to 100, as BERT has it"
         )
+
+
+def require_whole_characters(model: Mapping[str, Any]) -> None:
+    """ConfigError for a merge whose second token a prefix would cut inside a character.
+
+    Rust's tokenizers takes as many bytes off it as `continuing_subword_prefix` has characters, unchecked: the process
+    may end.
+    """
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
+        return
+    for index, merge in enumerate(merges):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        second = parts[-1] if isinstance(parts, list) and parts else None
+        if isinstance(second, str) and cut_inside(second.encode(errors="replace"), len(prefix)):
+            raise ConfigError(
+                f"tokenizer.json: model.merges[{index}]: {clipped(second)} does not begin with {clipped(prefix)}, the "
+                "continuing_subword_prefix; copy the model's own file again"
+            )
+
+
+def cut_inside(text: bytes, at: int) -> bool:
+    """Whether UTF-8 is cut inside a character, or behind its end."""
+    return at > len(text) or (at < len(text) and text[at] & 0xC0 == 0x80)
 
 
 def require_ids(content: Mapping[str, Any]) -> None:
