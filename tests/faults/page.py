@@ -93,7 +93,7 @@ class OpenedPage:
     folders: Folders
 
     def restart(self) -> None:
-        """Open the page anew in place of one that hangs or died."""
+        """Open the page again, in place of one that hangs or died."""
         with kept_until_end(b"a page's start", PAGE_SECONDS):
             self.harness.page.close()
             self.harness = harness(self.browser, self.site)

@@ -43,6 +43,11 @@ class TestOptions:
         with pytest.raises(OptionError, match="temprature"):
             made(temprature=1.0)
 
+    def test_an_attribute_that_nothing_reads_is_refused(self) -> None:
+        params = GeneratorParams(cast(Model, PaperModel()))
+        with pytest.raises(AttributeError, match="recoveries"):
+            params.recoveries = 0  # type: ignore[attr-defined]
+
     def test_a_run_ahead_out_of_range_is_refused(self) -> None:
         with pytest.raises(OptionError, match="run_ahead is 65"):
             made(run_ahead=65)

@@ -31,6 +31,8 @@ class GeneratorParams:
     `shortlist` best ones and returns new logits of any tokens. Raises OptionError for a wrong combination.
     """
 
+    __slots__ = ("_model", "_tokenizer", "_vocab", "guidance", "options", "processors", "search", "speculation")
+
     def __init__(
         self,
         model: Model,
