@@ -128,6 +128,10 @@ class LlamaLM(OtherLM):
         super().__init__(begin, scores.length)
         self.scores = scores
 
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The file has nano-llama's tokenizer, but does not ask for bos."""
+        return super().tok_encode(string, add_special_tokens=False)
+
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
         scored = self.scores.of([self.cut(context, tokens) for _, context, tokens in requests])
         margins = [min(margin for _, margin in each) for each in scored]
