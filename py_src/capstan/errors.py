@@ -11,6 +11,7 @@
     │   ├── ArgumentTypeError         an argument of a public function is of a wrong type   (also a TypeError)
     │   └── GuidanceError             a grammar for constrained decoding that cannot be used; the message has the place
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
+    ├── SoundError                a recording that cannot be heard: no sound, truncated, too long (also a ValueError)
     ├── LogitsError               no token can be picked: every logit is NaN or minus infinity
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
     │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
@@ -50,6 +51,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
+    "SoundError",
     "StorageError",
     "TapeCheckError",
     "TapeError",
@@ -117,6 +119,10 @@ class GuidanceError(OptionError):
 
 class PromptError(CapstanError, ValueError):
     """A prompt is empty or longer than `max_length`; lengths are in tokens."""
+
+
+class SoundError(CapstanError, ValueError):
+    """A recording cannot be used: it is no sound, truncated, or too long for the model; lengths are in seconds."""
 
 
 class BindingError(CapstanError, ValueError):

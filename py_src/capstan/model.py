@@ -26,6 +26,7 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora_weights import LoraWeights
+    from .device.speech_encoder import SpeechEncoder
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
@@ -154,6 +155,11 @@ class Model:
         DeviceModel.switched."""
         return await self._open().switched(decoder, lora)
 
+    @property
+    def speech_encoder(self) -> SpeechEncoder | None:
+        """The encoder of sound, on the model's device; None for a model of text."""
+        return self._open().encoder
+
     async def load_adapter(self, data: Any, what: str) -> LoraWeights:
         """A LoRA adapter file on the device; `what` is what messages call it. See LoraGraph.load."""
         loaded = self._open()
@@ -265,7 +271,7 @@ class Model:
                 return
             loaded = await opened_again(partial(self._open_again, old.device), lost)
             if self._loaded is None:
-                await loaded.close()
+                await closed(loaded)
                 raise ClosedError(f"the model {self.folder} was closed; load it again")
             self._loaded = loaded
             self.recoveries += 1
@@ -306,10 +312,19 @@ class Model:
 async def let_go(lost: DeviceModel) -> None:
     """Close a model whose device is lost."""
     with suppress(CapstanError):
-        await lost.close()
+        await closed(lost)
 
 
 async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
     """Free what a model holds."""
     prefixes.close()
-    await loaded.close()
+    await closed(loaded)
+
+
+async def closed(loaded: DeviceModel) -> None:
+    """Close a model, and the encoder beside it."""
+    try:
+        if loaded.encoder is not None:
+            await loaded.encoder.close()
+    finally:
+        await loaded.close()

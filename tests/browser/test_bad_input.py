@@ -59,7 +59,7 @@ def make(variants: Variants, what: str) -> str:
         case "wrong-search":
             return variants.config(what, search__temperature=-1)
         case "other-type":
-            return variants.config(what, model__type="whisper")
+            return variants.config(what, model__type="parakeet_tdt")
         case "more-layers":
             return variants.config(what, model__decoder__num_hidden_layers=3)
         case "short-weights":
@@ -86,7 +86,7 @@ FOLDERS = {
     "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
     "missing-field": ("ConfigError", ["model.vocab_size"]),
     "wrong-search": ("OptionError", ["temperature is -1", "at least 0"]),
-    "other-type": ("UnsupportedModelError", ["model.type", '"whisper" has an encoder', "llama"]),
+    "other-type": ("UnsupportedModelError", ["model.type", '"parakeet_tdt" has an encoder', "llama"]),
     "more-layers": ("UnsupportedModelError", ["past_key_values.2.key", "3 layers"]),
     "short-weights": (
         "ModelFileError",

@@ -19,5 +19,6 @@ REPEATING = ("speculation",)
 """So do those whose texts have to repeat themselves."""
 MODELS = {name: "bundled" if name in TEXTS + REPEATING else "nano-llama" for name in SCRIPTS}
 MODELS["adapters"] = "nano-lora"
+MODELS["whisper"] = "nano-whisper"
 LINES = ("hello\n", "\n", "how are you\n", "quit\n")
 """The standard input of each script."""

@@ -13,6 +13,7 @@ from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
 ROOT = FOLDER.parents[2]
 PLACES = {"bundled": ROOT / "models/bundled", "nano-llama": ROOT / "tests/fixtures/nano-llama"}
 PLACES["nano-lora"] = ROOT / "tests/fixtures/nano-lora"
+PLACES["nano-whisper"] = ROOT / "tests/fixtures/speech/nano-whisper"
 
 if __name__ == "__main__":
     EXPECTED.mkdir(exist_ok=True)

@@ -444,6 +444,7 @@ class PaperModel:
         """Decoders are made once it is set."""
         self.recoveries = 0
         self.original_length = 0
+        self.speech_encoder = None
 
     async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:

@@ -199,7 +199,7 @@ def test_a_byte_order_mark_is_no_harm() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.type", "whisper", 'model.type: "whisper" has an encoder; Capstan runs decoders .* llama, '),
+        ("model.type", "parakeet_tdt", 'model.type: "parakeet_tdt" has an encoder; Capstan runs .* llama, .* whisper'),
         ("model.type", "gpt2", 'model.type: "gpt2" has keys and values in one cache; Capstan runs'),
         ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* which is of type "phi3"'),
         ("model.type", "new", 'model.type: "new" is not a known type; Capstan runs .*; .* write "decoder"'),

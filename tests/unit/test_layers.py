@@ -31,7 +31,7 @@ SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "signatures"),
-    ("graph", "guidance", "memory", "model_files", "stages", "text"),
+    ("graph", "guidance", "memory", "model_files", "sound", "stages", "text"),
     ("host",),
     ("tape", "weights"),
     ("device",),
@@ -73,7 +73,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "cache_rows casts device_interface element_types shortlist snapshots",
         "carried_tensor lora_file noted_graphs ort_session probe span_checks",
         "host_memory lora_weights model_memory rope_tables run_inputs",
-        "row_interface",
+        "row_interface speech_encoder",
         "beam_interface model_interface prefix_cache",
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
@@ -104,14 +104,16 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "genai": (
         "changed_config chat_tools events genai_tensors log runtime speculative",
-        "genai_model last_run",
+        "last_run token_texts",
+        "multimodal_processor",
+        "genai_model",
         "genai_tokenizer params refused request",
         "genai_engine genai_generator",
     ),
     "generation": (
         "answer beam_search processors prompt replay run_ahead run_options speculation step_counts token_times",
         "generator_params named_processors policy row",
-        "flight",
+        "flight hearing",
         "loop",
         "row_loop row_pool",
         "plain_policy",
@@ -180,6 +182,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "answers",
         "request_handler",
     ),
+    "sound": ("resampling spectrum wave_file", "sound_processor"),
     "stages": (
         "option",
         "float_arithmetic stage",
@@ -228,6 +231,11 @@ INSIDE_FUNCTIONS = {
         "capstan_host.fleet",
         "capstan_host.fleet.fleet_client",
     ): "distributed is in the extra `fleet`; a worker's half does without",
+    (
+        "genai.multimodal_processor",
+        "sound.sound_processor",
+    ): "numpy is in the extra `reference`, and fetched by pages that hear",
+    ("loading.opening", "device.speech_encoder"): "for models that hear only",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",

@@ -43,6 +43,7 @@ class PaperDevice:
 
     device = "paper"
     adapter = "a sheet"
+    encoder = None
 
     def __init__(self) -> None:
         self.capacities: list[int] = []
@@ -331,8 +332,8 @@ class TestRefusing:
         assert caplog.messages == []
 
     def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
-        change(host, model={"type": "whisper"})
-        with pytest.raises(UnsupportedModelError, match='"whisper" has an encoder'):
+        change(host, model={"type": "parakeet_tdt"})
+        with pytest.raises(UnsupportedModelError, match='"parakeet_tdt" has an encoder'):
             load()
         assert host.opened == []
 

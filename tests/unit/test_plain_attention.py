@@ -174,6 +174,12 @@ def test_other_graphs_come_back_as_they_are() -> None:
     assert rewritten(model) == (model, "")
 
 
+def test_a_graph_without_a_mask_is_left() -> None:
+    model = plain()
+    model.graph.input.remove(next(value for value in model.graph.input if value.name == "attention_mask"))
+    assert rewritten(model) == (model, "it has no input attention_mask, of which lengths are computed")
+
+
 def nodes(model: ModelProto, kind: str, part: str = "") -> list[NodeProto]:
     return [node for node in model.graph.node if node.op_type == kind and part in node.name]
 

@@ -18,7 +18,7 @@ PUBLIC = """
 Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
 DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
 KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileError OptionError OutOfMemoryError PromptError Score
-SearchOptions Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError
+SearchOptions SoundError Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError
 TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError
 Verification VersionError WeightStore WeightsChangedError configure logits_processor measure memory models notebook
 open_device plan shortlist_processor trace

@@ -22,7 +22,9 @@ from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
+    from .speech_encoder import SpeechEncoder
 
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
 
@@ -73,6 +75,9 @@ class Runner(Protocol):
 
     def rotate(self, long: bool) -> None:
         """Rotate by the long factors of a long rope, or by the short ones."""
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        """Read these outputs of an encoder in later runs."""
 
     def close(self) -> None: ...
 
@@ -157,6 +162,9 @@ class HostSampledDecoder:
 
     def rotate(self, long: bool) -> None:
         self._open().rotate(long)
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        self._open().hear(heard)
 
     def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
@@ -328,6 +336,7 @@ class HostSampledModel(ABC):
     """The base of the models of these devices: they take no pools, and run rows one after another."""
 
     device: str
+    encoder: SpeechEncoder | None = None
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> HostSampledDecoder:
         assert given is None, "nobody is lent buffers here"

@@ -13,6 +13,7 @@ from .shortlist import ScoredToken, Shortlist
 
 if TYPE_CHECKING:
     from .carried_tensor import CarriedTensor
+    from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Counters",
     "DecoderRow",
     "DraftedRows",
+    "HearingRow",
     "PackedRows",
     "RowDecoder",
     "RowPrompts",
@@ -135,6 +137,15 @@ class DecoderRow(Protocol):
     async def carried(self, name: str) -> CarriedTensor:
         """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
         is none."""
+
+
+@runtime_checkable
+class HearingRow(Protocol):
+    """A DecoderRow of a model with an encoder."""
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        """Have later runs read these outputs of the encoder, by the names of the graph's inputs. The caches are void
+        then. Called as `DecoderRow.prefill`."""
 
 
 class RowDecoder(Protocol):

@@ -248,16 +248,21 @@ class Ids(RunInput):
     """Token ids."""
 
     def feeds(self, run: Run) -> list[RunTensor]:
-        return [RunTensor(self.about.input_ids, f"{run.which} ids", "int64", (1, run.tokens))]
+        return [RunTensor(self.about.input_ids, f"{run.which} ids", self.about.ids_dtype, (1, run.tokens))]
 
     def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
-        memory.device.copy_cpu_to_device(memory.spans["prompt ids"].sub(0, 8 * len(ids)), array("q", ids))
+        self._write(memory.device, memory.spans["prompt ids"], ids)
 
     def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
-        memory.device.copy_cpu_to_device(memory.spans["input ids"].sub(0, 8), array("q", [token]))
+        self._write(memory.device, memory.spans["input ids"], [token])
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
-        return [HostTensor(self.about.input_ids, "int64", (1, len(ids)), array("q", ids).tobytes())]
+        dtype = self.about.ids_dtype
+        return [HostTensor(self.about.input_ids, dtype, (1, len(ids)), array(CODES[dtype], ids).tobytes())]
+
+    def _write(self, device: DeviceInterface, span: DeviceSpan, ids: Sequence[int]) -> None:
+        data = array(CODES[self.about.ids_dtype], ids)
+        device.copy_cpu_to_device(span.sub(0, data.itemsize * len(ids)), data)
 
 
 class Positions(RunInput):
@@ -308,6 +313,22 @@ class States(RunInput):
 
     def carried(self) -> list[str]:
         return [state.past for state in self.about.states]
+
+
+class CrossCaches(RunInput):
+    """The outputs of an encoder, which each step reads: a decoder gets them when its sequence hears a sound."""
+
+    pool = "persistent"
+    changes = False
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [
+            RunTensor(each.name, f"cross {each.name}", each.dtype, tuple(n for n in each.dims if isinstance(n, int)))
+            for each in self.about.cross
+        ]
+
+    def carried(self) -> list[str]:
+        return [tensor.item for tensor in self.feeds(STEP)]
 
 
 class Lora(RunInput):
@@ -382,6 +403,7 @@ KINDS: list[type[RunInput]] = [
     Ids,
     Positions,
     States,
+    CrossCaches,
     Lora,
     LongRope,
     WindowBase,
@@ -392,8 +414,8 @@ KINDS: list[type[RunInput]] = [
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
-    """The providers of a sequence."""
-    return tuple(kind(about, room) for kind in KINDS)
+    """The providers of a sequence. A graph over caches that grow may have no mask."""
+    return tuple(kind(about, room) for kind in KINDS if about.mask or kind is not Mask)
 
 
 def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:

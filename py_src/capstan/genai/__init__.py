@@ -33,10 +33,11 @@ from .genai_engine import Engine, EngineEventBuffer
 from .genai_generator import Generator
 from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, Tensor
-from .genai_tokenizer import Tokenizer, TokenizerStream
+from .genai_tokenizer import Tokenizer
 from .log import set_log_callback, set_log_options
+from .multimodal_processor import Audios, MultiModalProcessor
 from .params import GeneratorParams
-from .refused import Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
+from .refused import Images, MtpGenerator, StreamingProcessor
 from .request import EngineEvent, Request, RequestOptions, TurnOptions
 from .runtime import (
     disable_telemetry_events,
@@ -51,6 +52,7 @@ from .runtime import (
     set_current_gpu_device_id,
     unregister_execution_provider_library,
 )
+from .token_texts import TokenizerStream
 
 __version__ = "0.18.0"
 """The release of onnxruntime-genai whose names these are; `capstan` has its own."""

@@ -8,6 +8,7 @@ from .. import model as capstan_model
 from ..adapters import Adapters as CapstanAdapters
 from ..errors import UnsupportedModelError
 from .changed_config import Config
+from .multimodal_processor import MultiModalProcessor
 
 __all__ = ["Adapters", "Model"]
 
@@ -35,13 +36,13 @@ class Model:
         """'WebGPU' or 'CPU'."""
         return NAMES[self.capstan.device_type]
 
-    def create_multimodal_processor(self) -> NoReturn:
-        """UnsupportedModelError: models of images and audio are refused at load."""
-        raise UnsupportedModelError(f"a multimodal processor: a model of type {self.type!r} takes text only")
+    def create_multimodal_processor(self) -> MultiModalProcessor:
+        """The processor of a Whisper model's sounds. UnsupportedModelError for a model of text."""
+        return MultiModalProcessor._of(self.capstan)
 
     def create_streaming_processor(self) -> NoReturn:
-        """UnsupportedModelError: models of speech are refused at load."""
-        raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes text only")
+        """UnsupportedModelError: models of streams are refused at load."""
+        raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes no stream")
 
 
 class Adapters:

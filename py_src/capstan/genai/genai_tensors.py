@@ -126,6 +126,11 @@ class Tensor:
             raise BindingError(f"Tensor: elements of type {dtype}; they must be {', '.join(ELEMENT_TYPES)}")
         self._values, self._dtype, self._shape = values, dtype, shape
 
+    @property
+    def dtype(self) -> str:
+        """The element type by numpy's name."""
+        return self._dtype
+
     def shape(self) -> list[int]:
         """Its sizes."""
         return list(self._shape)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
-from ..errors import ArgumentTypeError, ConfigError, OptionError
+from ..errors import ConfigError, OptionError
 from ..loading.opening import read_configuration
 from .changed_config import Config
 from .chat_tools import double_quoted, messages_with_tools, tools_for
 from .genai_model import Model
-from .genai_tensors import Tensor, as_array, numpy, token_rows
+from .genai_tensors import Tensor, as_array, token_rows
+from .token_texts import TokenizerStream, checked_text, decoded, encoded_batch
 
 __all__ = ["Tokenizer", "TokenizerStream"]
 
@@ -42,16 +42,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], /) -> Tensor:
         """Token ids of several texts, int32 [texts, tokens], shorter ones padded behind with `pad_token_id`."""
-        rows = [self._tokenizer.encode(checked_text(text)) for text in texts]
-        if not rows:
-            raise OptionError("encode_batch: there are no texts; give at least one")
-        longest = max(map(len, rows))
-        padded = [row + [self.pad_token_id] * (longest - len(row)) for row in rows]
-        return Tensor(as_array([token for row in padded for token in row], "int32", [len(rows), longest]))
+        return encoded_batch(self._tokenizer, texts, self.pad_token_id)
 
     def decode(self, tokens: Any, /) -> str:
         """The text of token ids: a number, a list or an array of one or two dimensions."""
-        return self._tokenizer.decode([token for row in token_rows(tokens) for token in row])
+        return decoded(self._tokenizer, tokens)
 
     def decode_batch(self, tokens: Tensor, /) -> list[str]:
         """The texts of a Tensor's rows."""
@@ -121,37 +116,6 @@ class Tokenizer:
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that come one at a time."""
         return TokenizerStream._of(self._tokenizer.create_stream())
-
-
-class TokenizerStream:
-    """Decodes ids one at a time; `Tokenizer.create_stream` makes it."""
-
-    def __init__(self) -> None:
-        raise TypeError("TokenizerStream: No constructor defined!")
-
-    @classmethod
-    def _of(cls, stream: capstan_tokenizer.TokenizerStream) -> TokenizerStream:
-        made = cls.__new__(cls)
-        made._stream = stream
-        return made
-
-    _stream: capstan_tokenizer.TokenizerStream
-
-    def decode(self, token: int, /) -> str:
-        """The text that this id completes."""
-        if numpy is not None and isinstance(token, numpy.ndarray) and token.ndim == 0:
-            token = token.item()
-        return self._stream.decode(index(token))
-
-
-def checked_text(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentTypeError(
-            f"the text has no UTF-8 form: character {error.start} is half of a surrogate pair; replace it"
-        ) from error
-    return text
 
 
 def defined(name: str, token: int | None) -> int:

@@ -77,12 +77,12 @@ class LastRun:
             state = is_carried(name, (names.past_conv_names, names.past_recurrent_names))
             written = 0 if self._whole_caches and not state else len(self.tokens[0]) if self.tokens else 0
             return self._carried(name, self._length() - written)
-        if name not in (names.input_ids, names.attention_mask, about.position_ids):
+        if name not in (names.input_ids, about.mask, about.position_ids) or not name:
             raise OptionError(f"get_input({name!r}): the inputs are {listed(names)}")
         if not self.tokens:
             raise OptionError(f"get_input({name!r}): nothing was run yet; append tokens first")
         if name == names.input_ids:
-            return as_array(chain(*self.tokens), "int64", [len(self.tokens), len(self.tokens[0])])
+            return as_array(chain(*self.tokens), about.ids_dtype, [len(self.tokens), len(self.tokens[0])])
         length = self._length()
         if name == about.position_ids:
             axes = next(len(each.dims) for each in about.inputs if each.name == name) - 2
@@ -118,7 +118,7 @@ class LastRun:
         if logs("model_input_values"):
             log("model_input_values", "")
             positions = [about.position_ids] if about.position_ids is not None else []
-            for name in (about.input_ids, *positions, about.mask):
+            for name in (about.input_ids, *positions, *filter(None, [about.mask])):
                 log_tensor(name, self.input(name), values=True)
             for each in carried:
                 # Before the run, unlike `input`.
@@ -162,7 +162,7 @@ class LastRun:
         tokens, places = self._run_tokens(row)
         end = self._length()
         first = sum(place < end - count for place in places)
-        found = self._wait(self._replay().logits(tokens, first))
+        found = self._wait(self._replay(row).logits(tokens, first))
         vocabulary, values = self._model.config.vocab_size, iter(found)
         nothing = [0.0] * vocabulary
         shown: list[float] = []
@@ -180,7 +180,7 @@ class LastRun:
         """That of a row; the cache has zeros at padding, and behind it where it is shown as a whole."""
         tokens, places = self._run_tokens(row)
         places = [place for place in places if place < length]
-        tensor = self._wait(self._replay().carried(tokens[: len(places)], name))
+        tensor = self._wait(self._replay(row).carried(tokens[: len(places)], name))
         if not tensor.positions:
             return tensor
         _, heads, count, head_size = tensor.dims
@@ -212,8 +212,8 @@ class LastRun:
             return 0
         return self._generator.token_count() - (self.picked is not None)
 
-    def _replay(self) -> Replay:
-        return Replay(self._model, self._generator.max_length)
+    def _replay(self, row: int) -> Replay:
+        return Replay(self._model, self._generator.max_length, self._generator.sound(row))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return wait_here(self._model.host, work, "get_output", "capstan.Generator")

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 from ..errors import UnsupportedModelError
 from .genai_model import Model
 
-__all__ = ["Audios", "Images", "MtpGenerator", "MultiModalProcessor", "StreamingProcessor"]
+__all__ = ["Images", "MtpGenerator", "StreamingProcessor"]
 
-TEXT_ONLY = "Capstan runs text decoders only; give it a prompt as text"
+TEXT_ONLY = "give a prompt as text, or a file of sound to a Whisper model"
 
 
 def refuse(what: str, why: str) -> NoReturn:
@@ -33,46 +33,13 @@ class Images:
         refuse("Images.open_bytes", f"vision models are not supported; {TEXT_ONLY}")
 
 
-class Audios:
-    """Recordings for audio models: refused."""
-
-    def __init__(self) -> None:
-        raise TypeError("Audios: No constructor defined!")
-
-    @staticmethod
-    def open(*paths: str) -> Audios:
-        """Refused with UnsupportedModelError."""
-        refuse("Audios.open", f"audio models are not supported; {TEXT_ONLY}")
-
-    @staticmethod
-    def open_bytes(*contents: bytes) -> Audios:
-        """Refused with UnsupportedModelError."""
-        refuse("Audios.open_bytes", f"audio models are not supported; {TEXT_ONLY}")
-
-
-class MultiModalProcessor:
-    """The native processor of images and audio: refused, like the models that need it."""
-
-    def __init__(self) -> None:
-        raise TypeError("MultiModalProcessor: No constructor defined!")
-
-    def __call__(self, prompt: Any = None, **inputs: Any) -> NoReturn:
-        refuse("MultiModalProcessor", TEXT_ONLY)
-
-    def create_stream(self) -> NoReturn:
-        """Refused with UnsupportedModelError."""
-        refuse("MultiModalProcessor", TEXT_ONLY)
-
-    def decode(self, tokens: Any, /) -> NoReturn:
-        """Refused with UnsupportedModelError."""
-        refuse("MultiModalProcessor", TEXT_ONLY)
-
-
 class StreamingProcessor:
     """The native splitter of speech: refused, like the models that need it."""
 
     def __init__(self, model: Model, /) -> None:
-        refuse("StreamingProcessor", f"audio models are not supported, and this one is {model.type!r}; {TEXT_ONLY}")
+        refuse(
+            "StreamingProcessor", f"models of streams are not supported, and this one is {model.type!r}; {TEXT_ONLY}"
+        )
 
     def process(self, audio_chunk: Any) -> NoReturn:
         """Refused with UnsupportedModelError."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..adapters import Adapters
 from ..device.row_interface import Counters, RowDecoder
-from ..errors import OptionError
+from ..errors import OptionError, UnsupportedModelError
 from ..fallback import fall_back
 from ..host import wait_here
 from ..host.leaving import when_dropped
@@ -30,6 +30,7 @@ from .token_times import Timing
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ..device.speech_encoder import Features
     from ..model import Model
 
 __all__ = ["Generator"]
@@ -95,6 +96,29 @@ class Generator:
     @timing.setter
     def timing(self, timing: Timing) -> None:
         self._loop.timing = timing
+
+    def hear(self, sounds: Sequence[Features]) -> None:
+        """Have the tokens follow sounds, one for each prompt of a batch, in a model with an encoder: before the first
+        tokens, and again after `rewind_to(0)`. `capstan.genai.MultiModalProcessor` makes them of files.
+
+        Raises OptionError for another number of sounds, and after tokens; UnsupportedModelError for a model of text.
+        """
+        loop = self._loop
+        loop.require_open()
+        if self._model.speech_encoder is None:
+            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes tokens only, and no sounds")
+        if loop.length:
+            raise OptionError(f"the sequence has {loop.length} tokens, and sounds come before them; rewind_to(0) first")
+        if len(sounds) != self._options.batch_size:
+            raise OptionError(
+                f"{len(sounds)} sounds were given, batch_size is {self._options.batch_size}; give one for each sequence"
+            )
+        loop.hear(sounds)
+
+    def sound(self, index: int = 0) -> Features | None:
+        """The sound that a row hears."""
+        sounds = self._loop.hearing.sounds
+        return sounds[index * len(sounds) // len(self._loop.rows)] if sounds else None
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.

@@ -11,6 +11,7 @@ from ..errors import CapstanError, PromptError
 from ..host.spans import span
 from .flight import Flight
 from .generator_params import GeneratorParams
+from .hearing import Hearing
 from .row import Row
 from .run_ahead import RunAhead
 
@@ -48,6 +49,7 @@ class DecodeLoop:
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self.model = model
         self.ends = frozenset(self.options.end_token_ids)
+        self.hearing = Hearing()
 
     @property
     def cache_key(self) -> Hashable:
@@ -101,6 +103,7 @@ class DecodeLoop:
         """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its
         caches. The rows whose sequences were not changed meanwhile."""
         done: list[int] = []
+        self.hearing.require(self.model, self.decoder)
         self.model.prefixes.follow(self)
         await self.open_decoder().rest()
         for numbers in self._groups(list(ends)):

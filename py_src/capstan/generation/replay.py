@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..device.carried_tensor import CarriedTensor
+from ..device.row_interface import HearingRow, RowDecoder
 
 if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
     from ..model import Model
 
 __all__ = ["Replay"]
@@ -22,11 +24,13 @@ class Replay:
 
     model: Model
     max_length: int
+    sound: Features | None = None
+    """The sound that the sequence hears."""
 
     async def logits(self, tokens: Sequence[int], first: int) -> array[float]:
         """The logits at each position from `first` on, float32 [positions, vocab]: a run of the model for each."""
         found = array("f")
-        decoder = await self.model.decoder(self.max_length)
+        decoder = await self._decoder()
         try:
             if first:
                 await decoder.row(0).prefill(tokens[:first], 0)
@@ -39,10 +43,21 @@ class Replay:
 
     async def carried(self, tokens: Sequence[int], name: str) -> CarriedTensor:
         """A cache or state after the tokens. OptionError if the graph has none of that name."""
-        decoder = await self.model.decoder(self.max_length)
+        decoder = await self._decoder()
         try:
             if tokens:
                 await decoder.row(0).prefill(tokens, 0)
             return await decoder.row(0).carried(name)
         finally:
             await decoder.close()
+
+    async def _decoder(self) -> RowDecoder:
+        decoder, encoder = await self.model.decoder(self.max_length), self.model.speech_encoder
+        row = decoder.row(0)
+        if encoder is not None and self.sound is not None and isinstance(row, HearingRow):
+            try:
+                row.hear(await encoder.run(self.sound))
+            except BaseException:
+                await decoder.close()
+                raise
+        return decoder

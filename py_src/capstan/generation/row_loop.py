@@ -22,6 +22,7 @@ from .step_counts import StepCounts
 from .token_times import Timing
 
 if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
     from ..model import Model
 
 __all__ = ["RowLoop"]
@@ -92,6 +93,11 @@ class RowLoop(DecodeLoop):
             prompt = prompts[number // self._copies]
             self.policy.appending(number, len(prompt.ids))
             row.append(prompt.ids, prompt.padding)
+        self._change()
+
+    def hear(self, sounds: Sequence[Features]) -> None:
+        """Run the next tokens after these sounds, one for each prompt."""
+        self.hearing.give(sounds)
         self._change()
 
     def rewind(self, length: int) -> None:
@@ -226,6 +232,7 @@ class RowLoop(DecodeLoop):
             self._use(decoder)
         self.require_open()
         await self._rotate(decoder)
+        await self.hearing.encode(self.model, decoder, self.rows, self._copies, self.require_open)
         return decoder
 
     async def _rotate(self, decoder: RowDecoder) -> None:

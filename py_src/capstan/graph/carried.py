@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..model_files.genai_config import DecoderConfig
 
 __all__ = [
+    "DIMENSIONS",
     "FLOATS",
     "CachePair",
     "StateTensor",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from ..errors import UnsupportedModelError
 from ..fallback import fall_back
 from .capture import LeftOut, Uncapturable, left_out, uncapturable
 from .carried import (
+    DIMENSIONS,
     FLOATS,
     CachePair,
     StateTensor,
@@ -33,7 +34,7 @@ from .split_caches import whole_because
 if TYPE_CHECKING:
     from ..model_files.genai_config import DecoderConfig
 
-__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
+__all__ = ["ELEMENT_BYTES", "GraphDescription", "cross_names", "describe", "tell_growing", "tell_unslid"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -53,6 +54,7 @@ class GraphDescription:
     logits_dtype: str
     last_token_only: bool
     mask: str
+    """Empty where the graph has no mask."""
     mask_dtype: str
     position_ids: str | None
     needs_f16: bool
@@ -79,6 +81,9 @@ class GraphDescription:
     """The reason against caches in parts of some heads each; empty if there is none."""
     unslid: str = ""
     """Why caches of attention over a window hold every position; empty if they do not, or if there are none."""
+    ids_dtype: str = "int64"
+    cross: tuple[TensorInfo, ...] = ()
+    """The inputs that an encoder's outputs go to, in their order, of one size for one sequence."""
     others: tuple[TensorInfo, ...] = ()
     """The run-time inputs besides `inputs`, which device.run_inputs feeds or refuses."""
 
@@ -171,7 +176,8 @@ def describe(
     pairs, states = cache_pairs(decoder, graph), state_tensors(decoder, graph)
     carried: list[CachePair | StateTensor] = [*pairs, *states]
     pasts = {each.past for each in carried}
-    known = {names.input_ids, names.attention_mask, names.position_ids, *pasts}
+    crosses = cross_names(decoder.cross, decoder.num_hidden_layers)
+    known = {names.input_ids, names.attention_mask, names.position_ids, *pasts, *crosses}
     read = {source for node in graph.node for source in node.input}
     initialized = {tensor.name for tensor in graph.initializer}
     inputs = [tensor_info(value) for value in graph.input if value.name not in initialized]
@@ -187,7 +193,7 @@ def describe(
                     f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
                 )
     growing = growing_caches(graph, pairs)
-    if names.attention_mask not in found:
+    if names.attention_mask not in found and not crosses:
         raise UnsupportedModelError(
             f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask"
         )
@@ -206,7 +212,7 @@ def describe(
         raise UnsupportedModelError(
             f"output {logits.name} has {last} columns, genai_config.json model.vocab_size is {vocab_size}"
         )
-    mask = found[names.attention_mask]
+    mask = found.get(names.attention_mask, TensorInfo("", "int64", ()))
     return GraphDescription(
         inputs=runtime,
         outputs=tuple(outputs),
@@ -231,8 +237,31 @@ def describe(
         rope=rope,
         sliding=sliding,
         whole=whole_because(model, pairs),
+        ids_dtype=found[names.input_ids].dtype,
+        cross=tuple(cross_input(found, name) for name in crosses),
         others=others,
     )
+
+
+def cross_names(patterns: Collection[str], layers: int) -> list[str]:
+    """The names of the tensors that go from an encoder to a decoder, of either."""
+    return [pattern.replace("%d", str(layer)) for pattern in patterns for layer in range(layers)]
+
+
+def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
+    """An input that has an encoder's output, of one sequence. Raises UnsupportedModelError."""
+    info = found.get(name)
+    if info is None:
+        raise UnsupportedModelError(
+            f"model.onnx has no input {name}, which genai_config.json names as an encoder's output"
+        )
+    sizes = tuple(size for size in info.dims[1:] if isinstance(size, int))
+    if info.dtype not in FLOATS or len(info.dims) != DIMENSIONS or len(sizes) != DIMENSIONS - 1:
+        shape = ", ".join(map(str, info.dims))
+        raise UnsupportedModelError(
+            f"input {name} is {info.dtype} [{shape}], expected floats of fixed sizes behind the batch"
+        )
+    return replace(info, dims=(1, *sizes))
 
 
 def tell_growing(about: GraphDescription) -> None:

@@ -65,6 +65,8 @@ def group_query_attention(
     kinds = {node.op_type if node is not None else "" for node in made_by}
     if kinds not in ({"Concat"}, {WHOLE}):
         return model, ""
+    if mask not in wiring.inputs:
+        return model, f"it has no input {mask}, of which lengths are computed"
     if next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0) < LEAST_OPSET:
         return model, f"its operator set is older than {LEAST_OPSET}"
     result = copy_of(model)

@@ -20,7 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
-from ..model_files.genai_config import GenaiConfig, with_room
+from ..model_files.genai_config import ENCODER, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
@@ -158,12 +158,15 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         given = given_graphs(source.options.get("graphs") or {}, config)
         graphs, ready = {**found.graphs, **given}, None if given else found.ready
 
-        def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
-            return host.open_model(folder, config, device, options, progress, keep_weights, graphs, ready)
-
         async def read_graph(name: str) -> bytes:
             file = config.graph_files[name]
             return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
+
+        async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
+            loaded = await host.open_model(folder, config, device, options, progress, keep_weights, graphs, ready)
+            if config.encoder is not None:
+                await open_beside(host, folder, config, await read_graph(ENCODER), loaded, keep_weights)
+            return loaded
 
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
         try:
@@ -175,6 +178,20 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
     return Opened(folder, config, facts, loaded, files, times.phases, open_on, read_graph, tokenizer)
+
+
+async def open_beside(
+    host: Host, folder: str, config: GenaiConfig, data: bytes, decoder: DeviceModel, keep: bool
+) -> None:
+    """Open the encoder of a model beside its decoder, which is closed on failure."""
+    from ..device.speech_encoder import open_encoder
+
+    try:
+        about = decoder.memory.description
+        decoder.encoder = await open_encoder(host, folder, config, data, decoder.memory.interface, about, keep)
+    except BaseException:
+        await decoder.close()
+        raise
 
 
 class TokenizerBeside:
@@ -214,7 +231,8 @@ def configured_device(config: GenaiConfig) -> str:
         if name not in ("webgpu", "cpu", *PROVIDERS_OF_OTHERS):
             raise ConfigError(f"{config.name}: provider_options: provider {shown!r} is unknown; name 'webgpu' or 'cpu'")
     if "webgpu" in names or set(names) <= {"cpu"}:
-        return "webgpu" if "webgpu" in names else "cpu"
+        # A model that hears has no graph for WebGPU: 'auto' counts the step down to the CPU.
+        return ("webgpu" if config.encoder is None else "auto") if "webgpu" in names else "cpu"
     what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
     fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is taken")
     return "auto"
@@ -301,7 +319,11 @@ async def read_small_files(
     [contents] = await tokenizer
     if found.tokenizer is not None:
         return found, dict(found.tokenizer)
-    return found, with_tokenizer(place.folder, contents)
+    files = with_tokenizer(place.folder, contents)
+    if config.encoder is not None:
+        name = config.encoder.processor
+        files[name] = utf_8(await host.read(place.folder, name), place.folder + name)
+    return found, files
 
 
 async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:

@@ -98,8 +98,9 @@ def parse_object(data: str | bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def file_name(section: Section, key: str) -> str:
-    value = section.text(key)
+def file_name(section: Section, key: str, default: str | None = None) -> str:
+    """The name of a file below the model's folder."""
+    value = section.text(key, default)
     why = why_not_below(value)
     if why is not None:
         raise section.error(key, f"a file below the model's folder ({why})")

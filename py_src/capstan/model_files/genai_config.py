@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from .config_section import Section, file_name, parse_object
-from .model_types import SUPPORTED_TYPES, require_type
+from .model_types import HEARD_TYPES, SUPPORTED_TYPES, require_type
 from .session_settings import (
     GraphCapture,
     disables_store,
@@ -28,8 +28,10 @@ from .session_settings import (
 
 __all__ = [
     "DECODER",
+    "ENCODER",
     "KV_CACHE_BITS",
     "DecoderConfig",
+    "EncoderConfig",
     "GenaiConfig",
     "GraphCapture",
     "InputNames",
@@ -49,6 +51,8 @@ OTHER_PARTS = {
     "encoder_decoder_init": "an encoder",
     "joiner": "a transducer",
 }
+OWN_PARTS = ("encoder", "speech")
+"""Those of a model that hears."""
 
 KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
 """Bits of an element of the key/value caches by the name of its type; 0 for caches of the graph's type."""
@@ -111,11 +115,26 @@ class DecoderConfig:
     """The names of execution providers, in order; None for a repository, which names none."""
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
+    cross: tuple[str, ...] = ()
+    """Names of the inputs that an encoder's outputs go to, `%d` for the layer, in the order of EncoderConfig.cross."""
 
     @property
     def folder(self) -> str:
         """The folder of the graph and its data files, relative to the model's folder: empty, or with a final slash."""
         return self.filename[: self.filename.rfind("/") + 1]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """`model.encoder`: the graph that is run once over a sound, and its tensor names."""
+
+    filename: str
+    features: str
+    """The input."""
+    cross: tuple[str, ...]
+    """The outputs that the decoder reads in each step, `%d` for the layer."""
+    processor: str
+    """The file that says how sound becomes the input."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,8 @@ class Stated:
 
 DECODER = "decoder"
 """The name of the graph that makes tokens."""
+ENCODER = "encoder"
+"""The name of the graph that is run once over a sound."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,7 @@ class GenaiConfig:
     name: str = "genai_config.json"
     no_tokens: tuple[str, ...] = ()
     """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
+    encoder: EncoderConfig | None = None
     stated: Stated = Stated()
     room: int = 0
     """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
@@ -155,7 +177,8 @@ class GenaiConfig:
     @property
     def graph_files(self) -> dict[str, str]:
         """The files of the model's graphs in its folder, by the graphs' names."""
-        return {DECODER: self.decoder.filename}
+        files = {DECODER: self.decoder.filename}
+        return files if self.encoder is None else {**files, ENCODER: self.encoder.filename}
 
 
 def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
@@ -168,6 +191,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     model = root.section("model")
     model_type = model.text("type")
     decoder = supported_decoder(model, model_type)
+    hears = model_type in HEARD_TYPES
     vocab_size = model.positive("vocab_size")
     pad = model.token("pad_token_id", vocab_size)
     eos = model.tokens("eos_token_id", vocab_size)
@@ -221,7 +245,9 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             kv_cache_bits=kv_cache_bits(session_options),
             providers=tuple(name for item in listed_providers(session_options) for name in item.value),
             unknown_options=unknown_options(session_options),
+            cross=cross_names(inputs, "cross_past_%s_names", "past_%s_cross_%%d") if hears else (),
         ),
+        encoder=encoder_config(model) if hears else None,
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
         name=name,
         no_tokens=tuple(no_tokens),
@@ -231,8 +257,9 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
 def supported_decoder(model: Section, model_type: str) -> Section:
     """`model.decoder`, if the file describes a model that Capstan runs."""
     works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
+    own = OWN_PARTS if model_type in HEARD_TYPES else ()
     for key, what in OTHER_PARTS.items():
-        if model.value.get(key):
+        if model.value.get(key) and key not in own:
             raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
     require_type(model.where("type"), model_type)
     decoder = model.section("decoder")
@@ -248,6 +275,24 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         if key in inputs.value:
             raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
     return decoder
+
+
+def encoder_config(model: Section) -> EncoderConfig:
+    """`model.encoder`, and the name of the sound processor's file."""
+    encoder = model.section("encoder")
+    inputs, outputs = encoder.section("inputs", optional=True), encoder.section("outputs", optional=True)
+    speech = model.section("speech", optional=True)
+    return EncoderConfig(
+        filename=file_name(encoder, "filename"),
+        features=inputs.text("audio_features", "audio_features"),
+        cross=cross_names(outputs, "cross_present_%s_names", "present_%s_cross_%%d"),
+        processor=file_name(speech, "config_filename", "audio_processor_config.json"),
+    )
+
+
+def cross_names(section: Section, field: str, default: str) -> tuple[str, ...]:
+    """The names of an encoder's keys and values."""
+    return tuple(section.pattern(field % kind, default % kind) for kind in ("key", "value"))
 
 
 def with_session_options(config: GenaiConfig, name: str, session_options: Any) -> GenaiConfig:

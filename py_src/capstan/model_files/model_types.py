@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
+__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
 
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
@@ -19,6 +19,8 @@ ACCEPTED = (
 # Names for the same architectures in Hugging Face's config.json; hand-written genai_config.json files use them.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
+HEARD_TYPES = ("whisper",)
+"""Decoders with an encoder of sound."""
 
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
@@ -30,7 +32,7 @@ REFUSED_TYPES = {
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
     "lfm2_audio": AUDIO,
-    **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt", "whisper"), ENCODER),
+    **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt"), ENCODER),
     "decoder-pipeline": "a decoder in several files",
 }
 """Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
@@ -56,9 +58,9 @@ TEXT_OF = {
 def require_type(where: str, model_type: str) -> None:
     """Raise UnsupportedModelError, with what such a model has and what to do, if models of this type do not run;
     `where` is the field."""
-    if model_type in SUPPORTED_TYPES:
+    if model_type in SUPPORTED_TYPES or model_type in HEARD_TYPES:
         return
-    runs = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
+    runs = f"Capstan runs decoders with a key/value cache: {', '.join((*SUPPORTED_TYPES, *HEARD_TYPES))}"
     if model_type in TEXT_OF:
         alone = f'"{TEXT_OF[model_type]}"'
         remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"

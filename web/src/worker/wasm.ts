@@ -15,7 +15,9 @@ import { widen, type WideWeight } from "./wide_weights";
 /** The graph's names of its inputs and outputs, and the shapes of its caches. */
 interface SequenceSpec {
   ids: string;
-  mask: string;
+  idsType: "int64" | "int32";
+  /** null where the graph has no mask. */
+  mask: string | null;
   /** null where the graph has no position ids. */
   positions: string | null;
   logits: string;
@@ -155,6 +157,7 @@ export class WasmDecoder {
   /** Become what another sequence of the same model is: a run makes new tensors, so that both may have the old ones. */
   copyFrom(other: WasmDecoder): void {
     this.cache = { ...other.cache };
+    Object.assign(this.fed, other.fed);
   }
 
   /**
@@ -165,15 +168,15 @@ export class WasmDecoder {
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     const length = past + tokens.length;
     const room = this.makeRoom(past, length);
-    // The mask has as many positions as the caches: attention reads their length from it.
-    const valid = new BigInt64Array(room).fill(1n, 0, length);
     const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
-    const { ids: idsName, mask: maskName, positions } = this.spec;
-    const feeds: Record<string, Ort.Tensor> = {
-      ...{ [idsName]: int64(tokens), [maskName]: int64(valid) },
-      ...this.cache,
-      ...this.fed,
-    };
+    const { ids: idsName, idsType, mask: maskName, positions } = this.spec;
+    const feeds: Record<string, Ort.Tensor> = { ...this.cache, ...this.fed };
+    feeds[idsName] =
+      idsType === "int64"
+        ? int64(tokens)
+        : new this.ort.Tensor("int32", Int32Array.from(tokens, Number), [1, tokens.length]);
+    // The mask has as many positions as the caches: attention reads their length from it.
+    if (maskName !== null) feeds[maskName] = int64(new BigInt64Array(room).fill(1n, 0, length));
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);
     await breathe();

@@ -14,13 +14,14 @@ from ...errors import ClosedError, PromptError, ValidationError
 from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ..carried_tensor import CarriedTensor, carried
+from ..device_interface import BoundSpan
 from ..host_memory import view_of
 from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
 from ..rope_tables import RopeTables
 from ..run_inputs import HostTensor, Room, run_inputs
 from ..snapshots import EMPTY
-from .reference_session import one_line
+from .reference_session import array_of, one_line
 
 __all__ = ["ReferenceRunner", "ReferenceSequence"]
 
@@ -68,6 +69,8 @@ class ReferenceSequence:
         """The values, without an adapter, of adapters' inputs that have no default."""
         self._adapted = self._silent
         self._inputs = run_inputs(about, Room(capacity, capacity, rope=tables))
+        self._heard: dict[str, Any] = {}
+        """The outputs of an encoder."""
         self._fixed: dict[str, Any] = {}
         """The inputs that stay the same until `rotate`."""
         self.rotate(False)
@@ -86,7 +89,8 @@ class ReferenceSequence:
                 f"{len(ids)} tokens after {self.length} are more than the cache's {self.capacity}; shorten the prompt"
             )
         about, end = self._about, self.length + len(ids)
-        given = self._fixed | arrays(tensor for each in self._inputs for tensor in each.on_host(ids, self.length))
+        fed = arrays(tensor for each in self._inputs for tensor in each.on_host(ids, self.length))
+        given = self._fixed | self._heard | fed
         if self._logits_to_keep is not None:
             given[self._logits_to_keep] = np.full(self._kept_shape, 0 if every else 1, np.int64)
         try:
@@ -149,6 +153,10 @@ class ReferenceSequence:
         Nothing changes in a model with one kind."""
         self._fixed = arrays(tensor for each in self._inputs for tensor in each.fixed_on_host(long))
 
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        """Read these outputs of an encoder in later runs."""
+        self._heard = {name: array_of(each) for name, each in heard.items()}
+
     def decode(self, token_id: int) -> None:
         """One decode step."""
         self.prefill([token_id])
@@ -207,7 +215,7 @@ class ReferenceSequence:
 
     def copy_from(self, other: ReferenceSequence) -> None:
         """Take over the length, the caches and the states of another sequence of the same model and capacity."""
-        self.length = other.length
+        self.length, self._heard = other.length, other._heard
         for pair, cache in other._caches.items():
             self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(cache.numpy().copy())
         # A run makes new ones, so that they may be shared.
@@ -274,6 +282,9 @@ class ReferenceRunner:
 
     def rotate(self, long: bool) -> None:
         self._sequence.rotate(long)
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        self._sequence.hear(heard)
 
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)

@@ -13,7 +13,7 @@ from ...host.storage_interface import ExternalData
 from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
 from ..device_interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
-__all__ = ["PROVIDER", "ReferenceSession", "one_line", "whole_files"]
+__all__ = ["PROVIDER", "ReferenceSession", "array_of", "one_line", "whole_files"]
 
 PROVIDER = "CPUExecutionProvider"
 

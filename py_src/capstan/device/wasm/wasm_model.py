@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...graph import GraphDescription
 from ...model_files.genai_config import GenaiConfig
 from ..carried_tensor import CarriedTensor, carried
+from ..device_interface import BoundSpan
 from ..element_types import byte_count
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
@@ -16,6 +17,7 @@ from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..rope_tables import RopeTables
 from ..run_inputs import HostTensor, Ids, Mask, Positions, Room, RunInput, run_inputs
+from ..speech_encoder import on_host
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice
 
@@ -125,7 +127,8 @@ class WasmRunner:
         states = [(state.past, state.present, state.dtype, state.dims(1)) for state in about.states]
         spec = {
             "ids": about.input_ids,
-            "mask": about.mask,
+            "idsType": about.ids_dtype,
+            "mask": about.mask or None,
             "positions": about.position_ids,
             "logits": about.logits,
             "caches": caches,
@@ -165,6 +168,9 @@ class WasmRunner:
         if long != self._long:
             self._long = long
             self._feed(self._fixed())
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        self._feed(on_host(heard))
 
     def _fixed(self) -> list[HostTensor]:
         """The inputs that stay the same until the sequence is rotated."""

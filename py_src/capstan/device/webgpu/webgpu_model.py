@@ -22,6 +22,7 @@ from ..model_memory import Lent
 from ..row_interface import RowDecoder
 from ..run_inputs import FREE
 from ..separate_rows import separate_rows
+from ..speech_encoder import SpeechEncoder
 from .decoder import WebGpuDecoder
 from .loaded_model import Loaded, load, passes_for
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
@@ -46,6 +47,7 @@ class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
     device = "webgpu"
+    encoder: SpeechEncoder | None = None
 
     def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
         """`run_tokens` is the size of prefill runs that an earlier load settled."""

@@ -1,0 +1,115 @@
+"""The encoder of a model that hears: a session that is run once over a sound, beside the decoder on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .. import graph
+from ..errors import SoundError, UnsupportedModelError
+from ..graph import GraphDescription, TensorInfo
+from ..graph.description import cross_names
+from ..host import Host
+from ..host.storage_interface import ExternalData
+from ..model_files.genai_config import ENCODER, EncoderConfig, GenaiConfig
+from .device_interface import BoundSpan, DeviceInterface, DeviceSession
+from .host_memory import view_of
+from .run_inputs import HostTensor
+
+__all__ = ["SpeechEncoder", "Features", "open_encoder"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """An encoder's input for one sound."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    data: bytes
+    digest: str
+    """Two sounds with equal ones are the same."""
+
+
+class SpeechEncoder:
+    """A session, and where its outputs go."""
+
+    def __init__(
+        self, device: DeviceInterface, session: DeviceSession, config: EncoderConfig, decoder: GraphDescription
+    ):
+        """Raises UnsupportedModelError for a graph that does not fit the configuration or the decoder."""
+        self._device, self._session = device, session
+        outputs = {spec.name: spec for spec in session.outputs}
+        names = cross_names(config.cross, decoder.num_layers)
+        self._targets: dict[str, TensorInfo] = dict(zip(names, decoder.cross, strict=True))
+        for name, target in self._targets.items():
+            found = outputs.get(name)
+            if found is None or found.dtype != target.dtype or found.dims[1:] != target.dims[1:]:
+                shown = "is not there" if found is None else f"is {found.dtype} {list(found.dims)}"
+                raise UnsupportedModelError(
+                    f"{config.filename}: the output {name} {shown}; the decoder's {target.name} is {target.dtype} "
+                    f"{list(target.dims)}: export both again"
+                )
+        others = [spec.name for spec in session.inputs if spec.name != config.features]
+        found = next((spec for spec in session.inputs if spec.name == config.features), None)
+        if found is None or others or not all(isinstance(size, int) for size in found.dims[1:]):
+            shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
+            raise UnsupportedModelError(
+                f"{config.filename} has the inputs {shown}; one is needed, {config.features}, of fixed sizes"
+            )
+        self._input = config.features
+        self.dtype = found.dtype
+        """The element type of features."""
+        self.dims = (1, *(size for size in found.dims[1:] if isinstance(size, int)))
+        """Their shape for one sound."""
+
+    async def run(self, features: Features) -> dict[str, BoundSpan]:
+        """The outputs by the names of the decoder's inputs, in new memory of the device or in Python's heap. Raises
+        SoundError for features of another size."""
+        if (features.dtype, features.dims) != (self.dtype, self.dims):
+            raise SoundError(
+                f"features are {features.dtype} {list(features.dims)}; the encoder takes {self.dtype} {list(self.dims)}"
+            )
+        held = self._device.allocate(len(features.data), label="features", category="io")
+        try:
+            self._device.copy_cpu_to_device(held.span(), features.data)
+            feed = BoundSpan(self._input, held.span(), self.dtype, self.dims)
+            found = await self._session.run([feed], list(self._targets))
+        finally:
+            held.close()
+        return {target.name: each for target, each in zip(self._targets.values(), found, strict=True)}
+
+    async def close(self) -> None:
+        """Free the session."""
+        await self._session.close()
+
+
+def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
+    """The outputs of an encoder that are in Python's heap, as inputs of a decoder."""
+    return [HostTensor(name, each.dtype, each.dims, view_of(each.span)) for name, each in heard.items()]
+
+
+async def open_encoder(
+    host: Host,
+    folder: str,
+    config: GenaiConfig,
+    data: bytes,
+    device: DeviceInterface,
+    decoder: GraphDescription,
+    keep: bool,
+) -> SpeechEncoder:
+    """The encoder of a model folder on the decoder's device; `data` is the file of its graph. Raises ModelFileError,
+    UncomputedError, UnsupportedModelError, OutOfMemoryError."""
+    about = config.encoder
+    assert about is not None
+    parsed = graph.parse(data, about.filename)
+    if device.type in ("webgpu", "wasm"):
+        graph.require_computed(parsed, device.type, position_ids="")
+    place = folder + about.filename[: about.filename.rfind("/") + 1]
+    ends = graph.data_ends(parsed)
+    external = ExternalData(place, ends, lambda location: host.open_weights(place, location, keep))
+    session = await device.create_session(data, external=external if ends else None, owner=ENCODER)
+    try:
+        return SpeechEncoder(device, session, about, decoder)
+    except UnsupportedModelError:
+        await session.close()
+        raise

@@ -1,0 +1,62 @@
+"""The sounds that the sequences of a generator hear, in a model with an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..device.prefix_cache import Content
+from ..device.row_interface import HearingRow, RowDecoder
+from ..errors import PromptError
+from ..host.spans import span
+from .row import Row
+
+if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
+    from ..model import Model
+
+__all__ = ["Hearing"]
+
+
+class Hearing:
+    """The sound of each prompt, and the decoder whose rows read what the encoder made of them."""
+
+    def __init__(self) -> None:
+        self.sounds: tuple[Features, ...] = ()
+        self._decoder: RowDecoder | None = None
+
+    def give(self, sounds: Sequence[Features]) -> None:
+        """Have the next tokens follow these sounds."""
+        self.sounds, self._decoder = tuple(sounds), None
+
+    def require(self, model: Model, decoder: RowDecoder | None) -> None:
+        """Raise PromptError unless the rows of this decoder have what a model with an encoder needs."""
+        if model.speech_encoder is not None and self._decoder is not decoder:
+            raise PromptError(
+                f"a model of type {model.type!r} hears, and no sound was given: give one by "
+                "capstan.genai.Generator.set_inputs before the tokens"
+            )
+
+    async def encode(
+        self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]
+    ) -> None:
+        """Run the encoder on each sound, once for a decoder. `copies` rows in succession are of one prompt;
+        `require_open` raises if the generator was closed meanwhile."""
+        encoder = model.speech_encoder
+        if encoder is None or not self.sounds:
+            return
+        for number, row in enumerate(rows):
+            # Caches depend on the sound from the first token on.
+            row.contents = (Content(0, 1, self.sounds[number // copies].digest),)
+        if self._decoder is decoder:
+            return
+        await decoder.rest()
+        for place, sound in enumerate(self.sounds):
+            with span("run the encoder"):
+                heard = await encoder.run(sound)
+            require_open()
+            for number in range(place * copies, (place + 1) * copies):
+                listener = decoder.row(number)
+                assert isinstance(listener, HearingRow), "every device that has encoders has such rows"
+                listener.hear(heard)
+        self._decoder = decoder

@@ -1,0 +1,1 @@
+"""Sound as speech models take it: files are decoded, resampled and turned into spectra."""

@@ -1,0 +1,105 @@
+"""Samples at a lower rate, as onnxruntime-extensions' AudioDecoder makes them: a low pass, then sums over a Kaiser
+window around each sample."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+__all__ = ["downsampled"]
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+POLES = 4
+BETA = 6.0
+FADED = 1e-12
+"""The low pass ends once its answer has faded to this share of the largest."""
+AT_ONCE = 1 << 16
+"""Samples that are summed at once."""
+
+
+def downsampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Samples at a `wanted` rate, of some at a higher `rate`: float32 [samples]."""
+    return interpolated(low_passed(samples, 0.5 * wanted / rate), rate, wanted)
+
+
+def low_passed(samples: Samples, cutoff: float) -> Samples:
+    """Samples without what is above `cutoff`, a share of their rate."""
+    answer = response(cutoff)
+    size = 1 << (len(samples) + len(answer)).bit_length()
+    spectrum = np.fft.rfft(samples.astype(np.float64), size) * np.fft.rfft(answer, size)
+    return np.fft.irfft(spectrum, size)[: len(samples)].astype(np.float32)
+
+
+def response(cutoff: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The filter's answer to one sample of 1, until it has faded."""
+    forward, back = coefficients(cutoff)
+    found: list[float] = []
+    largest = 0.0
+    while True:
+        place = len(found)
+        value = forward[place] if place <= POLES else 0.0
+        value -= sum(back[step] * found[place - step] for step in range(1, POLES + 1) if step <= place)
+        found.append(value)
+        largest = max(largest, abs(value))
+        if place > POLES and all(abs(each) < FADED * largest for each in found[-POLES:]):
+            return np.array(found)
+
+
+def coefficients(cutoff: float) -> tuple[list[float], list[float]]:
+    """Those of the samples and of earlier results of a Butterworth low pass (S. Smith, The Scientist and Engineer's
+    Guide to Digital Signal Processing, chapter 33)."""
+    forward, back = np.array([1.0]), np.array([1.0])
+    for pole in range(1, POLES // 2 + 1):
+        angle = math.pi / (2 * POLES) + (pole - 1) * math.pi / POLES
+        real, imaginary = -math.cos(angle), math.sin(angle)
+        warp = 2 * math.tan(0.5)
+        size = (real * real + imaginary * imaginary) * warp * warp
+        scale = 4 - 4 * real * warp + size
+        x0, x1, x2 = warp * warp / scale, 2 * warp * warp / scale, warp * warp / scale
+        y1, y2 = (8 - 2 * size) / scale, (-4 - 4 * real * warp - size) / scale
+        turn = math.pi * cutoff
+        k = math.sin(0.5 - turn) / math.sin(0.5 + turn)
+        norm = 1 + y1 * k - y2 * k * k
+        first = (x0 - x1 * k + x2 * k * k) / norm
+        second = (-2 * x0 * k + x1 + x1 * k * k - 2 * x2 * k) / norm
+        third = (x0 * k * k - x1 * k + x2) / norm
+        forward = np.convolve(forward, [first, second, third])
+        back = np.convolve(back, [1.0, -(2 * k + y1 + y1 * k * k - 2 * y2 * k) / norm, -(-k * k - y1 * k + y2) / norm])
+    gain = forward.sum() / back.sum()
+    return list(forward / gain), list(back)
+
+
+def interpolated(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Each result is the sum of the samples around its place, weighted by a window and by sin(x)/x of the distance;
+    single precision is where the native package has it."""
+    factor = np.float32(np.float32(wanted) / np.float32(rate))
+    count = int(np.ceil(np.float32(len(samples)) * factor))
+    reach = math.ceil(BETA / (2 * float(factor)))
+    places = np.arange(count, dtype=np.float32) / factor
+    centres = places.astype(np.int64)
+    first = np.maximum(0, centres - reach)
+    last = np.minimum(len(samples) - 1, centres + reach)
+    found = np.zeros(count, np.float32)
+    whole = last - first == 2 * reach
+    offsets = np.arange(2 * reach + 1)
+    window = kaiser(2 * reach + 1)
+    inner = np.flatnonzero(whole)
+    for start in range(0, len(inner), AT_ONCE):
+        chosen = inner[start : start + AT_ONCE]
+        near = first[chosen, None] + offsets
+        found[chosen] = weighted(samples[near], near, places[chosen, None], window)
+    for place in np.flatnonzero(~whole & (last >= first)):
+        near = np.arange(first[place], last[place] + 1)
+        found[place] = weighted(samples[near], near, places[place], kaiser(len(near)))
+    return found
+
+
+def weighted(samples: Samples, near: Any, place: Any, window: Any) -> Any:
+    distances = np.abs(near.astype(np.float32) - place).astype(np.float64)
+    return (samples * (window * np.sinc(np.where(distances < 1e-6, 0, distances)))).sum(axis=-1)
+
+
+def kaiser(length: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.ones(1) if length == 1 else np.kaiser(length, BETA)

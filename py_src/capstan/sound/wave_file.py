@@ -1,0 +1,130 @@
+"""Decodes WAV files: integers of 8 to 32 bits and floats, of any number of channels and any rate."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import SoundError
+
+__all__ = ["Sound", "decoded"]
+
+INTEGERS, FLOATS, EXTENSIBLE = 1, 3, 0xFFFE
+UNKNOWN = 0xFFFFFFFF
+"""The length of the samples in a file that was written while its sound came."""
+OTHERS = {b"fLaC": "a FLAC file", b"OggS": "an Ogg file", b"ID3": "an MP3 file", b"RF64": "a WAV file of 64 bits"}
+OTHER_CODINGS = {
+    2: "ADPCM",
+    6: "A-law",
+    7: "mu-law",
+    0x11: "ADPCM",
+    0x55: "MP3",
+}
+REMEDY = "give a WAV file, as `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes it"
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Samples from -1 to 1, float32 [frames, channels], at `rate` frames a second."""
+
+    samples: np.ndarray[Any, np.dtype[np.float32]]
+    rate: int
+
+
+@dataclass(frozen=True)
+class Format:
+    """The contents of a file's `fmt ` chunk."""
+
+    coding: int
+    channels: int
+    rate: int
+    bits: int
+
+    @property
+    def width(self) -> int:
+        """The bytes of a frame."""
+        return self.bits // 8 * self.channels
+
+
+def decoded(data: bytes, name: str, longest: float) -> Sound:
+    """The sound of a WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        kind = next((what for start, what in OTHERS.items() if data.startswith(start)), "")
+        if not kind and len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
+            kind = "an MP3 file"
+        found = f"{name} is {kind}" if kind else f"{name} has {len(data)} bytes and is no WAV file"
+        raise SoundError(f"{found}; {REMEDY}")
+    form: Format | None = None
+    for chunk, start, length in chunks(data):
+        if chunk == b"fmt ":
+            form = format_of(data[start : start + length], name)
+        elif chunk == b"data":
+            if form is None:
+                raise SoundError(f"{name}: its samples come before its format; {REMEDY}")
+            there = len(data) - start
+            seconds = (there if length == UNKNOWN else length) / (form.width * form.rate)
+            if seconds > longest:
+                raise too_long(name, seconds, longest)
+            if there < length != UNKNOWN:
+                raise SoundError(f"{name} is truncated: {length} bytes of samples were announced, {there} are there")
+            return Sound(samples_of(data[start : start + length], form, name), form.rate)
+    raise SoundError(f"{name} has no samples; {REMEDY}")
+
+
+def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The name, the start and the announced length of each chunk of a file."""
+    start = 12
+    while start + 8 <= len(data):
+        kind, length = struct.unpack_from("<4sI", data, start)
+        yield kind, start + 8, length
+        start += 8 + length + length % 2
+
+
+def format_of(chunk: bytes, name: str) -> Format:
+    if len(chunk) < 16:
+        raise SoundError(f"{name}: its format has {len(chunk)} bytes, at least 16 are needed; {REMEDY}")
+    coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
+    if coding == EXTENSIBLE and len(chunk) >= 26:
+        [coding] = struct.unpack_from("<H", chunk, 24)
+    if not channels or not rate:
+        raise SoundError(f"{name} has {channels} channels at {rate} samples a second; {REMEDY}")
+    if (coding, bits) not in CODINGS:
+        kind = OTHER_CODINGS.get(coding, f"coding {coding}")
+        raise SoundError(f"{name} has samples of {bits} bits in {kind}; integers and floats are read: {REMEDY}")
+    return Format(coding, channels, rate, bits)
+
+
+def samples_of(data: bytes, form: Format, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    frames, rest = divmod(len(data), form.width)
+    if rest:
+        raise SoundError(f"{name} is truncated: its last frame has {rest} of {form.width} bytes")
+    return CODINGS[form.coding, form.bits](data).astype(np.float32, copy=False).reshape(frames, form.channels)
+
+
+def too_long(name: str, seconds: float, longest: float) -> SoundError:
+    """The error for a sound that is longer than the model's window."""
+    return SoundError(
+        f"{name} is {seconds:.1f} seconds long; the model hears {longest:g} at once, and longer sounds are not cut "
+        "for it yet: give parts of at most that length"
+    )
+
+
+def from_24_bits(data: bytes) -> np.ndarray[Any, Any]:
+    wide = np.zeros((len(data) // 3, 4), np.uint8)
+    wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+    return wide.view("<i4")[:, 0] / np.float64(1 << 31)
+
+
+CODINGS: dict[tuple[int, int], Callable[[bytes], np.ndarray[Any, Any]]] = {
+    (INTEGERS, 8): lambda data: np.frombuffer(data, np.uint8) * np.float32(2 / 255) - np.float32(1),
+    (INTEGERS, 16): lambda data: np.frombuffer(data, "<i2") * np.float32(1 / (1 << 15)),
+    (INTEGERS, 24): from_24_bits,
+    (INTEGERS, 32): lambda data: np.frombuffer(data, "<i4") / np.float64(1 << 31),
+    (FLOATS, 32): lambda data: np.frombuffer(data, "<f4"),
+    (FLOATS, 64): lambda data: np.frombuffer(data, "<f8"),
+}
+"""The samples of each coding and number of bits, as dr_wav reads them, which the native package uses."""
