@@ -122,7 +122,9 @@ def left_out(model: ModelProto) -> list[LeftOut]:
             continue
         window = max(attribute(node, "local_window_size", -1), 0)
         softcap = next((item.f for item in node.attribute if item.name == "softcap"), 0.0)
-        key = written.get(node.input[PAST_KEY], node.input[PAST_KEY])
+        # The reference device may run attention that has no cache.
+        past = node.input[PAST_KEY] if len(node.input) > PAST_KEY else node.output[0]
+        key = written.get(past, past)
         written |= dict.fromkeys(node.output[1:2], key)
         first = found.setdefault(key, LeftOut(key, window, softcap, layers=0))
         if (first.window, first.softcap) != (window, softcap):
