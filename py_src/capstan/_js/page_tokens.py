@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyodide.ffi import create_proxy
-
 __all__ = ["PageBackend", "PageTokenWalks"]
 
 
@@ -40,6 +38,9 @@ class PageTokenWalk:
     """See capstan.guidance.TokenWalk."""
 
     def __init__(self, walks: Any, classes: bytes, step: Callable[[int, int], int]) -> None:
+        # Tests drive PageBackend on CPython, over Node.
+        from pyodide.ffi import create_proxy
+
         self._step = create_proxy(step)
         self._js = walks.walk(classes, self._step)
 
