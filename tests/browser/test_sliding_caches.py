@@ -21,7 +21,7 @@ LONG = ROOM + 64
 """Tokens of a prompt that its caches cannot hold."""
 ROW = 2 * 16 * 4
 """Bytes of a position of a cache: heads, elements, float32."""
-TOLD = "a sequence that goes on behind fewer positions than were run: its caches over a window of 24 positions"
+TOLD = "a sequence that continues after fewer positions than were run: its caches over a window of 24 positions"
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,12 @@ def attack_cancelled_requests(share: Share, page: OpenedPage) -> Outcome:
             names.reverse()
         good = generate_request(names[0], prompt_ids=PROMPT, max_new_tokens=TOKENS, device=case["device"])
         kept = ("model", "dtype", "device", "capture", "run_ahead", "search")
-        load = {"kind": "load", **{name: good[name] for name in kept}, "max_length": None, "max_new_tokens": None}
+        load = {
+            "kind": "load",
+            **{name: value for name, value in good.items() if name in kept},
+            "max_length": None,
+            "max_new_tokens": None,
+        }
         first = load if case["kind"] == "load" else good
         ms = case["at"] * calm.get(key, 0)
         given = [first, good, ms, case["cancels"], case["behind"], 3000 * LIMIT_SECONDS]

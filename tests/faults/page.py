@@ -209,7 +209,8 @@ def attack_requests(share: Share, page: OpenedPage) -> Outcome:
     """Messages with fields of wrong types, without fields, and of other forms."""
     outcome = Outcome("page messages")
     options = generate_request(page.folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
-    chat = {**{name: options[name] for name in ("model", "dtype", "device", "capture", "run_ahead", "search")}}
+    kept = ("model", "dtype", "device", "capture", "run_ahead", "search")
+    chat = {name: value for name, value in options.items() if name in kept}
     talk = {**chat, "kind": "chat", "messages": [], "max_length": 64, "max_new_tokens": 2}
 
     def made(random: Random) -> bytes:

@@ -25,8 +25,7 @@ from distributed import Client, LocalCluster
 
 from capstan.errors import OptionError
 from capstan_host.commands import fleet as fleet_command
-from capstan_host.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError
-from capstan_host.fleet import fleet as fleet_module
+from capstan_host.fleet import Fleet, FleetError, Item, ItemError, ResultFile, ResultFileError, UnfitError, dispatch
 from capstan_host.fleet import worker as fleet_worker
 from capstan_host.fleet.browsers import Browsers, HeadlessSlot, Serving
 from capstan_host.fleet.items import Entry, any_input, entries, pair_input, prompt_input, text_input
@@ -477,7 +476,7 @@ class TestFleet:
         def sleep(seconds: float) -> None:
             raise AssertionError("a free browser was kept waiting")
 
-        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
         with Fleet(client, "/models/paper") as fleet:
             found = list(fleet.map(SAME, [float("nan"), "a"], batch=1))
         assert [item.error is None for item in found] == [False, True]

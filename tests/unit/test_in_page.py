@@ -62,7 +62,7 @@ def test_pairs_that_begin_alike_share_a_run_and_bad_ones_fail_alone(ask: Any, mo
     ]
     found = ask({"kind": "loglikelihood"}, *pairs)
     assert [line["number"] for line in found if "error" in line] == [2, 4, 5]
-    assert "no token behind its context" in found[4]["error"]["message"]
+    assert "no token after its context" in found[4]["error"]["message"]
     assert "max_length (64)" in found[5]["error"]["message"]
     assert sum(appended) == len(context) + 2, "each context runs once"
     alone = [ask({"kind": "loglikelihood"}, pairs[place])[0] for place in (0, 1, 3, 6)]

@@ -222,6 +222,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 """The modules and packages inside each package, lowest floor first."""
 
 INSIDE_FUNCTIONS = {
+    ("_js.page_tokens", "pyodide.ffi"): "tests drive the page's tokenizer on CPython, over Node",
     ("local.local_host", "device.reference.reference_device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.local_host", "device.reference.reference_model"): "numpy and onnxruntime are in the extra `reference`",
     ("local.local_host", "local.numpy_token_walks"): "numpy is in the extra `reference`",

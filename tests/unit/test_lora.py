@@ -323,7 +323,7 @@ def test_what_no_adapter_can_fill_is_refused_by_its_name(
     write_arrays(tmp_path / "one.onnx_adapter", {name: np.zeros((64, 2), np.float32)})
     with pytest.raises((BindingError, UnsupportedModelError)) as raised:
         Adapters(model).load(tmp_path / "one.onnx_adapter", "one")
-    words = "no factor of a LoRA product" if overridable and name != "ghost.weight" else "no input"
+    words = "not a factor of a LoRA product" if overridable and name != "ghost.weight" else "no input"
     assert f"{name} float32 [64, 2]" in str(raised.value)
     assert words in str(raised.value)
     assert any(remedy in str(raised.value) for remedy in ("fold its values", "Olive's", "exported with this model"))
@@ -339,7 +339,7 @@ def test_a_model_that_lists_all_weights_as_inputs_has_no_more_for_adapters(tmp_p
     plain = with_inputs(FIXTURES / "nano-float", tmp_path / "plain", lambda _: True)
     name = "model.layers.0.mlp.down_proj.MatMul.weight"
     write_arrays(tmp_path / "one.onnx_adapter", {name: np.zeros((128, 64), np.float32)})
-    with pytest.raises(BindingError, match=r"down_proj\S+ float32 .* no factor of a LoRA product"):
+    with pytest.raises(BindingError, match=r"down_proj\S+ float32 .* not a factor of a LoRA product"):
         Adapters(plain).load(tmp_path / "one.onnx_adapter", "one")
 
 
