@@ -115,8 +115,8 @@ def undraftable(stateful: bool, keeps_all: bool) -> str | None:
 
 
 class HostSampledDecoder:
-    """A decoder of one row, documented as rows.RowDecoder, DecoderRow and DraftedRows; without run-ahead a burst is one
-    token."""
+    """A decoder of one row, documented as row_interface.RowDecoder, DecoderRow and DraftedRows; without run-ahead a
+    burst is one token."""
 
     rows = 1
     capture = "off"

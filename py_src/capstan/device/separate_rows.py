@@ -65,7 +65,7 @@ async def separate_rows(
 
 
 class SeparateRows(Generic[D]):
-    """See rows.RowDecoder for what each method promises."""
+    """See row_interface.RowDecoder for what each method promises."""
 
     def __init__(self, decoders: Sequence[D]) -> None:
         self.decoders = list(decoders)

@@ -47,8 +47,8 @@
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
-A pass returns a new model and leaves its argument alone, except within `changing`. `pipeline.PASSES`
-has their order and the graphs that need each; `pipeline.rewritten` makes a graph.
+A pass returns a new model and leaves its argument alone, except within `changing`. `graph_passes.PASSES`
+has their order and the graphs that need each; `graph_passes.rewritten` makes a graph.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def described(
 
 
 class ReferenceModel(HostSampledModel):
-    """A model folder on the CPU; see base.DeviceModel. Raises ModelFileError, ConfigError, UnsupportedModelError."""
+    """A model folder on the CPU; see model_interface.DeviceModel. Raises ModelFileError, ConfigError,
+    UnsupportedModelError."""
 
     device = "reference"
     adapter = "cpu (onnxruntime)"

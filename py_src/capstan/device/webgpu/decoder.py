@@ -1,7 +1,7 @@
 """Decodes one sequence on WebGPU: prefill of the prompt, then bursts of decode steps whose tokens the GPU picks.
 
-The generation loop calls WebGpuDecoder as a rows.RowDecoder of one row: prompt ids go in (`prefill`), bursts of picked
-ids come out (`submit`); KV cache and logits stay on the GPU. Decode steps run from a tape, else as runs of
+The generation loop calls WebGpuDecoder as a row_interface.RowDecoder of one row: prompt ids go in (`prefill`), bursts
+of picked ids come out (`submit`); KV cache and logits stay on the GPU. Decode steps run from a tape, else as runs of
 onnxruntime-web with IO binding.
 """
 
@@ -68,7 +68,8 @@ class Maker(RunMaker, Protocol):
 
 
 class WebGpuDecoder(SampledRows, SampledRow):
-    """A decoder of one row over SequenceBuffers; rows.RowDecoder, DecoderRow and DraftedRows document the methods."""
+    """A decoder of one row over SequenceBuffers; row_interface.RowDecoder, DecoderRow and DraftedRows document the
+    methods."""
 
     counts_device = True
     finds_drafts = True

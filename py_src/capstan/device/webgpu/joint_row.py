@@ -18,7 +18,7 @@ __all__ = ["JointRow"]
 
 
 class JointRow(SampledRow):
-    """rows.DecoderRow documents the methods.
+    """row_interface.DecoderRow documents the methods.
 
     A decoder of one sequence runs the prompts; its KV cache and logits are then copied to the spans of the row.
     """

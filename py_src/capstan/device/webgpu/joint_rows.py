@@ -1,7 +1,7 @@
 """Decodes several sequences together on WebGPU: each is a row, and one step of a tape advances all rows.
 
-RowSource makes JointRows, and the generation loop calls them as a rows.RowDecoder. Prompt ids go in (`prefill`), bursts
-of picked ids come out (`submit`); KV caches and logits stay on the GPU.
+RowSource makes JointRows, and the generation loop calls them as a row_interface.RowDecoder. Prompt ids go in
+(`prefill`), bursts of picked ids come out (`submit`); KV caches and logits stay on the GPU.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class RunMaker(Protocol):
 @dataclass(eq=False)
 class PromptRuns:
     """Runs the model on prompts and on scored tokens, from tapes where there are any, and keeps the place in the
-    sequence, from which decode steps count on. rows.DecoderRow and RowDecoder document the other methods."""
+    sequence, from which decode steps count on. row_interface.DecoderRow and RowDecoder document the other methods."""
 
     engine: GpuEngine
     buffers: SequenceBuffers

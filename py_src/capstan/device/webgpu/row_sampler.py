@@ -60,18 +60,18 @@ class RowSampler:
         self.engine.set_sampling(self.handle, self._program)
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int, row: int = 0) -> None:
-        """See rows.DecoderRow."""
+        """See row_interface.DecoderRow."""
         if self._program is not None and self._program.row_words:
             self.engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding), row)
 
     def allow(self, mask: bytes, row: int = 0) -> None:
-        """See rows.DecoderRow."""
+        """See row_interface.DecoderRow."""
         if self._program is not None and self._program.own_at is not None:
             self.engine.set_sampler_own(self.handle, position_words(()), row)
         self.engine.set_allowed(self.handle, mask, row)
 
     def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
-        """See rows.DecoderRow."""
+        """See row_interface.DecoderRow."""
         self.engine.set_sampler_own(self.handle, position_words(position), row)
 
     def destroy(self) -> None:

@@ -15,7 +15,7 @@ __all__ = ["SampledRow", "SampledRows"]
 
 
 class SampledRow:
-    """A row of a sampler; rows.DecoderRow documents the methods."""
+    """A row of a sampler; row_interface.DecoderRow documents the methods."""
 
     def __init__(
         self, sampler: RowSampler, logits: DeviceSpan, require_open: Callable[[], None], number: int = 0
@@ -48,7 +48,7 @@ class SampledRow:
 
 
 class SampledRows:
-    """All rows that one step advances; rows.RowDecoder documents the methods."""
+    """All rows that one step advances; row_interface.RowDecoder documents the methods."""
 
     follows_grammars = True
 

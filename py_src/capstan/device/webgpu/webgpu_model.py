@@ -107,7 +107,7 @@ class WebGpuModel:
         notes: Notes | None = None,
         lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
     ) -> WebGpuModel:
-        """See `loading.load`."""
+        """See `loaded_model.load`."""
         loaded = await load(
             interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
         )
