@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from .onnx_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
 from .wiring import fresh_name, int64_tensor
 
-__all__ = ["AttributeValue", "NodeWriter", "new_node", "place_of", "set_attribute", "take_attribute"]
+__all__ = ["AttributeValue", "NodeWriter", "add_attribute", "new_node", "place_of", "set_attribute", "take_attribute"]
 
 AttributeValue = int | float | str | Sequence[int]
 CODES: dict[int, str] = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "e", TensorProto.INT32: "i"}
@@ -28,13 +28,18 @@ def new_node(
     node = NodeProto(op_type=op, domain=domain, input=inputs, output=outputs)
     node.name = name or node.output[0]
     for key, value in attributes.items():
-        set_attribute(node, key, value)
+        add_attribute(node, key, value)
     return node
 
 
 def set_attribute(node: NodeProto, name: str, value: AttributeValue) -> None:
     """Give a node an attribute, in place of one of that name."""
     take_attribute(node, name)
+    add_attribute(node, name, value)
+
+
+def add_attribute(node: NodeProto, name: str, value: AttributeValue) -> None:
+    """Give a node an attribute that it does not have."""
     if isinstance(value, int):
         node.attribute.add(name=name, type=AttributeProto.INT, i=value)
     elif isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .model_file import serialize
-from .node_writer import set_attribute
+from .node_writer import add_attribute
 from .onnx_pb2 import ModelProto, TensorProto
 from .wiring import value_info
 
@@ -81,5 +81,5 @@ def one_node(
         graph.initializer.add(name=name, data_type=TensorProto.INT32, dims=dims, int32_data=numbers)
         node.input.append(name)
     for name, number in (attributes or {}).items():
-        set_attribute(node, name, number)
+        add_attribute(node, name, number)
     return serialize(model)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .attention_writer import tidy
-from .node_writer import new_node, set_attribute
+from .node_writer import add_attribute, new_node
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .weight_inputs import WeightEntry, entry_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
@@ -111,7 +111,7 @@ class FloatProducts:
         x, graph = node.input[0], self._model.graph
         del node.input[:], node.attribute[:]
         node.op_type, node.domain = "FusedMatMul", MICROSOFT
-        set_attribute(node, "transB", 1)
+        add_attribute(node, "transB", 1)
         if half:
             if x not in self._floats:
                 self._floats[x] = fresh_name(graph, f"{x}_float")

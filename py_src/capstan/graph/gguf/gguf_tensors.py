@@ -12,7 +12,7 @@ from typing import Literal
 from ...errors import ModelFileError, UnsupportedModelError
 from ...model_files.gguf.header import GgmlType, GgufFile, GgufTensor
 from ...model_files.gguf.shards import shard_names
-from ..node_writer import set_attribute
+from ..node_writer import add_attribute
 from ..onnx_pb2 import GraphProto, TensorProto
 from ..parts import Part, Unpack
 from ..weight_inputs import made_of
@@ -84,7 +84,7 @@ class TensorWriter:
         made = self.graph.node.add(op_type=kind, name=name, domain=domain, input=inputs)
         made.output.extend(outputs or (f"{name}/output_0",))
         for key, value in attributes.items():
-            set_attribute(made, key, value)
+            add_attribute(made, key, value)
         return made.output[0]
 
     def integers(self, *values: int) -> str:
