@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .attention_writer import tidy
-from .node_writer import new_node, take_attribute
+from .node_writer import take_attribute
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .parts import Unpack
 from .weight_inputs import WeightEntry, external_entries, made_of
+from .wide_products import FloatProducts
 from .wiring import copy_of, fresh_name
 
 __all__ = ["float_experts"]
@@ -34,31 +34,31 @@ def float_experts(model: ModelProto) -> tuple[ModelProto, bool]:
     if not names:
         return model, False
     result = copy_of(model)
+    floats = FloatProducts(result)
     for node in [node for node in result.graph.node if node.name in names]:
-        become_floats(result, node, entries)
-    tidy(result)
+        become_floats(result.graph, node, entries, floats)
+    floats.finish()
     return result, True
 
 
-def become_floats(model: ModelProto, node: NodeProto, entries: Mapping[str, WeightEntry]) -> None:
-    """Let one node be MoE."""
-    graph, given = model.graph, [*node.input, *[""] * len(INPUTS)]
+def become_floats(
+    graph: GraphProto, node: NodeProto, entries: Mapping[str, WeightEntry], floats: FloatProducts
+) -> None:
+    """Turn one node into MoE."""
+    given = [*node.input, *[""] * len(INPUTS)]
     half = entries[given[WEIGHTS[0] + 1]].onnx_type == TensorProto.FLOAT16
     inputs = [given[place] for place in INPUTS]
     for place, name in enumerate(inputs):
         if INPUTS[place] in WEIGHTS:
             inputs[place] = float_weight(graph, entries[name])
         elif half and name:
-            inputs[place] = fresh_name(graph, f"{name}_float")
-            graph.node.append(new_node("Cast", [name], [inputs[place]], to=TensorProto.FLOAT))
+            inputs[place] = floats.widened(name)
     del node.input[:]
     node.input.extend(inputs if inputs[-1] else inputs[:-1])
     node.op_type = "MoE"
     take_attribute(node, *PACKED_ONLY)
     if half:
-        made = node.output[0]
-        node.output[0] = fresh_name(graph, f"{made}_float")
-        graph.node.append(new_node("Cast", node.output, [made], to=TensorProto.FLOAT16))
+        floats.narrow(node)
 
 
 def float_weight(graph: GraphProto, packed: WeightEntry) -> str:

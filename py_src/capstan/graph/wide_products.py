@@ -98,30 +98,36 @@ def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideW
 
 
 class FloatProducts:
-    """Makes products by float32 weights of the nodes of one graph."""
+    """Makes nodes of a graph compute in float32, with casts around them in a float16 graph."""
 
     def __init__(self, model: ModelProto) -> None:
         self._model = model
         self._floats: dict[str, str] = {}
-        """The float32 tensors by the float16 ones that products read."""
+        """The float32 tensors by the float16 ones that such nodes read."""
         self._casts = False
 
     def replace(self, node: NodeProto, weight: str, half: bool) -> None:
         """Let a product be one by the float32 weight [n, k] of that name; `half` if it reads and writes float16."""
-        x, graph = node.input[0], self._model.graph
+        x = node.input[0]
         del node.input[:], node.attribute[:]
         node.op_type, node.domain = "FusedMatMul", MICROSOFT
         add_attribute(node, "transB", 1)
         if half:
-            if x not in self._floats:
-                self._floats[x] = fresh_name(graph, f"{x}_float")
-                graph.node.append(new_node("Cast", [x], [self._floats[x]], to=TensorProto.FLOAT))
-            x = self._floats[x]
+            x = self.widened(x)
             self.narrow(node)
         node.input.extend([x, weight])
 
+    def widened(self, x: str) -> str:
+        """The name of a float16 tensor's values in float32."""
+        if x not in self._floats:
+            graph = self._model.graph
+            self._floats[x] = fresh_name(graph, f"{x}_float")
+            graph.node.append(new_node("Cast", [x], [self._floats[x]], to=TensorProto.FLOAT))
+            self._casts = True
+        return self._floats[x]
+
     def narrow(self, node: NodeProto) -> None:
-        """Let the float32 output of a node become float16 behind it."""
+        """Cast the float32 output of a node to float16."""
         y, graph = node.output[0], self._model.graph
         node.output[0] = fresh_name(graph, f"{y}_float")
         graph.node.append(new_node("Cast", node.output, [y], to=TensorProto.FLOAT16))
