@@ -300,7 +300,7 @@ class Builder:
         else:
             tensor = self.t.tensor(f"blk.{layer}.attn_{name}_norm.weight", head)
             vector = self.t.vector(f"{weight}.weight", [Rows(tensor)])
-        normed = self.simple_norm(f"{node}/SimplifiedLayerNormalization", heads, vector)
+        normed = self.t.rms_norm(f"{node}/SimplifiedLayerNormalization", heads, vector, self.epsilon)
         return self.t.node("Reshape", f"{node}/Reshape_2", [normed, self.t.integers(0, -1, count * head)])
 
     def mlp(self, layer: int, x: str) -> str:
@@ -326,11 +326,7 @@ class Builder:
 
     def norm(self, name: str, x: str, tensor: str) -> str:
         weight, front = self.norm_weight(name, tensor), node_name(f"model.{name}")
-        return self.simple_norm(f"{front}/LayerNorm", x, weight, f"{front}/output_0")
-
-    def simple_norm(self, name: str, x: str, weight: str, *outputs: str) -> str:
-        kind, inputs = "SimplifiedLayerNormalization", [x, weight]
-        return self.t.node(kind, name, inputs, *outputs, epsilon=self.epsilon, axis=-1, stash_type=1)
+        return self.t.rms_norm(f"{front}/LayerNorm", x, weight, self.epsilon, f"{front}/output_0")
 
     def norm_weight(self, name: str, tensor: str) -> str:
         return self.t.vector(f"model.{name}.weight", [Rows(self.t.tensor(f"{tensor}.weight", self.hidden))])

@@ -87,6 +87,11 @@ class TensorWriter:
             add_attribute(made, key, value)
         return made.output[0]
 
+    def rms_norm(self, name: str, x: str, weight: str, epsilon: float, *outputs: str) -> str:
+        """Add a node that divides x by the root of its squares' mean and multiplies it by the weight."""
+        kind = "SimplifiedLayerNormalization"
+        return self.node(kind, name, [x, weight], *outputs, epsilon=epsilon, axis=-1, stash_type=1)
+
     def integers(self, *values: int) -> str:
         """A constant int64 tensor [n]."""
         name = f"/model/constants/INT64/{list(values)}"

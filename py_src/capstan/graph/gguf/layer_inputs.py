@@ -66,7 +66,4 @@ class LayerInputs:
 
     def norm(self, name: str, x: str, tensor: GgufTensor, epsilon: float) -> str:
         weight = self.t.vector(f"model.{name}.weight", [Rows(tensor)])
-        kind, inputs = "SimplifiedLayerNormalization", [x, weight]
-        return self.t.node(
-            kind, f"{node_name(f'model.{name}')}/LayerNorm", inputs, epsilon=epsilon, axis=-1, stash_type=1
-        )
+        return self.t.rms_norm(f"{node_name(f'model.{name}')}/LayerNorm", x, weight, epsilon)
