@@ -4,6 +4,7 @@ closed, at any moment. The next answer of the same worker is right."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ from .visits import LIMIT_SECONDS, PROMPT, TOKENS, wanted
 if TYPE_CHECKING:
     from .page import OpenedPage
 
-__all__ = ["attack_cancelled_requests", "attack_cancelled_scripts"]
+__all__ = ["attack_cancelled_requests", "attack_cancelled_scripts", "shared_fields"]
+
+SHARED = ("model", "dtype", "device", "capture", "run_ahead", "search")
 
 ASK = """async ([first, next, ms, cancels, behind, limit]) => {
   const told = ({ code, message }) => ({ ok: false, error: { type: code, message } });
@@ -45,6 +48,11 @@ ASK = """async ([first, next, ms, cancels, behind, limit]) => {
 STOPPED = ("KeyboardInterrupt", "stopped by the user")
 
 
+def shared_fields(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that requests of other kinds have, too."""
+    return {name: value for name, value in request.items() if name in SHARED}
+
+
 def attack_cancelled_requests(share: Share, page: OpenedPage) -> Outcome:
     """Requests of the protocol that load a model or find it loaded, and are cancelled."""
     outcome = Outcome("cancelled requests")
@@ -56,13 +64,7 @@ def attack_cancelled_requests(share: Share, page: OpenedPage) -> Outcome:
         if not case["loaded"]:
             names.reverse()
         good = generate_request(names[0], prompt_ids=PROMPT, max_new_tokens=TOKENS, device=case["device"])
-        kept = ("model", "dtype", "device", "capture", "run_ahead", "search")
-        load = {
-            "kind": "load",
-            **{name: value for name, value in good.items() if name in kept},
-            "max_length": None,
-            "max_new_tokens": None,
-        }
+        load = {"kind": "load", **shared_fields(good), "max_length": None, "max_new_tokens": None}
         first = load if case["kind"] == "load" else good
         ms = case["at"] * calm.get(key, 0)
         given = [first, good, ms, case["cancels"], case["behind"], 3000 * LIMIT_SECONDS]

@@ -25,7 +25,7 @@ from capstan_host.site_server import SiteServer, serving
 from capstan_host.testing.harness import Harness, exec_request, generate_request
 from tests.plain_browser import plain_browser
 
-from .cancels import attack_cancelled_requests, attack_cancelled_scripts
+from .cancels import attack_cancelled_requests, attack_cancelled_scripts, shared_fields
 from .deadline import PAGE_SECONDS, kept_until_end
 from .mutations import mutated_bytes, mutated_graph, mutated_json
 from .report import Outcome, fault_of
@@ -209,9 +209,7 @@ def attack_requests(share: Share, page: OpenedPage) -> Outcome:
     """Messages with fields of wrong types, without fields, and of other forms."""
     outcome = Outcome("page messages")
     options = generate_request(page.folders.good, prompt_ids=PROMPT, max_new_tokens=2, device="wasm")
-    kept = ("model", "dtype", "device", "capture", "run_ahead", "search")
-    chat = {name: value for name, value in options.items() if name in kept}
-    talk = {**chat, "kind": "chat", "messages": [], "max_length": 64, "max_new_tokens": 2}
+    talk = {**shared_fields(options), "kind": "chat", "messages": [], "max_length": 64, "max_new_tokens": 2}
 
     def made(random: Random) -> bytes:
         return mutated_json(random, json.dumps(random.choice((*REQUESTS, options, options, talk))).encode())
