@@ -102,7 +102,7 @@ def sizes(files: dict[str, bytes]) -> Counter[str]:
 
 
 def touched(files: dict[str, bytes], example: str) -> list[str]:
-    """The product files that have an example."""
+    """The product files that mention an example."""
     found = re.compile(example)
     product = ((path, content) for path, content in files.items() if path.split("/")[0] in PRODUCT)
     return [path for path, content in product if found.search(path) or found.search(content.decode())]

@@ -1,4 +1,4 @@
-"""The encoder of a model that hears: a session that is run once over a sound, beside the decoder on its device."""
+"""The encoder of a speech model: a session that runs once for each sound, on the decoder's device."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Features:
     dims: tuple[int, ...]
     data: bytes
     digest: str
-    """Two sounds with equal ones are the same."""
+    """Sounds with equal digests are equal."""
 
 
 class SpeechEncoder:
-    """A session, and where its outputs go."""
+    """The encoder's session, and the decoder's input for each of its outputs."""
 
     def __init__(
         self, device: DeviceInterface, session: DeviceSession, config: EncoderConfig, decoder: GraphDescription
@@ -63,8 +63,8 @@ class SpeechEncoder:
         """Their shape for one sound."""
 
     async def run(self, features: Features) -> dict[str, BoundSpan]:
-        """The outputs by the names of the decoder's inputs, in new memory of the device or in Python's heap. Raises
-        SoundError for features of another size."""
+        """Run the encoder. Returns its outputs, in new device memory or in Python's heap, by the names of the decoder's
+        inputs. Raises SoundError for features of another size."""
         if (features.dtype, features.dims) != (self.dtype, self.dims):
             raise SoundError(
                 f"features are {features.dtype} {list(features.dims)}; the encoder takes {self.dtype} {list(self.dims)}"
@@ -84,7 +84,7 @@ class SpeechEncoder:
 
 
 def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
-    """The outputs of an encoder that are in Python's heap, as inputs of a decoder."""
+    """An encoder's outputs in Python's heap, as inputs of a decoder."""
     return [HostTensor(name, each.dtype, each.dims, view_of(each.span)) for name, each in heard.items()]
 
 

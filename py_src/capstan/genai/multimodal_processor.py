@@ -18,12 +18,12 @@ from .token_texts import TokenizerStream, decoded, encoded_batch
 __all__ = ["FEATURES", "IDS", "Audios", "MultiModalProcessor", "sounds_of"]
 
 MOST_BYTES = 1 << 29
-"""Those of a file of sound: 30 seconds of 8 channels at 192 kHz have 368 MB as 64-bit floats."""
+"""The limit of a sound file's bytes: 30 seconds of 8 channels at 192 kHz have 368 MB as 64-bit floats."""
 FEATURES, IDS = "audio_features", "input_ids"
 
 
 class Audios:
-    """Files of sound, WAV."""
+    """Sound files in the WAV format."""
 
     def __init__(self) -> None:
         raise TypeError("Audios: No constructor defined!")
@@ -112,7 +112,7 @@ class MultiModalProcessor:
 
 
 def sounds_of(features: Tensor) -> list[Features]:
-    """The features of each sound, by themselves."""
+    """The features of each sound, from those of a batch."""
     count, *dims = features.shape()
     data = bytes(features.data())
     size = len(data) // count if count else 0

@@ -19,7 +19,7 @@ __all__ = ["Hearing"]
 
 
 class Hearing:
-    """The sound of each prompt, and the decoder whose rows read what the encoder made of them."""
+    """The sound of each prompt, and the decoder that has the encoder's outputs for them."""
 
     def __init__(self) -> None:
         self.sounds: tuple[Features, ...] = ()
@@ -30,7 +30,7 @@ class Hearing:
         self.sounds, self._decoder = tuple(sounds), None
 
     def require(self, model: Model, decoder: RowDecoder | None) -> None:
-        """Raise PromptError unless the rows of this decoder have what a model with an encoder needs."""
+        """Raise PromptError if the model has an encoder and this decoder has no outputs of it."""
         if model.speech_encoder is not None and self._decoder is not decoder:
             raise PromptError(
                 f"a model of type {model.type!r} hears, and no sound was given: give one by "

@@ -39,7 +39,7 @@ def set_attribute(node: NodeProto, name: str, value: AttributeValue) -> None:
 
 
 def add_attribute(node: NodeProto, name: str, value: AttributeValue) -> None:
-    """Give a node an attribute that it does not have."""
+    """Add an attribute to a node without one of that name."""
     if isinstance(value, int):
         node.attribute.add(name=name, type=AttributeProto.INT, i=value)
     elif isinstance(value, float):

@@ -49,14 +49,15 @@ def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelPr
 
 
 def shared_caches_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """The same with every GroupQueryAttention over another one's caches."""
+    """Compute every GroupQueryAttention over another one's caches by other operators."""
     return attention_apart(model, head_sizes, lambda node, shares: shares)
 
 
 def attention_apart(
     model: ModelProto, head_sizes: Mapping[str, int], asks: Callable[[NodeProto, bool], bool]
 ) -> ModelProto:
-    """The same with those that are asked for, given whether they are over another one's caches."""
+    """Compute a GroupQueryAttention by other operators where `asks(node, shares)` is true; `shares` says whether the
+    node reads the caches of another one."""
     attentions = [node for node in model.graph.node[:] if node.op_type == ATTENTION and len(node.input) > PAST_KEY]
     written = {node.output[1]: node.input[PAST_KEY] for node in attentions if len(node.output) > 1}
 
@@ -137,10 +138,8 @@ class Apart:
         result, node.output[0] = node.output[0], fresh_name(graph, f"{node.name}/uncapped")
         take_attribute(node, "softcap")
 
-        tokens, total = (
-            self.tokens(),
-            self.add("Reshape", [node.input[TOTAL_LENGTH], self.writer.ints([1], "one")], "total"),
-        )
+        tokens = self.tokens()
+        total = self.add("Reshape", [node.input[TOTAL_LENGTH], self.writer.ints([1], "one")], "total")
         query = node.input[QUERY]
         if not (len(node.input) > KEY and node.input[KEY]):
             query = self.sliced(query, "query", 0, heads * head, 2)
@@ -148,9 +147,8 @@ class Apart:
             query = self.rotated(query, tokens, heads)
         strength = self.number("strength", scale / (cap or 1))
         query = self.add("Mul", [query, strength], "strong", [1, TOKENS, heads * head])
-        query = self.add(
-            "Reshape", [query, self.writer.ints([-1, heads, head], "by head")], "by_head", [TOKENS, heads, head]
-        )
+        by_head = self.writer.ints([-1, heads, head], "by head")
+        query = self.add("Reshape", [query, by_head], "by_head", [TOKENS, heads, head])
         query = self.add("Transpose", [query], "heads_first", [heads, TOKENS, head], perm=[1, 0, 2])
         grouped = self.writer.ints([kv_heads, group, -1, head], "grouped")
         query = self.add("Reshape", [query, grouped], "grouped_query", [kv_heads, group, TOKENS, head])

@@ -14,9 +14,9 @@ Samples = np.ndarray[Any, np.dtype[np.float32]]
 POLES = 4
 BETA = 6.0
 FADED = 1e-12
-"""The low pass ends once its answer has faded to this share of the largest."""
+"""The impulse response ends where it has faded to this share of its largest value."""
 AT_ONCE = 1 << 16
-"""Samples that are summed at once."""
+"""Samples that are computed at once."""
 
 
 def downsampled(samples: Samples, rate: int, wanted: int) -> Samples:
@@ -25,7 +25,7 @@ def downsampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
 
 def low_passed(samples: Samples, cutoff: float) -> Samples:
-    """Samples without what is above `cutoff`, a share of their rate."""
+    """Samples without the frequencies above `cutoff`, which is a share of their rate."""
     answer = response(cutoff)
     size = 1 << (len(samples) + len(answer)).bit_length()
     spectrum = np.fft.rfft(samples.astype(np.float64), size) * np.fft.rfft(answer, size)
@@ -33,7 +33,7 @@ def low_passed(samples: Samples, cutoff: float) -> Samples:
 
 
 def response(cutoff: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The filter's answer to one sample of 1, until it has faded."""
+    """The filter's impulse response, up to where it has faded."""
     forward, back = coefficients(cutoff)
     found: list[float] = []
     largest = 0.0
@@ -48,8 +48,8 @@ def response(cutoff: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def coefficients(cutoff: float) -> tuple[list[float], list[float]]:
-    """Those of the samples and of earlier results of a Butterworth low pass (S. Smith, The Scientist and Engineer's
-    Guide to Digital Signal Processing, chapter 33)."""
+    """The coefficients of a low pass, for samples and for earlier results (S. Smith, The Scientist and Engineer's Guide
+    to Digital Signal Processing, chapter 33)."""
     forward, back = np.array([1.0]), np.array([1.0])
     for pole in range(1, POLES // 2 + 1):
         angle = math.pi / (2 * POLES) + (pole - 1) * math.pi / POLES
@@ -72,8 +72,8 @@ def coefficients(cutoff: float) -> tuple[list[float], list[float]]:
 
 
 def interpolated(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Each result is the sum of the samples around its place, weighted by a window and by sin(x)/x of the distance;
-    single precision is where the native package has it."""
+    """Each result is the sum of the samples around its place, weighted by a window and by sin(x)/x of the distance. The
+    native package computes the same steps in single precision."""
     factor = np.float32(np.float32(wanted) / np.float32(rate))
     count = int(np.ceil(np.float32(len(samples)) * factor))
     reach = math.ceil(BETA / (2 * float(factor)))

@@ -18,14 +18,14 @@ __all__ = ["SoundProcessor"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RATE = 16_000
-"""Spectra are computed of so many samples a second."""
+"""The sample rate of the features, in Hz."""
 STEPS = ("AudioDecoder", "STFTNorm", "LogMelSpectrum")
 KNOWN = {
     "AudioDecoder": {"target_sample_rate": RATE, "downsampling_rate": RATE, "stereo_to_mono": 1},
     "STFTNorm": {},
     "LogMelSpectrum": {"feature_first": 1, "no_padding": 0},
 }
-"""Values of fields that change a step otherwise; only these are computed."""
+"""The only supported values of fields that change a step."""
 SIZES = {"STFTNorm": ("n_fft", "hop_length", "frame_length"), "LogMelSpectrum": ("n_fft", "hop_length", "n_mel")}
 MOST = 1 << 20
 LONGEST_SECONDS = 3600

@@ -15,12 +15,12 @@ HIGHEST_MEL = 45.245640471924965
 """Half of 16 kHz on Slaney's scale."""
 LEAST_POWER = 1e-10
 RANGE = 8.0
-"""Powers of ten below the loudest place, under which nothing counts."""
+"""Values more than this many powers of ten below the largest are raised to that bound."""
 
 
 def power(samples: Array, size: int, hop: int, window: Array) -> Array:
-    """The squared magnitudes of Fourier transforms over `size` samples, each `hop` samples behind the last: float32
-    [size / 2 + 1, frames]. The first is around the first sample; beyond both ends there is silence."""
+    """The squared magnitudes of Fourier transforms over `size` samples, each `hop` samples after the one before:
+    float32 [size / 2 + 1, frames]. The first frame is centred on the first sample; silence pads both ends."""
     half = size // 2
     silent = np.pad(samples, half)
     frames = np.lib.stride_tricks.sliding_window_view(silent, size)[::hop]
@@ -29,8 +29,8 @@ def power(samples: Array, size: int, hop: int, window: Array) -> Array:
 
 
 def log_mel(powers: Array, filters: Array, frames: int) -> Array:
-    """The logarithms of powers by bands, scaled as Whisper takes them: float32 [bands, frames], silence behind the
-    sound. As in the native package, the last column of `powers` does not count."""
+    """The logarithms of powers by bands, scaled as Whisper takes them: float32 [bands, frames], with silence
+    after the sound. As in the native package, the last column of `powers` is left out."""
     mel = np.maximum(filters @ powers[:, :-1], np.float32(LEAST_POWER))
     logs = np.log10(mel)
     least = np.float32(logs.max() - np.float32(RANGE))
@@ -58,5 +58,5 @@ def mel_filters(size: int, bands: int, rate: int) -> Array:
 
 
 def hann(length: int) -> Array:
-    """The window of a configuration that has none."""
+    """The Hann window, for a configuration that has no window of its own."""
     return (np.sin(np.pi * np.arange(length) / length) ** 2).astype(np.float32)

@@ -15,7 +15,7 @@ __all__ = ["Sound", "decoded"]
 
 INTEGERS, FLOATS, EXTENSIBLE = 1, 3, 0xFFFE
 UNKNOWN = 0xFFFFFFFF
-"""The length of the samples in a file that was written while its sound came."""
+"""The announced length of a file that was written as a stream."""
 OTHERS = {b"fLaC": "a FLAC file", b"OggS": "an Ogg file", b"ID3": "an MP3 file", b"RF64": "a WAV file of 64 bits"}
 OTHER_CODINGS = {
     2: "ADPCM",

@@ -221,7 +221,7 @@ class Fleet:
 
 
 def model_place(model: str | Path | HubRepository) -> str | dict[str, Any]:
-    """The model's place as the workers are told."""
+    """The model's place, in the form that workers receive."""
     if isinstance(model, HubRepository):
         return request_form(model)
     if str(model).startswith(("http://", "https://")):

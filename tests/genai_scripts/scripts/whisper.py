@@ -8,7 +8,7 @@ from common import arguments, load
 
 
 def tone(start, end, seconds=2.0, rate=16000):
-    """A WAV file of a tone that glides."""
+    """The bytes of a WAV file: a tone whose pitch goes from `start` to `end` Hz."""
     samples = []
     for place in range(int(seconds * rate)):
         time = place / rate

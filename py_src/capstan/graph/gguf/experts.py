@@ -23,7 +23,7 @@ PARTS = ("gate", "up", "down")
 
 @dataclass
 class Experts:
-    """The mixture of experts in each layer."""
+    """Writes the mixture of experts of each layer."""
 
     t: TensorWriter
     file: GgufFile
@@ -88,7 +88,7 @@ class Experts:
         return self.t.alternating(name, tensors, packing, self.count)
 
     def biases(self, layer: int) -> tuple[str, str]:
-        """Those of the two products, if there are any; the first one's alternate, too."""
+        """The names of the biases of the two products, "" without biases. Those of gate and up alternate, too."""
         t, front = self.t, f"model.layers.{layer}.moe.experts"
         if not t.has(f"blk.{layer}.ffn_down_exps.bias"):
             return "", ""
@@ -104,7 +104,7 @@ class Experts:
 
 
 def packing_of(file: GgufFile, tensors: list[GgufTensor]) -> Packing:
-    """How all of them are held."""
+    """The packing that holds the values of all these tensors."""
     found = []
     for each in tensors:
         packing = PACKED.get(each.type)

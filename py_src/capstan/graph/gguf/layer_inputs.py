@@ -17,7 +17,7 @@ __all__ = ["LayerInputs"]
 
 @dataclass
 class LayerInputs:
-    """Those of a graph of `layers` layers."""
+    """The embeddings of all layers of one graph."""
 
     t: TensorWriter
     file: GgufFile
@@ -26,9 +26,9 @@ class LayerInputs:
     vocabulary: int
     epsilon: float
     size: int = field(init=False)
-    """Elements that a layer has; 0 without such embeddings."""
+    """Elements of a layer's embedding; 0 for a file without them."""
     made: str = field(init=False, default="")
-    """Those of all layers."""
+    """The name of the tensor with the embeddings of all layers."""
 
     def __post_init__(self) -> None:
         self.size = self.file.integer(self.file.key("embedding_length_per_layer_input"), least=0)
@@ -50,7 +50,7 @@ class LayerInputs:
         self.made = t.node("Mul", f"{front}/Mul", [both, t.number(sqrt(0.5))])
 
     def add(self, layer: int, x: str) -> str:
-        """The term that a layer adds behind its MLP to the sum `x` of all before."""
+        """The nodes after a layer's MLP; their result is added to `x`, the layer's output so far."""
         t, tensors = self.t, f"blk.{layer}"
         front, node = f"model.layers.{layer}", f"/model/layers.{layer}/per_layer_input"
         gate_rows = [Rows(t.tensor(f"{tensors}.inp_gate.weight", self.size, self.hidden))]

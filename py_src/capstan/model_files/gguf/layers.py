@@ -14,20 +14,20 @@ __all__ = ["LayerSizes", "head_sizes", "layer_sizes"]
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """One layer."""
+    """The sizes of one layer."""
 
     window: int
-    """The positions that it attends to; -1 for all."""
+    """The length of its attention window in positions; -1 for all positions."""
     kv_heads: int
     """Heads of keys and values; 0 without attention."""
     head: int
     """Elements of a head."""
     source: int
-    """The layer whose caches it reads; another one's has no keys and values of its own."""
+    """The index of the layer whose caches it reads. If that is another layer, it has no keys and values of its own."""
 
 
 def layer_sizes(file: GgufFile, heads: int, width: int, layers: int) -> Sequence[LayerSizes]:
-    """Those of the first `layers` ones, with `heads` of queries each and states of `width` elements between them.
+    """The sizes of the first `layers` layers, with `heads` of queries each and states of `width` elements between them.
 
     Raises ConfigError for a key that is missing or wrong.
     """

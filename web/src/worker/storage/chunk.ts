@@ -90,8 +90,8 @@ export class ByteReader {
   }
 
   /**
-   * Copy bytes of those that come ahead, from `start` of the stream on, and leave them to the reader of the stream;
-   * returns how many. That is none once somebody reads it.
+   * Copy bytes that have come ahead of the reader, from `start` of the stream on; the reader still gets them. Returns
+   * how many bytes were copied: none once the stream is being read.
    */
   async peek(chunk: Chunk, start: number, length: number): Promise<number> {
     const end = start + length;
