@@ -400,7 +400,16 @@ UNKNOWN: dict[str, tuple[Part, str]] = {
     "no length": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: length is 0"),
     "the first of pieces of a normalized text": (
         {"normalizer": {"type": "NFC"}, "pre_tokenizer": PRE_TOKENIZERS["Metaspace behind"]},
-        "pre_tokenizer: Metaspace with the scheme first behind another part",
+        "Metaspace with the scheme first behind another part does not go with a normalizer",
+    ),
+    "the first of pieces of a longer text": (
+        {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [metaspace("first"), split(regex(r"\w+"), "MergedWithNext"), metaspace("first", False)],
+            }
+        },
+        "Metaspace with the scheme first behind another part does not go with a part that adds to the text",
     ),
     "two post-processors": (
         {"post_processor": {"type": "Sequence", "processors": [POST["several ids"], POST["BertProcessing"]]}},

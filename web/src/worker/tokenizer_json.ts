@@ -45,15 +45,22 @@ export function makeTokenizer(tokenizerJson: string): PageTokenizer {
   };
 }
 
-/** A Metaspace that prepends to the first piece asks where that stood in the text, which a normalizer may have changed. */
+/** A Metaspace that prepends to the first piece asks where that stood in the given text, which parts before it change. */
 function requireKnownBeginnings(content: Record<string, unknown>): void {
-  const changed = partsOf(content["normalizer"], "normalizers").length > 0;
   const parts = partsOf(content["pre_tokenizer"], "pretokenizers");
-  if (changed && parts.slice(1).some(({ type, prepend_scheme }) => type === "Metaspace" && prepend_scheme === "first"))
-    throw unknownPart(
-      "pre_tokenizer",
-      "Metaspace with the scheme first behind another part does not go with a normalizer",
-    );
+  const last = parts
+    .map(({ type, prepend_scheme }) => type === "Metaspace" && prepend_scheme === "first")
+    .lastIndexOf(true);
+  if (last < 1) return;
+  const normalizes = partsOf(content["normalizer"], "normalizers").length > 0;
+  if (normalizes || parts.slice(0, last).some(addsToText)) {
+    const other = normalizes ? "a normalizer" : "a part that adds to the text";
+    throw unknownPart("pre_tokenizer", `Metaspace with the scheme first behind another part does not go with ${other}`);
+  }
+}
+
+function addsToText({ type, prepend_scheme }: Record<string, unknown>): boolean {
+  return type === "ByteLevel" || (type === "Metaspace" && prepend_scheme !== "never");
 }
 
 /** The parts of a sequence in order, or the part alone. */
