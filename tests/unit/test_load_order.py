@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 
 from capstan.device.model_interface import TapeOptions
-from capstan.device.webgpu.loaded_model import Loaded, load
 from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
+from capstan.device.webgpu.webgpu_model import WebGpuModel
 from capstan.errors import DeviceUnavailableError, ModelFileError
+from capstan.local.local_host import LocalHost
 from capstan.memory import Capabilities
+from capstan.model import Model
 from capstan.model_files.genai_config import parse_genai_config
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
@@ -54,7 +56,7 @@ class Load:
 
         self.engine.create_session = create_session  # type: ignore[method-assign]
 
-    async def run(self) -> Loaded:
+    async def run(self) -> WebGpuModel:
         config = parse_genai_config((LLAMA / "genai_config.json").read_text(), "genai_config.json")
 
         async def reading() -> Graphs:
@@ -69,14 +71,25 @@ class Load:
 
         device = WebGpuDevice(cast(Any, self.engine))
         device.capabilities = capabilities  # type: ignore[method-assign]
-        shared = SharedWeights(cast(Any, self.engine), 1 << 30)
-        return await load(device, shared, "/m/", reading(), config, TapeOptions("tape"), opened, lambda *_: None)
+        shared, options = SharedWeights(cast(Any, self.engine), 1 << 30), TapeOptions("tape")
+        return await WebGpuModel.load(
+            device, shared, "/m/", reading(), config, options, opened, lambda *_: None, cast(Any, SlowNotes())
+        )
+
+
+class SlowNotes:
+    """Notes that nobody wrote yet."""
+
+    async def read(self, *given: object) -> None:
+        await asyncio.sleep(0)
+
+    async def write(self, *given: object) -> None: ...
 
 
 class File:
     """A data file."""
 
-    content = None
+    content = "its digest"
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -112,11 +125,11 @@ def test_weights_do_not_wait_for_the_probe_and_sessions_do(no_running_loop: None
         started.weights_may_come.set()
         started.probe_may_end.set()
         await started.session_made.wait()
-        found = await running
+        loaded = (await running)._loaded
         assert started.ended == "whole"
-        assert found.in_place
-        assert found.ahead is not None
-        await found.ahead
+        assert loaded.in_place
+        assert loaded.ahead is not None
+        await loaded.ahead
 
     within(run())
 
@@ -149,5 +162,71 @@ def test_a_load_that_fails_or_is_given_up_leaves_nothing(what: str, no_running_l
         with pytest.raises(ModelFileError if what == "weights" else asyncio.CancelledError):
             await running
         assert (+started.engine.live, started.engine.wrong) == ({}, [])
+
+    within(run())
+
+
+def test_a_load_that_is_given_up_at_any_moment_leaves_nothing(no_running_loop: None) -> None:
+    async def leaves_something(turns: int) -> bool:
+        started = Load()
+        started.weights_may_come.set()
+        started.probe_may_end.set()
+        running = asyncio.ensure_future(started.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if running.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert (+started.engine.live, started.engine.wrong) == ({}, []), f"after {turns} turns"
+            return False
+        return True
+
+    async def run() -> None:
+        turns = 0
+        while not await leaves_something(turns):
+            turns += 1
+        assert turns > 5
+
+    within(run())
+
+
+def test_a_model_that_is_given_up_while_its_tokenizer_is_made_is_closed(
+    no_running_loop: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = 0
+    opened: list[Any] = []
+    open_model = LocalHost.open_model
+
+    async def open_slowly(self: Any, *given: Any, **options: Any) -> Any:
+        given[4]("model.onnx.data", 1, 2)
+        opened.append(await open_model(self, *given, **options))
+        close = opened[-1].close
+
+        async def counted() -> None:
+            nonlocal closed
+            closed += 1
+            await close()
+
+        opened[-1].close = counted
+        return opened[-1]
+
+    monkeypatch.setattr(LocalHost, "open_model", open_slowly)
+
+    async def ended(turns: int) -> bool:
+        running = asyncio.ensure_future(Model.load(str(LLAMA)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        given_up = running.cancel()
+        try:
+            await (await running).aclose()
+        except asyncio.CancelledError:
+            assert given_up
+        return not given_up
+
+    async def run() -> None:
+        turns = 0
+        while not await ended(turns):
+            assert closed == len(opened), f"after {turns} turns"
+            turns += 1
 
     within(run())

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from capstan.device.model_interface import BOUND_MS
 from capstan.device.webgpu import prefill_pace
 from capstan.device.webgpu.prefill_chunk import SHORTEST
-from capstan.device.webgpu.prefill_pace import BOUND_MS, FIRST, PrefillPace, RunSize
+from capstan.device.webgpu.prefill_pace import FIRST, PrefillPace, RunSize
 from capstan.errors import DeviceLostError
 
 MOST = 2048

@@ -208,7 +208,11 @@ async def open_model(
         chosen, reason = await choose_device(device)
     opened = await on_device(device, chosen, reason, open_on)
     if keep_weights:
-        await page_storage.keep_repository(folder)
+        try:
+            await page_storage.keep_repository(folder)
+        except BaseException:
+            await opened.close()
+            raise
         page_storage.tell_damaged()
     return opened
 

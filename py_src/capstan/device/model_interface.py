@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from .model_memory import ModelMemory
     from .speech_encoder import SpeechEncoder
 
-__all__ = ["DeviceModel", "TapeOptions"]
+__all__ = ["BOUND_MS", "DeviceModel", "TapeOptions"]
+
+BOUND_MS = 250.0
+"""Most milliseconds of a prefill run, unless the user chooses. Other GPU work can run between the dozens of dispatches
+of a run, so that this bounds the length of one dispatch and the delay of a cancel."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class TapeOptions:
     """'tape', 'ort' or 'off'."""
     passes: tuple[str, ...] | None = None
     """Names out of capstan.tape.PASSES: the passes over the recorded step. None chooses for the GPU adapter."""
-    prefill_ms: float | None = None
-    """Most milliseconds of a prefill run; None is the default."""
+    prefill_ms: float = BOUND_MS
+    """Most milliseconds of a prefill run."""
     configured: str | None = None
     """The option of the model's configuration that `capture` comes from, with its path; None if it comes from the
     caller or is the default."""

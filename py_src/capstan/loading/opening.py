@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..device.device_host import DeviceHost
-from ..device.model_interface import DeviceModel, TapeOptions
+from ..device.model_interface import BOUND_MS, DeviceModel, TapeOptions
 from ..errors import CapstanError, ConfigError, DeviceLostError, DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
@@ -131,7 +131,7 @@ def source_of(path: Any, options: LoadOptions) -> Source:
         wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
         raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
-    return Source(path, options, TapeOptions(passes=ordered, prefill_ms=prefill_ms))
+    return Source(path, options, TapeOptions(passes=ordered, prefill_ms=BOUND_MS if prefill_ms is None else prefill_ms))
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
@@ -165,14 +165,14 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             loaded = await host.open_model(folder, config, device, options, progress, keep_weights, graphs, ready)
             if config.encoder is not None:
-                await open_beside(host, folder, config, await read_graph(ENCODER), loaded, keep_weights)
+                await open_beside(host, folder, config, read_graph(ENCODER), loaded, keep_weights)
             return loaded
 
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
         try:
             loaded = await open_on(source.device_for(config), beside.told)
         finally:
-            tokenizer = await beside.made()
+            tokenizer = beside.made()
     if config.decoder.kv_cache_bits and loaded.device != "webgpu":
         asked, why = f"a key/value cache in int{config.decoder.kv_cache_bits}", "only WebGPU computes attention over it"
         fall_back(asked, why, "caches are of floats")
@@ -181,13 +181,13 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
 
 async def open_beside(
-    host: Host, folder: str, config: GenaiConfig, data: bytes, decoder: DeviceModel, keep: bool
+    host: Host, folder: str, config: GenaiConfig, reading: Awaitable[bytes], decoder: DeviceModel, keep: bool
 ) -> None:
     """Open the encoder of a model beside its decoder, which is closed on failure."""
     from ..device.speech_encoder import open_encoder
 
     try:
-        about = decoder.memory.description
+        about, data = decoder.memory.description, await reading
         decoder.encoder = await open_encoder(host, folder, config, data, decoder.memory.interface, about, keep)
     except BaseException:
         await decoder.close()
@@ -210,10 +210,12 @@ class TokenizerBeside:
         if done and self._making is None:
             self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)
 
-    async def made(self) -> Any:
-        """The tokenizer, once it is made; None if no weights came, or it has an error, which who asks for it hears."""
+    def made(self) -> Any:
+        """The tokenizer; None if no weights came, or it has an error, which who asks for it hears."""
+        if self._making is None or not self._making.done():
+            return None
         with suppress(CapstanError, ImportError):
-            return None if self._making is None else await self._making
+            return self._making.result()
         return None
 
     async def _begin(self) -> Any:

@@ -69,6 +69,8 @@ class Loaded:
     """The first sequence's captured session, made beside the load of the weights."""
     stored: StoredTapes
     verdicts: Verdicts
+    run_tokens: int | None
+    """The size of prefill runs that an earlier load settled."""
     name: str
     owner: str
     config: GenaiConfig
@@ -224,19 +226,21 @@ async def load(
         if options.capture != "off" and in_place and not graphs.description.uncapturable and not taped and soon:
             ahead = asyncio.ensure_future(make_session(engine, graphs, "decoder", f"{owner} sequence 1", bits))
         leases, contents = await coming
+        weights = {
+            entry.name: buffer
+            for (_, entries), lease in zip(by_location(graphs.weights), leases, strict=True)
+            for entry, buffer in zip(entries, lease.buffers, strict=True)
+        }
+        # A later load cannot identify weights whose source has no identity.
+        kept = notes if None not in contents else None
+        stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
+        run_tokens = await verdicts.read_run(memory.chunk, options.prefill_ms)
+        # Nothing is awaited after this: a cancelled wait would leave all behind.
         session = await asyncio.shield(making)
     except BaseException:
         # They continue if this wait is cancelled too.
         await asyncio.shield(given_up(engine, coming, [made for made in (making, ahead) if made]))
         raise
-    weights = {
-        entry.name: buffer
-        for (_, entries), lease in zip(by_location(graphs.weights), leases, strict=True)
-        for entry, buffer in zip(entries, lease.buffers, strict=True)
-    }
-    # A later load cannot identify weights whose source has no identity.
-    kept = notes if None not in contents else None
-    stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
         interface=interface,
@@ -248,6 +252,7 @@ async def load(
         ahead=ahead,
         stored=stored,
         verdicts=verdicts,
+        run_tokens=run_tokens,
         name=url,
         owner=owner,
         config=config,
@@ -351,6 +356,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
         ahead=None,
         stored=stored,
         verdicts=verdicts,
+        run_tokens=None,
         name=name,
         owner=owner,
         lora=None,

@@ -22,8 +22,8 @@ class LoraModel(WebGpuModel):
     adapters, which are copied there on the GPU, so that a change of adapters needs no recording and no session.
     """
 
-    def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
-        super().__init__(loaded, options, run_tokens)
+    def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
+        super().__init__(loaded, options)
         self._base = loaded
         self._options = options
         self._variants: dict[int, asyncio.Future[WebGpuModel]] = {}

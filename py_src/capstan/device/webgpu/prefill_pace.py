@@ -13,12 +13,7 @@ from ...host import current_host
 from .gpu_engine import GpuEngine
 from .prefill_chunk import SHORTEST
 
-__all__ = ["BOUND_MS", "FIRST", "PrefillPace", "RunSize"]
-
-BOUND_MS = 250.0
-"""Most milliseconds of a run. Other GPU work can run between the dozens of dispatches of a run, so that this bounds the
-length of one dispatch and the delay of a cancel.
-"""
+__all__ = ["FIRST", "PrefillPace", "RunSize"]
 
 FIRST = 256
 """Tokens of the first run on an unknown GPU adapter: on a slow one, a long run would hold up the page."""

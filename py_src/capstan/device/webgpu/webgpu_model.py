@@ -25,7 +25,7 @@ from ..separate_rows import separate_rows
 from ..speech_encoder import SpeechEncoder
 from .decoder import WebGpuDecoder
 from .loaded_model import Loaded, load, passes_for
-from .prefill_pace import BOUND_MS, PrefillPace, RunSize
+from .prefill_pace import PrefillPace, RunSize
 from .prompt_runs import PromptRuns
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
@@ -49,8 +49,7 @@ class WebGpuModel:
     device = "webgpu"
     encoder: SpeechEncoder | None = None
 
-    def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
-        """`run_tokens` is the size of prefill runs that an earlier load settled."""
+    def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
         self.interface = loaded.interface
         self._engine = loaded.engine
         self._loaded = loaded
@@ -78,9 +77,9 @@ class WebGpuModel:
         about = loaded.interface.about()
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
-        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
+        bound = options.prefill_ms
         keep = partial(loaded.verdicts.write_run, loaded.chunk, bound)
-        self._pace = PrefillPace(self._engine, RunSize(loaded.chunk, bound, run_tokens), keep)
+        self._pace = PrefillPace(self._engine, RunSize(loaded.chunk, bound, loaded.run_tokens), keep)
         self._steps = StepSource(loaded, options, self._passes, self._pace)
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
@@ -111,8 +110,7 @@ class WebGpuModel:
         loaded = await load(
             interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
         )
-        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
-        return cls(loaded, options, await loaded.verdicts.read_run(loaded.chunk, bound))
+        return cls(loaded, options)
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, over the given buffers, which are released on
