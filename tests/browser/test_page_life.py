@@ -16,6 +16,7 @@ from capstan_host.headless.static_server import running
 from capstan_host.testing.harness import Harness, exec_request, generate_request
 from tests import oracle
 from tests.browser.weight_server import Faults, WeightServer
+from tests.faults import visits
 from tests.plain_browser import plain_browser
 
 pytestmark = pytest.mark.extended
@@ -171,3 +172,14 @@ def test_a_frozen_page_goes_on(place: Place) -> None:
     assert place.server.sent[place.path] == SIZE
     assert place.harness.evaluate("() => window.lifecycle") == ["freeze", "resume"] * 2
     assert place.harness.errors == []
+
+
+def test_a_page_that_was_frozen_while_python_started_goes_on(browser: Browser) -> None:
+    """Chromium may then keep the worker waiting for ever for what it fetched."""
+    with plain_browser(browser.browser_type) as plain, running(visits.FaultyServer(assemble())) as server:
+        for _ in range(4):
+            with visits.opened(plain, server) as page:
+                server.begin("freeze", "/capstan/pyodide/pyodide-lock.json")
+                found = visits.visit(page, server, "freeze")
+                assert found is not None
+                assert found["ids"] == visits.wanted()

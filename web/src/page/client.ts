@@ -186,12 +186,23 @@ export class Client {
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
     const refused = this.shared && unshareable(assets);
     if (refused) this.unshare(refused);
-    this.connect({ tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes });
+    const about = { tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes } as const;
+    // What a worker fetches while its page is frozen may never come in Chromium, nor fail.
+    const again = (): void => {
+      if (this.shared) return;
+      this.onEvent({ kind: "status", text: "starting Python again, since the page was frozen meanwhile" }, 0);
+      this.endWorker();
+      this.connect(about);
+    };
+    document.addEventListener("resume", again);
+    this.connect(about);
     try {
       this.ready = await booted;
     } catch (error) {
       this.fail(error as Error);
       throw error;
+    } finally {
+      document.removeEventListener("resume", again);
     }
     this.booted = null;
     for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
