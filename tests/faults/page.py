@@ -38,6 +38,8 @@ __all__ = ["PAGE_SHARE", "Folders", "OpenedPage", "opened_page", "page_attacks"]
 
 PAGE_SHARE = 0.1
 """How many of a class's cases are tried in a page."""
+VISIT_SHARE = 0.25
+"""How many of these are tried of classes that load the page anew for each: 5 to 9 s a case."""
 
 HERE = Path(__file__).parent
 MODULES = ("__init__.py", "arguments.py", "mutations.py", "report.py", "share.py", "targets.py")
@@ -138,8 +140,8 @@ def page_attacks(
         "page folders": partial(attack_folders, share),
         "cancelled requests": partial(attack_cancelled_requests, share),
         "cancelled scripts": partial(attack_cancelled_scripts, share, corpus("cancelled scripts")),
-        "visits": lambda page: attack_visits(page.browser, page.site.root, share),
-        "stored": lambda page: attack_stored(page.browser, page.site.root, share),
+        "visits": lambda page: attack_visits(page.browser, page.site.root, share.times(VISIT_SHARE)),
+        "stored": lambda page: attack_stored(page.browser, page.site.root, share.times(VISIT_SHARE)),
     }
 
 
