@@ -115,13 +115,13 @@ def test_tokens_may_follow_the_sound_by_themselves_and_another_sound_after_a_rew
 
 def test_the_encoder_runs_once_for_each_sound(model: genai.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    run = SpeechEncoder.run
+    run = SpeechEncoder.heard
 
-    async def counted(self: SpeechEncoder, features: Features) -> Any:
+    def counted(self: SpeechEncoder, features: Features) -> Any:
         ran.append(features.digest)
-        return await run(self, features)
+        return run(self, features)
 
-    monkeypatch.setattr(SpeechEncoder, "run", counted)
+    monkeypatch.setattr(SpeechEncoder, "heard", counted)
     finished(hearing(genai, model, RISING, FALLING, num_beams=3), 2)
     assert len(ran) == len(set(ran)) == 2
 

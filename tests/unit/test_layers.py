@@ -131,7 +131,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "activation_memory capture fed_lengths float_islands inline_weights joined_products last_token "
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
-        "text_positions turned_weights uncomputed wide_products",
+        "speech_decoder text_positions turned_weights uncomputed wide_products",
         "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",

@@ -199,7 +199,6 @@ async def open_model(
             return graphs.get(DECODER) or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
 
     async def open_on(chosen: str, reason: str | None) -> DeviceModel:
-        require_without_encoder(config, chosen)
         if chosen == "wasm":
             return await open_on_cpu(folder, read_onnx, config, reason, open_weights, progress, keep_weights, ready)
         return await open_on_gpu(folder, read_onnx, config, open_weights, options, progress, keep_weights, ready)
@@ -304,7 +303,6 @@ async def fit(
     data = address_of(folder, config.decoder.folder)
 
     async def fit_on(chosen: str, reason: str | None) -> Fit:
-        require_without_encoder(config, chosen)
         if chosen == "wasm":
             parsed = parse(model, config.decoder.filename)
             memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
@@ -399,12 +397,3 @@ async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[
             raise
         fall_back(f"device {chosen!r}", str(error), f"device {other!r} is used")
         return await work(other, str(error))
-
-
-def require_without_encoder(config: GenaiConfig, device: str) -> None:
-    """Raise UncomputedError for a model that hears, on WebGPU."""
-    if config.encoder is not None and device == "webgpu":
-        raise UncomputedError(
-            f"{config.name}: a model of type {config.model_type!r} has no tape yet, and runs on the CPU alone; use "
-            "device='wasm' for it"
-        )

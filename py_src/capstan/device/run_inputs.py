@@ -26,6 +26,7 @@ __all__ = [
     "FREE",
     "KINDS",
     "WRITTEN",
+    "CrossCaches",
     "HostTensor",
     "Ids",
     "Mask",

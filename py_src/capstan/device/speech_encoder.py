@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from .. import graph
@@ -62,9 +63,18 @@ class SpeechEncoder:
         self.dims = (1, *(size for size in found.dims[1:] if isinstance(size, int)))
         """Their shape for one sound."""
 
-    async def run(self, features: Features) -> dict[str, BoundSpan]:
-        """Run the encoder. Returns its outputs, in new device memory or in Python's heap, by the names of the decoder's
-        inputs. Raises SoundError for features of another size."""
+    @asynccontextmanager
+    async def heard(self, features: Features) -> AsyncIterator[dict[str, BoundSpan]]:
+        """Run the encoder. Gives its outputs, by the names of the decoder's inputs; their device memory is freed at the
+        end. Raises SoundError for features of another size."""
+        heard = await self._run(features)
+        try:
+            yield heard
+        finally:
+            for each in heard.values():
+                each.span.buffer.close()
+
+    async def _run(self, features: Features) -> dict[str, BoundSpan]:
         if (features.dtype, features.dims) != (self.dtype, self.dims):
             raise SoundError(
                 f"features are {features.dtype} {list(features.dims)}; the encoder takes {self.dtype} {list(self.dims)}"

@@ -53,10 +53,10 @@ class Hearing:
         await decoder.rest()
         for place, sound in enumerate(self.sounds):
             with span("run the encoder"):
-                heard = await encoder.run(sound)
-            require_open()
-            for number in range(place * copies, (place + 1) * copies):
-                listener = decoder.row(number)
-                assert isinstance(listener, HearingRow), "every device that has encoders has such rows"
-                listener.hear(heard)
+                async with encoder.heard(sound) as heard:
+                    require_open()
+                    for number in range(place * copies, (place + 1) * copies):
+                        listener = decoder.row(number)
+                        assert isinstance(listener, HearingRow), "every device that has encoders has such rows"
+                        listener.hear(heard)
         self._decoder = decoder

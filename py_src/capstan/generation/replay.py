@@ -56,7 +56,8 @@ class Replay:
         row = decoder.row(0)
         if encoder is not None and self.sound is not None and isinstance(row, HearingRow):
             try:
-                row.hear(await encoder.run(self.sound))
+                async with encoder.heard(self.sound) as heard:
+                    row.hear(heard)
             except BaseException:
                 await decoder.close()
                 raise

@@ -22,6 +22,7 @@
     data_ends(model)                  the data files of any graph, and how many bytes it needs of each
     prepared(model)                   any graph, before its weights are taken apart:
     kept_tensors(model)               those that stay initializers, with why; make_inline(tensor, data) keeps one
+    speech_decoder(model, ...)        a decoder of speech gets the inputs of a text decoder, a mask and positions
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
@@ -79,6 +80,7 @@ from .rotary_nodes import ComputedRows
 from .session_initializers import data_ends, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches, whole_caches
 from .soft_caps import shared_caches_apart, soft_caps_apart
+from .speech_decoder import speech_decoder
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -168,6 +170,7 @@ __all__ = [
     "smooth_softmax_as_sinks",
     "shared_caches_apart",
     "soft_caps_apart",
+    "speech_decoder",
     "split_caches",
     "split_weights",
     "sums_by_products",

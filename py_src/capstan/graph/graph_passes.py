@@ -35,6 +35,7 @@ from .quantized_products import quantized_products
 from .session_initializers import prepared
 from .sliding_caches import SLACK, SlidingCaches, sliding_caches, whole_caches
 from .soft_caps import has_soft_caps, shared_caches_apart, soft_caps_apart
+from .speech_decoder import speech_decoder
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -180,6 +181,14 @@ def lora_of_one_rank(model: ModelProto, facts: Rewriting) -> ModelProto:
         return without_lora(model, facts.lora) if facts.lora else model
     facts.slots = tuple(each.slot(facts.lora_rank) for each in facts.lora)
     return with_lora_rank(model, facts.lora, facts.lora_rank)
+
+
+def as_text_decoder(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With a mask and positions, if it reads an encoder's outputs."""
+    if not facts.decoder.cross:
+        return model
+    names, first = facts.decoder.inputs, cache_pairs(facts.decoder, model.graph)[0]
+    return speech_decoder(model, first.past, names.input_ids, names.attention_mask, names.position_ids)
 
 
 def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
@@ -355,6 +364,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
     GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
     GraphPass("float_islands_in_half", WEBGPU, lambda model, _: float_islands_in_half(model)),
+    GraphPass("speech_decoder", WEBGPU, as_text_decoder),
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
     GraphPass("group_query_attention", DEVICES, attention_recognised),

@@ -24,7 +24,7 @@ FLOAT_READERS = frozenset(
     "LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization "
     "RMSNormalization BatchNormalization InstanceNormalization BiasAdd BiasGelu FastGelu BiasSplitGelu Einsum "
     "DequantizeLinear GatherBlockQuantized RotaryEmbedding GroupQueryAttention MultiHeadAttention "
-    "Transpose Reshape Unsqueeze Squeeze Expand Cast Identity".split()
+    "Attention Transpose Reshape Unsqueeze Squeeze Expand Cast Identity".split()
 )
 """Operations whose float inputs onnxruntime-web's WebGPU kernels read on the GPU, whether they are constants or not."""
 PACKED_READERS = frozenset(["MatMulNBits", "GatherBlockQuantized", "DequantizeLinear", "QMoE"])

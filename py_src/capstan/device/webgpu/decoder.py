@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from .tapes.row_tapes import RowTape
 from .tapes.tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
+    from ..device_interface import BoundSpan
     from .tapes.decode_step import DecodeStep
 
 __all__ = ["WebGpuDecoder"]
@@ -231,6 +232,10 @@ class WebGpuDecoder(SampledRows, SampledRow):
         if lora is not None and lora is not self._lora:
             self.buffers.set_lora(lora)
         self._lora = lora
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        self._require_open()
+        self.buffers.hear(heard)
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         runs = self.runs

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
-from ..device_interface import DeviceInterface
+from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
-from ..run_inputs import Room, Run, RunInput, run_inputs, sequence_items
+from ..run_inputs import CrossCaches, Room, Run, RunInput, run_inputs, sequence_items
 from ..snapshots import EMPTY
 from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow
@@ -20,6 +21,8 @@ from .sliding import BASE, SlidingWindow
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
 STATE_WORDS = 8
+NOISE = 251
+"""Numbers after which those of `hear_noise` repeat, a prime, so that positions differ."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class SequenceBuffers:
             sliding = SlidingWindow(device, about, about.sliding, window_tables, capacity, room, spans.__getitem__)
         buffers = cls(device, about, owner, capacity, chunk, inputs, spans, tuple(made), given, present, sliding)
         buffers.rotate(False)
+        if about.cross:
+            buffers.hear_noise()
         if sliding is not None:
             sliding.tell()
             sliding.fill_tables()
@@ -241,6 +246,22 @@ class SequenceBuffers:
         """Copy these adapters into the sequence's buffers."""
         pairs = [(span, self.spans[f"lora {name}"].sub(0, span.length)) for name, span in lora.spans.items()]
         self.device.copy_tensors(pairs)
+
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        """Copy an encoder's outputs into the sequence's buffers."""
+        held = [(each.span, self.spans[f"cross {name}"]) for name, each in heard.items()]
+        # onnxruntime-web's buffers may be larger than their tensors.
+        self.device.copy_tensors([(source.sub(0, target.length), target) for source, target in held])
+
+    def hear_noise(self) -> None:
+        """Fill what an encoder is to fill with numbers, so that steps that are compared before any sound have some."""
+        first, *others = [
+            self.spans[item] for each in self.inputs if isinstance(each, CrossCaches) for item in each.carried()
+        ]
+        code = {"float16": "e", "float32": "f"}[self.about.cross[0].dtype]
+        numbers = struct.pack(f"<{NOISE}{code}", *((37 * place % NOISE - NOISE // 2) / NOISE for place in range(NOISE)))
+        self.device.copy_cpu_to_device(first, (numbers * (first.length // len(numbers) + 1))[: first.length])
+        self.device.copy_tensors([(first, other) for other in others])
 
     def rotate(self, long: bool) -> None:
         """Fill the rotary tables with the long factors, or the short ones."""

@@ -1,0 +1,49 @@
+"""A Whisper model in the page picks the native package's ids, its encoder and decoder on the GPU."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.page_scripts import PageScripts
+from tests.sounds import glide, wave_file
+
+EXPECTED = json.loads((Path(__file__).parents[1] / "fixtures/speech/nano-whisper/expected.json").read_text())
+SOUNDS = {"rising": wave_file(glide(2.0)), "falling": wave_file(glide(3.5, 2500.0, 150.0))}
+GREEDY, BEAMS = EXPECTED["greedy"], EXPECTED["beams"]
+
+
+def heard(scripts: PageScripts, *cases: tuple[list[int], int], **how: Any) -> list[dict[str, Any]]:
+    """Runs each case, which has the numbers of its sounds and its beams."""
+    given = [{"sounds": sounds, "num_beams": beams, "max_length": EXPECTED["max_length"]} for sounds, beams in cases]
+    sounds = [b64encode(each).decode() for each in SOUNDS.values()]
+    found: list[dict[str, Any]] = scripts.run(
+        "hearing", "heard", "nano-whisper", sounds=sounds, prompt=EXPECTED["prompt"], cases=given, **how
+    )
+    assert [each["stepped down"] for each in found] == [[]] * len(cases)
+    return found
+
+
+@pytest.mark.extended
+def test_eager_steps_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    [rising] = heard(scripts, ([0], 1), capture="off")
+    assert (rising["ids"], rising["capture"]) == ([GREEDY["rising"]], "off")
+
+
+def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    found = heard(scripts, ([0], 1), ([1], 1))
+    assert [each["ids"] for each in found] == [[ids] for ids in GREEDY.values()]
+    assert [(each["capture"], each["note"]) for each in found] == [("tape", None)] * 2
+    picks = EXPECTED["max_length"] - len(GREEDY["rising"][:4])
+    assert found[1]["counters"]["readback_bytes"] == 4 * picks
+    assert found[1]["counters"]["create_buffer"] == 0
+
+
+@pytest.mark.extended
+def test_beams_and_batches_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    found = heard(scripts, ([0], 3), ([0, 1], 1), ([0, 1], 2))
+    assert [each["ids"] for each in found] == [[BEAMS["rising"]], [*GREEDY.values()], EXPECTED["beams of a batch"]]

@@ -1,0 +1,84 @@
+"""A speech decoder gets the inputs of a text decoder, its caches one size, and computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from capstan import graph
+from capstan.graph.graph_passes import Rewriting, rewritten
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.speech_decoder import speech_decoder
+from capstan.model_files.genai_config import parse_genai_config
+
+FOLDER = Path(__file__).parents[1] / "fixtures/speech/nano-whisper"
+CONFIG = parse_genai_config((FOLDER / "genai_config.json").read_text())
+CAPACITY, HEADS, WIDTH, FRAMES = 64, 2, 16, 1500
+NAMES = ("past_key_self_0", "input_ids", "attention_mask", "position_ids")
+
+
+@pytest.fixture
+def decoder() -> ModelProto:
+    return graph.parse(onnx.load(str(FOLDER / "decoder.onnx")).SerializeToString())
+
+
+class Runner:
+    """A decoder in onnxruntime, its caches growing or of one size."""
+
+    def __init__(self, model: ModelProto, capacity: int = 0) -> None:
+        self.session: Any = onnxruntime.InferenceSession(graph.serialize(model))
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.names = [value.name for value in self.session.get_outputs()]
+        self.capacity, self.length = capacity, 0
+        self.caches = {
+            name: np.zeros((1, HEADS, capacity, WIDTH), np.float32) for name in self.inputs if "self" in name
+        }
+        draws = np.random.default_rng(5)
+        crosses = sorted(name for name in self.inputs if "cross" in name)
+        self.heard = {name: draws.normal(0, 1, (1, HEADS, FRAMES, WIDTH)).astype(np.float32) for name in crosses}
+
+    def run(self, ids: list[int]) -> Any:
+        end = self.length + len(ids)
+        feeds: dict[str, Any] = {"input_ids": np.array([ids], np.int32), **self.caches, **self.heard}
+        if self.capacity:
+            feeds["attention_mask"] = (np.arange(self.capacity) < end).astype(np.int64)[None]
+            feeds["position_ids"] = np.arange(self.length, end)[None]
+        found = dict(zip(self.names, self.session.run(None, feeds), strict=True))
+        self.caches = {name: found[name.replace("past", "present")] for name in self.caches}
+        self.length = end
+        return found["logits"]
+
+
+def test_logits_are_those_of_the_growing_cache_in_prompts_and_steps(decoder: ModelProto) -> None:
+    growing = Runner(decoder)
+    facts = Rewriting(CONFIG)
+    fixed = Runner(rewritten(decoder, "webgpu", facts), CAPACITY)
+    assert facts.unrecognised == ""
+    for ids in ([5, 6, 7, 8], [11], [12], [100, 200, 300], [13]):
+        np.testing.assert_allclose(fixed.run(ids), growing.run(ids), atol=2e-5)
+
+
+def test_the_caches_have_one_size_and_are_attended_in_place(decoder: ModelProto) -> None:
+    made = rewritten(decoder, "webgpu", Rewriting(CONFIG))
+    kinds = [node.op_type for node in made.graph.node]
+    assert kinds.count("GroupQueryAttention") == kinds.count("MultiHeadAttention") == 2
+    assert "Shape" not in kinds
+    about = graph.describe(made, CONFIG.decoder, CONFIG.vocab_size)
+    assert (about.growing, about.uncapturable, about.mask, about.position_ids) == ("", (), *NAMES[2:])
+    assert graph.caches_in_place(made)
+    assert [info.name for info in about.cross][::2] == ["past_key_cross_0", "past_value_cross_0"]
+
+
+def test_other_graphs_are_left_alone(decoder: ModelProto) -> None:
+    fed = speech_decoder(decoder, *NAMES)
+    assert fed != decoder
+    assert speech_decoder(fed, *NAMES) == fed
+    assert speech_decoder(decoder, "past_value_self_1", *NAMES[1:]) == decoder
+    [table] = [node for node in decoder.graph.node if node.op_type == "Slice"]
+    table.input[0] = "a table that a node makes"
+    assert speech_decoder(decoder, *NAMES) == decoder
