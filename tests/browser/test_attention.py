@@ -67,6 +67,7 @@ class Shape:
     softcap: float = 0.0
     cache_bits: int = 0
     prepared: bool = False
+    whole: bool = False
     shares: bool = False
     slides: bool = False
 

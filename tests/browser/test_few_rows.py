@@ -152,7 +152,7 @@ def compare(page: KernelPage, case: Case, tuning: Any, limits: WorkgroupLimits, 
     width = case.of or case.n
     place = {"FIRST": width - case.n, "OF": width}
     constants: dict[str, int | float | bool] = {
-        **dict.fromkeys(("GELU", "DIVIDED", "CAPPED"), False),
+        **dict.fromkeys(("GELU", "ERF", "DIVIDED", "CAPPED"), False),
         "ACTIVATED": case.activated,
         **place,
         **({"BLOCK": case.block, "BYTES": case.bits == 8} if case.bits else {}),

@@ -9,6 +9,7 @@ the precision of float16 x.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Case:
     times: bool = False
     """Whether the other half of a gated layer is given."""
     gelu: bool = False
+    erf: bool = False
     activated: bool = False
     power: int = 0
     factor: str = ""
@@ -148,7 +150,8 @@ class Problem:
             y, size = y / (1 + np.exp(-bent)) * self.up, size * np.abs(self.up)
         if case.activated:
             slope = case.power * np.maximum(y, 0) ** (case.power - 1) + 1 if case.power else 1
-            y, size = np.maximum(y, 0) ** case.power if case.power else y / (1 + np.exp(-bent)), size * slope
+            gate = y * (1 + np.vectorize(erf)(y / 2**0.5)) / 2 if case.erf else y / (1 + np.exp(-bent))
+            y, size = np.maximum(y, 0) ** case.power if case.power else gate, size * slope
         if case.factor == "cap":
             y, size = np.tanh(y / FACTOR) * FACTOR, size + FACTOR
         elif case.factor:
@@ -171,6 +174,7 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         "WIDE": case.wide,
         "ACTIVATED": case.activated,
         "GELU": case.gelu,
+        "ERF": case.erf,
         "DIVIDED": case.factor == "/",
         "CAPPED": case.factor == "cap",
         **tuning.constants(),
@@ -252,6 +256,7 @@ FUSED = [
     Case(96, 37, norm=True, behind=True, gated=True, gelu=True),
     Case(96, 37, gated=True, bias=True),
     Case(96, 37, activated=True, bias=True, gelu=True),
+    Case(96, 37, activated=True, bias=True, gelu=True, erf=True),
     Case(96, 37, activated=True, power=2),
     Case(96, 37, activated=True, power=3),
     Case(96, 37, factor="*", residual=True, second=True),

@@ -99,6 +99,7 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
         "DIVIDED": False,
         "CAPPED": False,
         "GELU": case.gelu,
+        "ERF": False,
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)

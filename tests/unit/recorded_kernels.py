@@ -5,6 +5,7 @@ Bindings and uniforms are in the order of theirs. Vectors are numpy arrays of fl
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ __all__ = [
     "Vector",
     "attend",
     "gated",
+    "geluated",
     "normed",
     "pack_uniforms",
     "product",
@@ -105,8 +107,8 @@ def normed(x: Vector, gamma: Vector, epsilon: float) -> Vector:
     return np.asarray(x / np.sqrt(np.mean(x * x) + epsilon) * gamma[: x.size])
 
 
-def gated(gate: Vector, up: Vector, gelu: bool = False) -> Vector:
-    return np.asarray((geluated(gate) if gelu else gate / (1 + np.exp(-gate))) * up)
+def gated(gate: Vector, up: Vector, gelu: bool = False, erf: bool = False) -> Vector:
+    return np.asarray((geluated(gate, erf) if gelu else gate / (1 + np.exp(-gate))) * up)
 
 
 def rotated(x: Vector, cos: Vector, sin: Vector, position: int, rotary: int = 0, interleaved: bool = False) -> Vector:
@@ -193,7 +195,13 @@ def gelu(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["y"], geluated(x))
 
 
-def geluated(x: Vector) -> Vector:
+def gelu_by_erf(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["y"], geluated(at["x"][: 4 * u["vec_size"]], erf=True))
+
+
+def geluated(x: Vector, erf: bool = False) -> Vector:
+    if erf:
+        return np.asarray(x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2)
     return x * (0.5 + 0.5 * np.tanh(x * (0.035677408136300125 * x * x + 0.7978845608028654)))
 
 
@@ -531,6 +539,19 @@ KERNELS: Mapping[str, Kernel] = {
             "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));",
         ),
         gelu,
+    ),
+    "gelu_erf": Kernel(
+        ("x",),
+        ("y",),
+        (("vec_size", "u32"),),
+        (
+            *("const r0 = 0.3275911;", "const r1 = 0.254829592;", "const r2 = -0.284496736;"),
+            *("const r3 = 1.421413741;", "const r4 = -1.453152027;", "const r5 = 1.061405429;"),
+            "let x = 1.0 / (1.0 + r0 * absv);",
+            "return sign(v) * (1.0 - ((((r5 * x + r4) * x + r3) * x + r2) * x + r1) * x * exp(-absv * absv));",
+            "y[global_idx]=0.5 * a * (1.0 + erf_v(a * 0.7071067811865475));",
+        ),
+        gelu_by_erf,
     ),
     "concat": Kernel(
         ("input_0", "input_1"),

@@ -373,7 +373,7 @@ def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector
     if "exponent" in at:
         y = np.maximum(y, 0) ** at["exponent"][0]
     elif up is not None or c["ACTIVATED"]:
-        y = gated(y, np.ones(n) if up is None else up, c["GELU"])
+        y = gated(y, np.ones(n) if up is None else up, c["GELU"], c["ERF"])
     if "factor" in at:
         factor = at["factor"][0]
         y = np.tanh(y / factor) * factor if c["CAPPED"] else y / factor if c["DIVIDED"] else y * factor
@@ -430,7 +430,7 @@ def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[
 
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
-    length = int(at["state"][0])
+    length = capacity if c["WHOLE"] else int(at["state"][0])
     packed = heads if c["WRITTEN"] else heads + 2 * kv
     q, k, v = np.split(at["qkv"][: packed * head].reshape(-1, head), [heads, heads + kv])
     keys, values = (
@@ -440,7 +440,8 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     if not c["WRITTEN"]:
         keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
         values[:, length - 1] = heads_normed(v, "v_gamma", at, c)
-    q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
+    if not c["PREPARED"]:
+        q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
     totals, sums, largest = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
     if "head_sink" in at:
@@ -459,7 +460,8 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
 def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     if counts[0] == 0:
         return
-    assert splits_of(c, int(at["state"][0])) > 1 or not c["ALONE_WRITES"]
+    length = c["WINDOW"] if c["WHOLE"] else int(at["state"][0])
+    assert splits_of(c, length) > 1 or not c["ALONE_WRITES"]
     heads, size = c["HEADS"], c["HEADS"] * c["HEAD"]
     result = at["partials"][:size]
     if "head_sink" in at:
@@ -467,6 +469,11 @@ def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple
         shares = sums / (sums + np.exp(at["head_sink"][:heads] - largest))
         result = (result.reshape(heads, -1) * shares[:, None]).reshape(-1)
     at["y"][:size] = result
+
+
+def add_position(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    first = c["K"] * (int(at["state"][0]) - 1)
+    at["y"][: c["K"]] = at["x"][: c["K"]] + at["table"][first : first + c["K"]]
 
 
 def splits_of(c: Mapping[str, Any], length: int) -> int:
@@ -570,4 +577,5 @@ OURS: dict[str, Callable[[Mapping[str, Vector], Mapping[str, Any], tuple[int, in
     "matvec_q4": matvec_q4,
     "attention": attention,
     "attention_join": attention_join,
+    "add_position": add_position,
 }

@@ -29,6 +29,7 @@ class Shape:
     cache_bits: int = 0
     written: bool = False
     prepared: bool = False
+    whole: bool = False
     slides: bool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from capstan.tape import PASSES, fuse_step
 from capstan.tape.ops.beside import Beside
-from tests.unit.recorded_kernels import KERNELS, Kernel, Vector, normed
+from tests.unit.recorded_kernels import KERNELS, Kernel, Vector, geluated, normed
 from tests.unit.small_decoders import EPSILON, INNER, QKV, VOCABULARY, WIDTH, Small
 from tests.unit.test_fusions import check, made_of
 
@@ -57,9 +58,9 @@ def skip_layer_norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["input_skip_bias_sum"], total)
 
 
-def bias_gelu(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+def bias_gelu(at: Mapping[str, Vector], u: Mapping[str, Any], erf: bool = False) -> None:
     x = at["x"][: 4 * u["vec_size"]] + at["bias"][: 4 * u["vec_size"]]
-    put(at["y"], x * (0.5 + 0.5 * np.tanh(x * (0.035677408136300125 * x * x + 0.7978845608028654))))
+    put(at["y"], geluated(x, erf))
 
 
 def centering(size: str, gamma: str, beta: str) -> tuple[str, ...]:
@@ -87,6 +88,11 @@ BIAS_GELU = Kernel(
     (("bias_shape", "u32"), ("vec_size", "u32")),
     ("a += bias[global_idx % uniforms.bias_shape];", *KERNELS["gelu"].lines),
     bias_gelu,
+)
+BIAS_GELU_ERF = replace(
+    BIAS_GELU,
+    lines=("a += bias[global_idx % uniforms.bias_shape];", *KERNELS["gelu_erf"].lines),
+    compute=partial(bias_gelu, erf=True),
 )
 SCALE, DIVIDE = (
     Kernel(("input_a", "input_b"), ("output",), COUNT, (*SPREAD, f"output[global_idx]=a {sign} b;"), over(compute))
@@ -245,9 +251,15 @@ def test_a_power_of_what_may_be_negative_stays() -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_gelu_of_a_product_with_a_bias(dense: bool) -> None:
+@pytest.mark.parametrize("erf", [False, True])
+def test_gelu_of_a_product_with_a_bias(dense: bool, erf: bool) -> None:
     small = Wider(dense=dense)
-    up = small.mapped(BIAS_GELU, small.matmul(small.embedded(), INNER, WIDTH), INNER, bias=small.sketch.weights(INNER))
+    up = small.mapped(
+        BIAS_GELU_ERF if erf else BIAS_GELU,
+        small.matmul(small.embedded(), INNER, WIDTH),
+        INNER,
+        bias=small.sketch.weights(INNER),
+    )
     assert small.made(small.matmul(up, WIDTH, INNER)) == {"recorded": 1, "product bias activated": 1, "product": 2}
 
 

@@ -206,7 +206,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "attention attention_signatures few_rows norm prefill_attention",
         "gemv",
         "attention_recorded gemv_joins lookup",
-        "beside gemv_recorded matmul_matrices",
+        "beside encoder_attention gemv_recorded matmul_matrices position_row",
         "matmul",
         "gated_products minima",
     ),

@@ -134,7 +134,7 @@ def test_embeddings_in_4_bits_are_taken_apart() -> None:
     step = made(placement(), quantized())
     kernel = step.kernels[0]
     numbers = {"WORDS": WIDTH, **AS_WORDS, "NUMBERS": True}
-    assert kernel["constants"] == {**numbers, "BYTES": False, "BLOCK": 32, "SCALES": WIDTH // 32}
+    assert kernel["constants"] == {**numbers, "BYTES": False, "SIGNED": False, "BLOCK": 32, "SCALES": WIDTH // 32}
     assert kernel["bindings"]["scales"] == ["recorded", SCALES]
     assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
     assert step.played[0] == ["kernel", 0, 1, ROWS, 1]

@@ -51,6 +51,7 @@ BEHIND: tuple[dict[str, Any], ...] = (
     {"up": True, "gelu": True, "bias": True},
     {"activated": True},
     {"activated": True, "gelu": True},
+    {"activated": True, "gelu": True, "erf": True},
     {"activated": True, "power": 4},
     {"factor": Factor(5)},
     {"factor": Factor(5, divides=True)},

@@ -13,6 +13,7 @@ import pytest
 from capstan import graph
 from capstan.graph.graph_passes import Rewriting, rewritten
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.parts import Angles
 from capstan.graph.speech_decoder import speech_decoder
 from capstan.model_files.genai_config import parse_genai_config
 
@@ -72,6 +73,18 @@ def test_the_caches_have_one_size_and_are_attended_in_place(decoder: ModelProto)
     assert (about.growing, about.uncapturable, about.mask, about.position_ids) == ("", (), *NAMES[2:])
     assert graph.caches_in_place(made)
     assert [info.name for info in about.cross][::2] == ["past_key_cross_0", "past_value_cross_0"]
+
+
+def test_one_product_makes_queries_keys_and_values_and_keys_have_a_bias_of_zeros() -> None:
+    made = rewritten(graph.parse((FOLDER / "decoder.onnx").read_bytes()), "webgpu", Rewriting(CONFIG))
+    attentions = [node for node in made.graph.node if node.op_type == "GroupQueryAttention"]
+    assert [list(node.input[1:3]) for node in attentions] == [["", ""]] * 2
+    makers = {node.output[0]: node for node in made.graph.node}
+    width = HEADS * WIDTH
+    for node in attentions:
+        bias = next(each for each in graph.external_entries(made) if each.name == makers[node.input[0]].input[1])
+        parts = [(part.made // 4, part.change) for part in bias.pieces]
+        assert parts == [(width, None), (width, Angles("sin", 1, "A" * 171 + "=", 1.0, 32)), (width, None)]
 
 
 def test_other_graphs_are_left_alone(decoder: ModelProto) -> None:

@@ -11,7 +11,7 @@ from .rotary_nodes import ComputedRows, add_rows
 from .total_length import add_lengths
 from .wiring import Wiring, captured_names
 
-__all__ = ["LINEAR", "Attention", "Rotary", "tidy", "write"]
+__all__ = ["LINEAR", "Attention", "Rotary", "still", "tidy", "write"]
 
 LINEAR = {"MatMul", "MatMulNBits", "Add"}
 """Operators whose results, as a layer has them before attention, are [batch, positions, heads x head size]."""
@@ -23,6 +23,16 @@ class Rotary:
 
     frequencies: tuple[float, ...]
     scale: float
+
+
+ROTATED = 16
+"""The elements of rotated heads are a multiple of this."""
+
+
+def still(head_size: int) -> Rotary | None:
+    """Angles of zero, which change nothing: attention of rotated heads is what takes packed q, k and v. None for heads
+    that cannot be rotated."""
+    return None if head_size % ROTATED else Rotary((0.0,) * (head_size // 2), 1.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..errors import CapstanError
-from .attention_writer import LINEAR, Attention, Rotary, write
+from .attention_writer import LINEAR, Attention, Rotary, still, write
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .wiring import SAME_VALUES, Wiring, attribute, copy_of, integers
 
@@ -146,7 +146,9 @@ class Reader:
         elif not attribute(node, "unidirectional", 0):
             raise NotUnderstoodError(node, "is not causal")
         scale = next((item.f for item in node.attribute if item.name == "scale"), 0.0) or heads[2] ** -0.5
-        return Attention(q, k, v, scale, None, node.output[0], three_dimensions=True)
+        linear = all((maker := self.wiring.producer.get(name)) and maker.op_type in LINEAR for name in (q, k, v))
+        rotary = still(heads[2]) if linear else None
+        return Attention(q, k, v, scale, rotary, node.output[0], three_dimensions=True)
 
     def _node(self, name: str, kind: str, **lists: list[int]) -> NodeProto:
         """The node that makes a tensor, of this operator and with these attributes."""

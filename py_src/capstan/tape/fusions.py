@@ -16,6 +16,7 @@ from .ops.attention import Attention
 from .ops.lookup import TableParts, lookups_followed, lookups_joined
 from .ops.matmul import NBitsWeights
 from .ops.minima import minima_joined
+from .ops.position_row import positions_joined
 from .ops.prefill_attention import PrefillAttention
 from .ort_kernels import read_step
 from .placement import MisplacedError, Placement, place_values
@@ -54,11 +55,14 @@ def fuse_step(
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
     weights: Mapping[int, NBitsWeights] = MappingProxyType({}),
     tables: Collection[TableParts] = (),
+    positions: int | None = None,
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
     Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
     of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, says which have minima,
-    `tables` which tables are in parts. Raises TapeError if no operation of ours fits its buffers, or if not all of
+    `tables` which tables are in parts, `positions` which buffer has the step's position.
+
+    Raises TapeError if no operation of ours fits its buffers, or if not all of
     `left_out` is computed.
     """
 
@@ -68,6 +72,7 @@ def fuse_step(
             graph = minima_joined(graph, recording, ops, weights)
             graph = lookups_joined(graph, recording, ops, tables, {*kept, *left})
             graph = lookups_followed(graph, recording, ops, {*kept, *left})
+            graph = positions_joined(graph, recording, ops, positions, {*kept, *left})
         for rules in RULES:
             for name, fold in rules.folds.items():
                 if name in passes:

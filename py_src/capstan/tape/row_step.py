@@ -13,6 +13,7 @@ from .ops.attention import Attention
 from .ops.beside import Beside
 from .ops.gemv import MatVec, unfit_matvec
 from .ops.lookup import Lookup, lookup_in
+from .ops.position_row import PositionRow
 from .placement import Placement, place_values
 from .recording import Command, Recording
 from .step_graph import Node, Recorded, StepGraph, without_dead
@@ -117,6 +118,8 @@ def _several(
         return replace(node, what=made)
     if isinstance(what, Lookup):
         return replace(node, what=replace(what, rows=rows))
+    if isinstance(what, PositionRow):
+        return replace(node, what=replace(what, rows=rows, along=along))
     found = lookup_in(recording, ops[what.index]) if isinstance(what, Recorded) else None
     if found is None or found[0] != spans.ids:
         raise TapeError(f"operation {node.position} of the step is known for one row only")

@@ -209,7 +209,12 @@ class RowSource:
             missing = about.left_out_within(one.capacity)
             left_out = left_out_by_cache(missing, one.buffers, engine.recorded_id)
             fuse = partial(
-                fuse_step, passes=self.passes, left_out=left_out, weights=steps.quantized(), tables=steps.tables()
+                fuse_step,
+                passes=self.passes,
+                left_out=left_out,
+                weights=steps.quantized(),
+                tables=steps.tables(),
+                positions=one.buffers.recorded_positions(engine.recorded_id),
             )
             tape, said = await widened_tape(engine, one.runs, kind, binding, fuse)
             undo.pop_all()

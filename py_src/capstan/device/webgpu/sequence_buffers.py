@@ -199,6 +199,10 @@ class SequenceBuffers:
     def positions(self) -> int | None:
         return self.handle("positions") if self.about.has_position_ids else None
 
+    def recorded_positions(self, recorded_id: Callable[[int], int]) -> int | None:
+        """The recorded buffer of a step's position, if the graph has that input."""
+        return None if self.positions is None else recorded_id(self.positions)
+
     @property
     def in_place(self) -> bool:
         """Whether attention writes into the caches it reads."""

@@ -62,6 +62,8 @@ class Attention(Operation):
     """Whether reads[0] has only the rotated queries, and a recorded kernel has written the new rows."""
     shares: bool = False
     """Whether the caches are those of an earlier layer, which has written the new rows; reads[0] has the queries."""
+    whole: bool = False
+    """Whether the caches are an encoder's outputs, with all positions in sight at any length of the sequence."""
     slides: bool = False
     """Whether the caches and the rotary tables hold only the positions from the sequence's base on."""
     rows: int = 1
@@ -111,10 +113,11 @@ class Attention(Operation):
         return self.rows * self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        tabled = self.tabled and not self.whole
         own = self.norms if not self.turned else None
         epsilon, normed = (own.epsilon, own.v_gamma is not None) if own else (None, False)
         split, join, partial_bytes = plan_attention(
-            self, limits.lanes, epsilon, limits.buffers - self.tabled, normed, self.rows, self.along, self.packed
+            self, limits.lanes, epsilon, limits.buffers - tabled, normed, self.rows, self.along, self.packed
         )
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
@@ -126,17 +129,19 @@ class Attention(Operation):
             gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
-        table: dict[str, Binding] = {"table": TABLE} if self.tabled else {}
+        table: dict[str, Binding] = {"table": TABLE} if tabled else {}
         qkv: dict[str, Binding] = {"qkv": Value(reads[0])}
-        last = Kernel(join, half, {**passed, **results, **second})
+        # At a fixed length it is known that one split has nothing to join.
+        idle = self.whole and join.counts == (0, 1, self.rows)
+        last = [] if idle else [Kernel(join, half, {**passed, **results, **second})]
         if self.turned:
             queries = Shared(self.written_bytes(0))
             before = self._turn(split, {**qkv, "state": STATE, **rotary}, caches, gammas, queries, limits)
             read = {"qkv": queries, **caches, **table, **passed}
-            return [*before, *(Kernel(plan, half, read) for plan in by_length(split)), last]
+            return [*before, *(Kernel(plan, half, read) for plan in by_length(split)), *last]
         angles = {} if self.prepared else rotary
         bound: dict[str, Binding] = {**qkv, **angles, **caches, **table, **passed, **gammas, **first}
-        kernels = [*(Kernel(plan, half, bound) for plan in by_length(split)), last]
+        kernels = [*(Kernel(plan, half, bound) for plan in by_length(split)), *last]
         if self.written or not split.constants["APPENDED"]:
             return kernels
         return [Kernel(plan_append(split), half, bound), *kernels]
@@ -174,12 +179,13 @@ class Attention(Operation):
         width, kv_width = self.heads * self.head, self.kv_heads * self.head
         # A kernel binds a part of a buffer from a multiple of 256 bytes on: of 32 pairs.
         values_at = -(-kv_width // 32) * 32
+        length, longest = (self.capacity, self.capacity) if self.whole else (witness.length, witness.longest)
         constants: dict[str, int | float | bool] = {
             "HEADS": self.heads,
             "KV_HEADS": self.kv_heads,
             "HEAD": self.head,
             **form_constants(self),
-            "LONGEST": witness.longest,
+            "LONGEST": longest,
             "VALUES_AT": values_at,
         }
         constants |= {"NORMED": self.norms is not None, "TURNED": self.turned}
@@ -194,14 +200,14 @@ class Attention(Operation):
         if not self.prepared:
             rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
         keys, values = ["recorded", self.key], ["recorded", self.value]
-        scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
+        scores, truth = witness.scores(self.heads * longest), witness.truths(width)
 
         def run(normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
             """`normed` has the initials of the vectors to normalise."""
             by = {name: gamma for name, gamma in gammas.items() if name[0] in normed}
             witness.run("truth_attention", constants, half, {**shared, **by, **bindings}, counts)
 
-        counts = (-(-witness.length // 64), self.heads, 1)
+        counts = (-(-length // 64), self.heads, 1)
         run("qk", {**rotary, "key_cache": keys, "scores": scores}, counts)
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))

@@ -114,6 +114,10 @@ class AttentionShape(Protocol):
     def prepared(self) -> bool:
         """Whether the queries are rotated, too."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether all positions that the caches hold are in sight at any length of the sequence."""
+
 
 def is_turned(what: AttentionShape) -> bool:
     """Whether attention_turn.wgsl runs before the kernel and fills the caches, and the join turns results."""
@@ -222,11 +226,15 @@ def plan_attention(
         "ALONG": along,
         "SEQUENCES": rows,
         "TURNED": turned,
+        "WHOLE": what.whole,
         **join_rows(what.head, most),
     }
     attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes, rows)
     partial_bytes = rows * what.heads * most * (4 + what.head) * 4
-    return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+    plans = KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join)
+    if what.whole:
+        plans = replace(plans[0], counts=attend(what.capacity)), replace(plans[1], counts=join(what.capacity))
+    return *plans, partial_bytes
 
 
 def by_length(attention: KernelPlan) -> list[KernelPlan]:
@@ -237,7 +245,7 @@ def by_length(attention: KernelPlan) -> list[KernelPlan]:
     At 4000 they read the caches once for each head, and take 7 % longer.
     """
     constants = attention.constants
-    if not constants["SHUFFLED"] or constants["TILE"] == 1 or constants["SEQUENCES"] > 1:
+    if not constants["SHUFFLED"] or constants["TILE"] == 1 or constants["SEQUENCES"] > 1 or constants["WHOLE"]:
         return [attention]
     heads, team, workgroup = (int(constants[name]) for name in ("HEADS", "TEAM", "WORKGROUP"))
     reach, batch = int(constants["ALONE"] * constants["BLOCK"]), min(team, LARGEST_BATCH)
@@ -277,6 +285,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
         "WRITTEN": what.written,
         "PREPARED": what.prepared,
         "SLIDING": what.slides,
+        "WHOLE": what.whole,
     }
     if what.softcap:
         constants["SOFTCAP"] = what.softcap

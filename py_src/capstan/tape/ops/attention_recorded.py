@@ -12,7 +12,7 @@ from .attention_plan import IN_4_BITS, fits_attention
 from .attention_signatures import HEAD_NORMS, JOINS, SIGNATURES, vector
 from .norm import Norm
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "Finder", "with_joined"]
 
 
 WRITES = ("cache_write", "cache_write_int8", "cache_write_int4")
@@ -69,10 +69,10 @@ class Finder:
             return None
         return index if self.only_reader(value, self.met[reader].kernel.kind) == reader else None
 
-    def joined(self, split: int) -> int | None:
+    def joined(self, split: int, kinds: Collection[str] = JOINS) -> int | None:
         """The operation that joins the splits of an attention, if nothing else reads them."""
         found = self.met[split]
-        readers = {self.only_reader(found.written(name), *JOINS) for name in ("out_split_vx", "metadata")}
+        readers = {self.only_reader(found.written(name), *kinds) for name in ("out_split_vx", "metadata")}
         return readers.pop() if len(readers) == 1 else None
 
     def origin(self, index: int) -> Origin | None:

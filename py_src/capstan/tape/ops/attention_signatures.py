@@ -9,8 +9,19 @@ from ..uniforms import Number
 from .attention_plan import unfit_heads
 from .norm import NORM_LACKS
 
-__all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
+__all__ = [
+    "ATTENTION_LACKS",
+    "HEAD_NORMS",
+    "JOINS",
+    "JOIN_LINES",
+    "QUANTIZED",
+    "SIGNATURES",
+    "SPLIT_LINES",
+    "one_query",
+    "vector",
+]
 
+SPLIT_LINES = ("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk")
 QUANTIZED = "KV_CACHE_QUANT_BITS"
 """A name in attention over quantized caches, of 8 or 4 bits."""
 SPLIT = ("q", "present_key", "present_value", "seqlens_k", "total_sequence_length_input", "indirect_buffer")
@@ -163,10 +174,7 @@ def quantized_split(kind: str, bits: int, *lines: str) -> Signature:
         "attention",
         (*SPLIT, "out_split_vx", "metadata"),
         has=(
-            "q: array<vec4<f",
-            "return q_element_t(0);",
-            "q_element_t(uniforms.alpha)",
-            "exp(f32(tile_qk",
+            *SPLIT_LINES,
             f"const {QUANTIZED} : u32 = {bits};",
             *lines,
         ),
@@ -263,7 +271,7 @@ SIGNATURES = (
         "attention_split",
         "attention",
         (*SPLIT, "out_split_vx", "metadata"),
-        has=("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
+        has=SPLIT_LINES,
         asked=("alpha",),
         lacks=(*ATTENTION_LACKS, QUANTIZED),
         holds=one_query,

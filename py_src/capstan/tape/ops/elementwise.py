@@ -60,7 +60,9 @@ class Silu(Loose):
 
 @dataclass(frozen=True)
 class Gelu(Loose):
-    """GELU of reads[0], in the form with tanh."""
+    """GELU of reads[0], in the form with tanh or, if so, with erf."""
+
+    erf: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,15 @@ def activated(met: Met) -> list[Node]:
     return [met.node(what, (met.read("x"),), met.written("y"))]
 
 
-def gelu_activated(met: Met) -> list[Node]:
+def gelu_activated(met: Met, erf: bool) -> list[Node]:
     size = 4 * met.kernel.number("vec_size")
+    what = Gelu(size, met.kernel.element, erf)
     if "bias" not in met.kernel.at:
-        return [met.node(Gelu(size, met.kernel.element), (met.read("x"),), met.written("y"))]
+        return [met.node(what, (met.read("x"),), met.written("y"))]
     value = met.values.fresh()
     return [
         met.node(Add(size, met.kernel.element), (met.read("x"), met.read("bias")), value),
-        met.node(Gelu(size, met.kernel.element), (value,), met.written("y")),
+        met.node(what, (value,), met.written("y")),
     ]
 
 
@@ -168,8 +171,20 @@ def some(kernel: OrtKernel) -> bool:
     return kernel.number("vec_size") > 0
 
 
+def whole_bias(kernel: OrtKernel) -> bool:
+    return kernel.uniforms["bias_shape"] == kernel.uniforms["vec_size"]
+
+
 TANH_LINES = ("let expr = exp(-2 * abs(a));", "return sign(a) * (1 - expr) / (1 + expr);")
 GELU_LINE = "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));"
+
+ERF_LINES = (
+    *("const r0 = 0.3275911;", "const r1 = 0.254829592;", "const r2 = -0.284496736;"),
+    *("const r3 = 1.421413741;", "const r4 = -1.453152027;", "const r5 = 1.061405429;"),
+    "let x = 1.0 / (1.0 + r0 * absv);",
+    "return sign(v) * (1.0 - ((((r5 * x + r4) * x + r3) * x + r2) * x + r1) * x * exp(-absv * absv));",
+    "y[global_idx]=0.5 * a * (1.0 + erf_v(a * 0.7071067811865475));",
+)
 
 ADDS = Signature(
     "add",
@@ -217,24 +232,22 @@ RULES = Rules(
     (
         ADDS,
         *GATES,
-        Signature(
-            "gelu",
-            "gated",
-            ("x", "y"),
-            has=("x: array<vec4<f", *TANH_LINES, GELU_LINE),
-            asked=("vec_size",),
-            lacks=("bias[",),
-            holds=some,
-            parts=gelu_activated,
-        ),
-        Signature(
-            "bias_gelu",
-            "gated",
-            ("x", "bias", "y"),
-            has=("x: array<vec4<f", "a += bias[global_idx % uniforms.bias_shape];", *TANH_LINES, GELU_LINE),
-            asked=("vec_size",),
-            holds=lambda kernel: kernel.uniforms["bias_shape"] == kernel.uniforms["vec_size"],
-            parts=gelu_activated,
+        *(
+            Signature(
+                f"{front}{kind}",
+                "gated",
+                ("x", *bias, "y"),
+                has=("x: array<vec4<f", *added, *lines),
+                asked=("vec_size",),
+                lacks=("bias[",) if not bias else (),
+                holds=whole_bias if bias else some,
+                parts=partial(gelu_activated, erf=kind == "gelu_erf"),
+            )
+            for kind, lines in (("gelu", (*TANH_LINES, GELU_LINE)), ("gelu_erf", ERF_LINES))
+            for front, bias, added in (
+                ("", (), ()),
+                ("bias_", ("bias",), ("a += bias[global_idx % uniforms.bias_shape];",)),
+            )
         ),
         Signature(
             "tanh",

@@ -53,7 +53,8 @@ class MatVec(Operation):
 
     With `norm`, x is normalised first; with `behind`, the sum skip + behind(x) is, which is written too if it is a
     `total`. Then follow, in this order: `bias` (of `up` as well), silu(W x) * (W_up x) with `up`, silu(W x) if
-    `activated` (`gelu`: GELU in place of SiLU; `power`: max(W x, 0) to a power), `factor`, `residual` and `second`.
+    `activated` (`gelu`: GELU in place of SiLU, in the form with tanh or, if `erf`, with erf; `power`: max(W x, 0) to a
+    power), `factor`, `residual` and `second`.
     Buffers of weights by id.
     """
 
@@ -74,6 +75,7 @@ class MatVec(Operation):
     zeros: int | None = None
     """Zero points, packed like the weights; None if each is half of the range."""
     gelu: bool = False
+    erf: bool = False
     bias: bool = False
     second: bool = False
     """Whether another residual is added."""
@@ -305,6 +307,7 @@ def flags_behind(what: MatVec) -> dict[str, bool]:
     return {
         "ACTIVATED": what.activated,
         "GELU": what.gelu,
+        "ERF": what.erf,
         "DIVIDED": factor is not None and factor.divides,
         "CAPPED": factor is not None and factor.capped,
     }

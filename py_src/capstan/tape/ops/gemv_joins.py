@@ -138,14 +138,14 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
                     continue
                 gate = joins.made_for(silu.reads[0], silu)
                 if gate is not None and silu.what.size == node.what.size:
-                    both = pair(gate, up, node.what.size, gelu=isinstance(silu.what, Gelu))
+                    both = pair(gate, up, node.what.size, silu.what)
                     if both is not None:
                         joins.join(both, node, gate, up, silu)
                         break
     return activations_joined(joins.joined())
 
 
-def pair(gate: Node, up: Node, size: int, *, gelu: bool) -> Node | None:
+def pair(gate: Node, up: Node, size: int, by: Silu | Gelu) -> Node | None:
     """The gate of two products, if they differ only in their weights and biases, and have no other joined operation."""
     one, other = product(gate), product(up)
     if one is None or other is None or one.n != size or gate.reads[0] != up.reads[0]:
@@ -153,7 +153,8 @@ def pair(gate: Node, up: Node, size: int, *, gelu: bool) -> Node | None:
     both, plain = gated_by(one, other), replace(one, residual=False)
     if both is None or plain != MatVec(**{**vars(plain), **NOTHING_BESIDES}):
         return None
-    what = replace(both, residual=False, gelu=gelu, bias=one.residual)
+    erf = isinstance(by, Gelu) and by.erf
+    what = replace(both, residual=False, bias=one.residual, gelu=isinstance(by, Gelu), erf=erf)
     return replace(gate, what=what, reads=(*gate.reads, *up.reads[1:]))
 
 
@@ -161,6 +162,7 @@ NOTHING_BESIDES = {
     "norm": None,
     "up": None,
     "gelu": False,
+    "erf": False,
     "bias": False,
     "second": False,
     "activated": False,
@@ -185,7 +187,8 @@ def activations_joined(graph: StepGraph) -> StepGraph:
         if plain is None or what is None or what.n != node.what.size:
             continue
         power = node.what.exponent if isinstance(node.what, Power) else None
-        what = replace(what, activated=True, gelu=isinstance(node.what, Gelu), power=power)
+        erf = isinstance(node.what, Gelu) and node.what.erf
+        what = replace(what, activated=True, power=power, gelu=isinstance(node.what, Gelu), erf=erf)
         joins.join(replace(plain, what=what), node, *(each for each in taken if each is not None))
     return joins.joined()
 

@@ -24,8 +24,14 @@ __all__ = ["Lookup", "TableParts", "lookup_in", "lookups_followed", "lookups_joi
 
 VECTORS = re.compile(r"var<storage, read> data ?: array<vec4<")
 BY_INT64 = re.compile(r"var<storage, read> (?:input_)?indices ?: array<vec2<u32>>")
-IN_4_BITS = ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_element_t(8);")
-"""Lines of a lookup in a table in 4 bits (GatherBlockQuantized)."""
+IN_4_BITS = {
+    False: ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_element_t(8);"),
+    True: (
+        *("input[data_offset / 8]", "unpack4xI8(", "quantized_data = quantized_data - 16 ;"),
+        "let zero_point = input_element_t(0);",
+    ),
+}
+"""Lines of a lookup in a table in 4 bits (GatherBlockQuantized), by whether these are signed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Lookup(Operation):
     """The factor or divisor of the rows."""
     wide: bool = False
     """Whether the rows are then cast from float16 to float32."""
+    signed: bool = False
+    """Whether 4 bits are signed, with zero point 0."""
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.k * ELEMENT_BYTES["f32" if self.wide else self.element]
@@ -75,7 +83,12 @@ class Lookup(Operation):
             if constants["PARTED"]:
                 constants |= {"FIRST": index * self.size, "SIZE": self.size}
             if self.scales:
-                constants |= {"BYTES": False, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
+                constants |= {
+                    "BYTES": False,
+                    "SIGNED": self.signed,
+                    "BLOCK": self.block,
+                    "SCALES": -(-self.k // self.block),
+                }
                 bindings["scales"] = Buffer(self.scales[index])
             if self.factor is not None:
                 bindings["factor"] = Buffer(self.factor.buffer)
@@ -106,9 +119,10 @@ def lookup_in(recording: Recording, op: Command) -> tuple[int, Lookup] | None:
         axes = uniforms.get("gather_axis"), uniforms.get("quantize_axis")
         if axes != (0, 1) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(block, int):
             return None
-        if not all(line in pipeline.code for line in IN_4_BITS):
-            return None
-        return at["indices"], Lookup((at["input"],), int(shape[1]), element, 1, (at["scales"],), block)
+        for signed, lines in IN_4_BITS.items():
+            if all(line in pipeline.code for line in lines):
+                table, scales = (at["input"],), (at["scales"],)
+                return at["indices"], Lookup(table, int(shape[1]), element, 1, scales, block, signed=signed)
     return None
 
 

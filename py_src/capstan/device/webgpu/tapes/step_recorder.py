@@ -189,7 +189,10 @@ class StepRecorder:
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
         left_out = left_out_by_cache(self.left_out, buffers, engine.recorded_id)
-        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out, self.weights, self.tables)
+        positions = buffers.recorded_positions(engine.recorded_id)
+        placement = fuse_step(
+            recording, ops, lasting, self.passes, left, left_out, self.weights, self.tables, positions
+        )
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
             raise TapeError("the passes find no operation to join in the step" + (" that is correct" if left else ""))

@@ -3,7 +3,7 @@
 // Workgroups: (HEADS, 1, SEQUENCES); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
 // has written y. With head_sink, each head's softmax has one more score. A thread takes one quad (four
 // elements) of every ROWS-th split. Its loads wait for nothing; what lies past the last split is not used.
-// TURNED: results are turned by a Hadamard matrix, for the values are (attention_turn.wgsl).
+// WHOLE: WINDOW positions are in sight at any length. TURNED: results are turned by a Hadamard matrix, for the values are (attention_turn.wgsl).
 // y is [HEADS * HEAD], head_sink [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
 
 #reads partials: array<vec4<f32>>
@@ -41,10 +41,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat i SHARE
   values[i] = partials[VALUES + (record + min(i * ROWS + row, MAX_SPLITS - 1u)) * QUADS + quad];
 #end
+#if WHOLE
+  const total = WINDOW;
+#else
 #if ALONG
   let total = state[0] + workgroup.z;
 #else
   let total = state[workgroup.z * STATE_STRIDE];
+#endif
 #endif
   let splits = count_splits(min(total, WINDOW));
 #if ALONE_WRITES

@@ -22,7 +22,7 @@
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. WRITTEN: qkv has the queries alone, and the
 // caches have the new row already; nothing is written but the result. PREPARED: WRITTEN, and nothing is rotated; there are no cos
-// and sin.
+// and sin. WHOLE: all CAPACITY positions are in sight at any length of the sequence.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
@@ -306,6 +306,15 @@ fn source_of(row: u32) -> u32 {
 }
 
 #include held
+
+// The positions that the caches of a sequence hold up to the new one.
+fn seen(sequence: u32) -> u32 {
+#if WHOLE
+  return CAPACITY;
+#else
+  return held(sequence);
+#endif
+}
 
 // The sequence that has the caches of one of SEQUENCES.
 fn caches_of(sequence: u32) -> u32 {

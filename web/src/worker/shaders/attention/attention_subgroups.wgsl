@@ -66,9 +66,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
   // Position 0 is the first one in sight.
 #if ALONG
-  let total = held(0u) + sequence;
+  let total = seen(0u) + sequence;
 #else
-  let total = held(sequence);
+  let total = seen(sequence);
 #endif
   let caches = caches_of(sequence);
   let before = hidden(total);

@@ -2,7 +2,7 @@
 // Bindings: ids, int64 as two words each; table [*, WORDS]; y [rows, WORDS]. Dispatch: (ceil(WORDS / 64), rows).
 // NUMBERS: WORDS are numbers, multiplied by factor[0], or divided by it if DIVIDED, and written as f32 if WIDE. With scales a number
 // is (q - 8) * scale, q the 4 bits of table [*, WORDS / 8], the lowest first, and scale of scales [*, SCALES], one for BLOCK
-// numbers. Each step is rounded to `element`.
+// numbers; SIGNED: these 4 bits are signed, and stand for themselves. Each step is rounded to `element`.
 // PARTED: the table is rows FIRST to FIRST + SIZE of a larger one, and y keeps the rows of other ids.
 
 #reads ids: array<u32>
@@ -45,7 +45,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   if (id.x < WORDS && has) {
     let at = row * WORDS + id.x;
 #if scales
+#if SIGNED
+    let q = number_in(table[at / 8u], at) ^ 8u;
+#else
     let q = number_in(table[at / 8u], at);
+#endif
     let x = (element(q) - element(8)) * scales[row * SCALES + id.x / BLOCK];
 #else
     let x = table[at];

@@ -9,7 +9,7 @@
 // scores are [HEADS, LONGEST].
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
-// QUANTIZED, FOUR_BITS, WRITTEN, PREPARED: as in attention_shared.wgsl. CACHED: the new rows are read from the caches like the others,
+// QUANTIZED, FOUR_BITS, WRITTEN, PREPARED, WHOLE: as in attention_shared.wgsl. CACHED: the new rows are read from the caches like the others,
 // since they are WRITTEN, or QUANTIZED: a truth that is rounded to a step would be as far from a sound row as a whole step.
 // TURNED: the rows of the caches are turned by a Hadamard matrix, and so is a query before its scores; a result is turned back.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
@@ -48,6 +48,15 @@ const VALUES = KEYS + KV_HEADS * HEAD;
 #endif
 
 #include held
+
+// The positions that the caches of a sequence hold up to the new one.
+fn seen(sequence: u32) -> u32 {
+#if WHOLE
+  return CAPACITY;
+#else
+  return held(sequence);
+#endif
+}
 
 #if key_cache
 // Element i of a row of the keys; rows are numbered through all heads.
@@ -172,7 +181,7 @@ fn capped(score: vec2<f32>) -> vec2<f32> {
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-  let length = held(0u);
+  let length = seen(0u);
   let position = length - 1u;
   let first = length - min(length, WINDOW); // in sight
 #if key_cache

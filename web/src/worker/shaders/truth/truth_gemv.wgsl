@@ -93,6 +93,14 @@ fn weight(n: u32, k: u32) -> f32 {
 
 #endif
 
+#if ERF
+// erf, as onnxruntime has it: off by at most 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+fn erf(x: f32) -> f32 {
+  let t = 1.0 / (1.0 + 0.3275911 * abs(x));
+  let part = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t;
+  return sign(x) * (1.0 - part * exp(-x * x));
+}
+#else
 // A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
 fn bent(x: f32) -> f32 {
 #if GELU
@@ -101,6 +109,7 @@ fn bent(x: f32) -> f32 {
   return x;
 #endif
 }
+#endif
 
 #if exponent
 // The activation and its slope.
@@ -115,7 +124,11 @@ fn activated(x: f32) -> vec2<f32> {
 #else
 // The activation, and the largest slope of SiLU and GELU.
 fn activated(x: f32) -> vec2<f32> {
+#if ERF
+  return vec2<f32>(0.5 * x * (1.0 + erf(x * 0.7071067811865475)), 1.13);
+#else
   return vec2<f32>(x / (1.0 + exp(-bent(x))), 1.13);
+#endif
 }
 #endif
 
