@@ -68,29 +68,17 @@ def test_what_lies_between_a_pause_and_the_next_burst_is_nobodys_time() -> None:
     assert (timing.host_ms, timing.python_ms) == (3.0, 1.0)
 
 
-def rates(timing: Timing) -> tuple[float | None, float | None]:
-    return timing.time_to_first_token, timing.tokens_per_second
-
-
 def test_rates_are_known_from_the_tokens_they_need_on() -> None:
-    timing = Timing()
-    assert rates(timing) == (None, None)
-    timing.started = 100.0
-    assert rates(timing) == (None, None), "no token is there yet"
-    timing.token(104.0)
-    assert rates(timing) == (4.0, None)
-    timing.token(104.0)
-    assert rates(timing) == (4.0, None), "two tokens of one burst took no time"
-    timing.token(104.5)
-    timing.token(106.0)
-    assert rates(timing) == (4.0, 1500.0)
-
-
-def test_a_rate_without_a_beginning() -> None:
-    timing = Timing()
-    timing.token(1.0)
-    timing.token(1.5)
-    assert rates(timing) == (None, 2000.0)
+    for started, first, last, tokens, rates in (
+        (None, None, None, 0, (None, None)),
+        (100.0, None, None, 0, (None, None)),
+        (100.0, 104.0, 104.0, 1, (4.0, None)),
+        (100.0, 104.0, 104.0, 2, (4.0, None)),  # two tokens of one burst took no time
+        (100.0, 104.0, 106.0, 4, (4.0, 1500.0)),
+        (None, 1.0, 1.5, 2, (None, 2000.0)),
+    ):
+        timing = Timing(started, first, last, tokens)
+        assert (timing.time_to_first_token, timing.tokens_per_second) == rates
 
 
 def test_a_wait_that_is_begun_again_is_not_pythons_time() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from .row_interface import Burst
 
@@ -23,8 +23,7 @@ class BeamOptions:
     """End-of-sequence ids."""
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """A beam of the next step, with its score: a float32."""
 
     parent: int

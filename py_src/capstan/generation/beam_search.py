@@ -26,19 +26,10 @@ from ..errors import LogitsError
 from ..stages.sampling import float32
 from ..stages.search import SearchOptions
 
-__all__ = ["Beams", "Choice", "continuations", "looked_at", "ranked", "without_numbers"]
+__all__ = ["Beams", "continuations", "looked_at", "ranked", "without_numbers"]
 
 UNLIKELY = -1e9
 """The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A beam of the next step."""
-
-    parent: int
-    """The beam that it continues, from 0."""
-    token: int
 
 
 @dataclass(frozen=True)
@@ -67,19 +58,21 @@ class Beams:
     def __post_init__(self) -> None:
         self.scores = [0.0] + [float32(UNLIKELY)] * (self.count - 1)
 
-    def choose(self, found: Sequence[Sequence[tuple[float, int]]], sequences: Sequence[list[int]]) -> list[Choice]:
+    def choose(
+        self, found: Sequence[Sequence[tuple[float, int]]], sequences: Sequence[list[int]]
+    ) -> Sequence[Continuation]:
         """The beams of the next step, from the continuations of each beam (`continuations`) and its sequence so far;
         padding once the prompt is done."""
         return self.take(
             None if self.done else ranked(self.scores, found, self.ends), sequences.__getitem__, len(sequences[0])
         )
 
-    def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> list[Choice]:
+    def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> Sequence[Continuation]:
         """The beams of the next step, from the results of a round, after sequences of that length, which `sequence`
         gives by beam; padding once the prompt is done. LogitsError where a beam has no number among its logits.
         """
         if self.done:
-            return [Choice(beam, self.pad) for beam in range(self.count)]
+            return [Continuation(beam, self.pad, score) for beam, score in enumerate(self.scores)]
         if found is None:
             raise without_numbers()
         for beam, score in found.ends:
@@ -87,7 +80,7 @@ class Beams:
         self.scores = [each.score for each in found.chosen]
         full = len(self.hypotheses) == self.count
         self.done = full and (self.early_stopping or not self._can_improve(found.best, length))
-        return [Choice(each.parent, each.token) for each in found.chosen]
+        return found.chosen
 
     def best(self, count: int, sequences: Sequence[list[int]]) -> list[list[int]]:
         """The best `count` hypotheses, if the search ended here."""

@@ -393,7 +393,8 @@ class Generator:
         """For each row the natural logarithms of probabilities at its last token: the most probable tokens
         first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
         processors. A row is empty for a token that a grammar forced, and once it is over."""
-        return [dict(each) for each in self._policy.log_probabilities]
+        known = self._policy.log_probabilities
+        return [dict(known.get(number, {})) for number in range(len(self._loop.rows))]
 
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
         loop = self._loop

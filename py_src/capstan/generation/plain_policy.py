@@ -22,7 +22,7 @@ class PlainPolicy(Policy):
         loop.policy = self
         self.watched: int | None = None
         """The number of most probable tokens that are kept with each pick; None while picks run ahead."""
-        self.log_probabilities: list[dict[int, float]] = [{} for _ in loop.rows]
+        self.log_probabilities: dict[int, dict[int, float]] = {}
         """Those of each row's last token, if they are watched."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
         """By row: the logits of the pick that was not read yet."""
@@ -100,8 +100,9 @@ class PlainPolicy(Policy):
     def take(self) -> list[int]:
         rows, pad = self.loop.rows, self.loop.options.pad_token_id
         tokens = [row.take(pad) for row in rows]
-        self.log_probabilities = [self._likelihoods(number, token) for number, token in enumerate(tokens)]
-        if not all(row.over for row in rows):
+        self.log_probabilities = {number: self._likelihoods(number, tokens[number]) for number in self._looked}
+        self._looked.clear()
+        if any(row.ended for row in rows) and not all(row.over for row in rows):
             length = max(map(len, rows))
             for row, token in zip(rows, tokens, strict=True):
                 if len(row) < length:
@@ -122,8 +123,6 @@ class PlainPolicy(Policy):
         self.watched = count
 
     def _likelihoods(self, number: int, token: int) -> dict[int, float]:
-        if number not in self._looked:
-            return {}
-        found, logits = self._looked.pop(number)
+        found, logits = self._looked[number]
         norm = found.best[0][0] + found.total
         return {other: logit - norm for logit, other in found.best[: self.watched]} | {token: logits[token] - norm}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..device.prefix_cache import Content
@@ -160,8 +160,11 @@ class Row:
         self.barren = False
         self.ended = bool(self.tail) or self.stopped
 
-    def receive(self, ids: Iterable[int], ends: Set[int]) -> None:
+    def receive(self, ids: Sequence[int], ends: Set[int]) -> None:
         """Take in picked ids, up to the first of `ends`."""
+        if not (self.ended or self.barren) and NO_TOKEN not in ids and ends.isdisjoint(ids):
+            self.ready.extend(ids)
+            return
         for token in ids:
             if self.ended or self.barren:
                 return
@@ -182,16 +185,17 @@ class Row:
 
     def take(self, pad: int) -> int:
         """Return the next token; padding after the end."""
-        if self.over:
+        ready = self.ready
+        if self.ended and not ready:
             return pad
-        token = self.ready.popleft()
-        if self.forced > len(self.ready):
+        token = ready.popleft()
+        if self.forced > len(ready):
             # The model has not seen the token before it.
             self.forced -= 1
         else:
             # The logits this token was picked from came from the token before it.
             self.valid = len(self.tokens)
-        if self.over:
+        if self.ended and not ready:
             self.end = token
             # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts
             # come from a table: its cache entry is computed again if the sequence goes on.
@@ -202,6 +206,6 @@ class Row:
                 self.stream.push(token)
                 if self.stopped:
                     # Picks ahead are discarded; nothing more is submitted for this row.
-                    self.ready.clear()
+                    ready.clear()
                     self.ended = True
         return token

@@ -143,9 +143,10 @@ class RowLoop(DecodeLoop):
 
     def take(self) -> list[int]:
         """The next token of every row; padding of those that are over."""
-        tokens = self.policy.take()
-        now = self.model.host.now()
-        self.timing.token(now)
+        tokens, timing = self.policy.take(), self.timing
+        timing.last_token = now = self.model.host.now()
+        timing.first_token = timing.first_token or now
+        timing.tokens += 1
         limit = self.options.max_time
         self.late = limit is not None and self._begun is not None and now - self._begun > 1000 * limit
         return tokens

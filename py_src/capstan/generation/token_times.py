@@ -101,12 +101,6 @@ class Timing:
             # It was submitted while Python ran, which that time holds too.
             self.python_ms -= burst.host
 
-    def token(self, now: float) -> None:
-        """Note that a token was returned."""
-        self.last_token = now
-        self.first_token = self.first_token or now
-        self.tokens += 1
-
     def pause(self) -> None:
         """Note that the time until the next step is not part of the decode steps."""
         self._since = self._first = None

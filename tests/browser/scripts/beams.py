@@ -8,9 +8,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from capstan import Generator, Model
+from capstan.device.beam_interface import Continuation
 from capstan.device.webgpu.joint_rows import JointRows
 from capstan.fallback import fallbacks
-from capstan.generation.beam_search import Beams, Choice
+from capstan.generation.beam_search import Beams
 
 from .recovering import destroy
 from .rows import APART, JOINT
@@ -61,9 +62,9 @@ async def search(
 def noted() -> Iterator[list[list[list[int]]]]:
     """The parents and tokens of each call of Beams.take."""
     found: list[list[list[int]]] = []
-    take: Callable[..., list[Choice]] = Beams.take
+    take: Callable[..., Sequence[Continuation]] = Beams.take
 
-    def taken(self: Beams, *given: Any) -> list[Choice]:
+    def taken(self: Beams, *given: Any) -> Sequence[Continuation]:
         made = take(self, *given)
         found.append([[each.parent, each.token] for each in made])
         return made
