@@ -246,7 +246,7 @@ def test_every_kernel_of_the_sampler_is_taken(options: SearchOptions, drafts: in
 ALONE = (
     *(("memory/turn",), ("memory/beside",), ("memory/half", "memory/narrow")),
     ("memory/half", "memory/unpack"),
-    *(("truth/compare",), ("sampler/shortlist",)),
+    *(("truth/compare",), ("sampler/keys", "sampler/shortlist")),
 )
 """Modules that are files, or several one behind the other."""
 

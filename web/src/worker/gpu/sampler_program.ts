@@ -10,6 +10,7 @@ import draftSource from "../shaders/sampler/draft.wgsl";
 import drawSource from "../shaders/sampler/draw.wgsl";
 import greedySource from "../shaders/sampler/greedy.wgsl";
 import histogramSource from "../shaders/sampler/histogram.wgsl";
+import keysSource from "../shaders/sampler/keys.wgsl";
 import prefixSource from "../shaders/sampler/prefix.wgsl";
 import sharedSource from "../shaders/sampler/sampler.wgsl";
 
@@ -182,7 +183,7 @@ export class SamplerPipelines {
     const key = `${kernel} ${stages}`;
     let found = this.modules.get(key);
     if (found === undefined) {
-      const code = [...declared(kernel), ...KERNELS[kernel], stages].join("\n");
+      const code = [...declared(kernel), keysSource, ...KERNELS[kernel], stages].join("\n");
       found = this.device.createShaderModule({ label: `sampler ${kernel}`, code });
       this.modules.set(key, found);
     }

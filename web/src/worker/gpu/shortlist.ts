@@ -1,6 +1,7 @@
 // Finds the largest logits of each row on the GPU, with their tokens and the sum that makes probabilities of them, so that
 // only these are copied to the CPU. Logits processors and beams read them.
 
+import keys from "../shaders/sampler/keys.wgsl";
 import shader from "../shaders/sampler/shortlist.wgsl";
 import type { WatchedDevice } from "./device";
 
@@ -37,7 +38,7 @@ export class Shortlist {
   static of(device: GPUDevice): GPUComputePipeline[] {
     let found = Shortlist.pipelines.get(device);
     if (found === undefined) {
-      const module = device.createShaderModule({ label: "shortlist", code: shader });
+      const module = device.createShaderModule({ label: "shortlist", code: keys + shader });
       found = ["blocks", "join", "score"].map((entryPoint) =>
         device.createComputePipeline({ label: "shortlist", layout: "auto", compute: { module, entryPoint } }),
       );

@@ -70,3 +70,27 @@ fn behind_product(product: f32, other: f32) -> f32 {
 #endif
   return value;
 }
+
+// The result behind the product in column n, which is element `at` of [M, N]: `sum_up` belongs to the other half of a
+// gated layer.
+fn finished(n: u32, at: u32, sum: f32, sum_up: f32) -> element {
+  var product = sum;
+  var other = sum_up;
+#if bias
+  product += f32(bias[n]);
+#if weights_up
+  other += f32(bias_up[n]);
+#endif
+#endif
+#if up
+  other = f32(up[at]);
+#endif
+  var value = behind_product(product, other);
+#if residual
+  value += f32(residual[at]);
+#endif
+#if second
+  value += f32(second[at]);
+#endif
+  return element(value);
+}

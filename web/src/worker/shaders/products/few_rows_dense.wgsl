@@ -80,7 +80,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   for (var j = thread; j < STRIP; j += WORKGROUP) {
     let n = group.x * STRIP + j;
     if (n < N && top + m < M) {
-      let result = (top + m) * N + n;
       var product = 0.0;
       var other = 0.0;
       for (var part = 0u; part < PARTS; part++) {
@@ -89,23 +88,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         other += parts[(PARTS + part) * STRIP + j];
 #endif
       }
-#if bias
-      product += f32(bias[n]);
-#if weights_up
-      other += f32(bias_up[n]);
-#endif
-#endif
-#if up
-      other = f32(up[result]);
-#endif
-      var value = behind_product(product, other);
-#if residual
-      value += f32(residual[result]);
-#endif
-#if second
-      value += f32(second[result]);
-#endif
-      y[(top + m) * OF + FIRST + n] = element(value);
+      y[(top + m) * OF + FIRST + n] = finished(n, (top + m) * N + n, product, other);
     }
   }
   workgroupBarrier();

@@ -210,25 +210,7 @@ fn main(
 #repeat i 4
     let n = (group.x * WN + team) * OWN + line + i;
     if (m < M && n < N) {
-      var product = products[i];
-      var other = others[i];
-#if bias
-      product += f32(bias[n]);
-#if weights_up
-      other += f32(bias_up[n]);
-#endif
-#endif
-#if up
-      other = f32(up[m * N + n]);
-#endif
-      var value = behind_product(product, other);
-#if residual
-      value += f32(residual[m * N + n]);
-#endif
-#if second
-      value += f32(second[m * N + n]);
-#endif
-      y[m * OF + FIRST + n] = element(value);
+      y[m * OF + FIRST + n] = finished(n, m * N + n, products[i], others[i]);
     }
 #end
   }

@@ -194,25 +194,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         other += parts[at + ROWS * TALL * PARTS + p];
 #endif
       }
-      product *= SHARE;
-      other *= SHARE;
-#if bias
-      product += f32(bias[n]);
-#if weights_up
-      other += f32(bias_up[n]);
-#endif
-#endif
-#if up
-      other = f32(up[m * N + n]);
-#endif
-      var value = behind_product(product, other);
-#if residual
-      value += f32(residual[m * N + n]);
-#endif
-#if second
-      value += f32(second[m * N + n]);
-#endif
-      y[m * OF + FIRST + n] = element(value);
+      y[m * OF + FIRST + n] = finished(n, m * N + n, product * SHARE, other * SHARE);
     }
   }
 }

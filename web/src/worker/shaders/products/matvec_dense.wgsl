@@ -39,26 +39,6 @@ var<workgroup> squares: array<f32, PARTS>;
 #endif
 #endif
 
-// The result behind the product: `sum` belongs to column n, `sum_up` to the other half of a gated layer.
-fn finished(n: u32, sum: f32, sum_up: f32) -> element {
-  var product = sum;
-  var other = sum_up;
-#if bias
-  product += f32(bias[n]);
-#if weights_up
-  other += f32(bias_up[n]);
-#endif
-#endif
-  var value = behind_product(product, other);
-#if residual
-  value += f32(residual[n]);
-#endif
-#if second
-  value += f32(second[n]);
-#endif
-  return element(value);
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let column = thread % COLUMNS;
@@ -147,7 +127,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       sum *= inverse;
       up *= inverse;
 #endif
-      y[FIRST + n] = finished(n, sum, up);
+      y[FIRST + n] = finished(n, n, sum, up);
     }
   }
 #else
@@ -164,9 +144,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #repeat j WIDE
   let n = vector * WIDE + j;
 #if weights_up
-  y[FIRST + n] = finished(n, column_sum(sums, j), column_sum(sums_up, j));
+  y[FIRST + n] = finished(n, n, column_sum(sums, j), column_sum(sums_up, j));
 #else
-  y[FIRST + n] = finished(n, column_sum(sums, j), 0.0);
+  y[FIRST + n] = finished(n, n, column_sum(sums, j), 0.0);
 #endif
 #end
 #endif

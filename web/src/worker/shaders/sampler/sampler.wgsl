@@ -14,7 +14,6 @@ override BLOCKS: u32 = 1u;     // blocks in a row: ceil(VOCAB / BLOCK), at most 
 override HALF: bool = false;   // logits are float16, two to a word
 override POSITIONS: u32 = 1u;  // positions of a drafted step, of one row: logits are [POSITIONS, VOCAB]; else 1
 
-const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 const NO_TOKEN = 0xffffffffu; // of a row that has_nothing
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
@@ -90,34 +89,6 @@ fn divide_up(a: vec2<u32>, b: u32) -> u32 {
     }
   }
   return quotient + select(0u, 1u, rest != 0u);
-}
-
-fn key_of(bits: u32) -> u32 {
-  let magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    return NEGATIVE_INFINITY_KEY;
-  }
-  if (magnitude == 0u) {
-    return 0x80000000u;
-  }
-  return select(bits | 0x80000000u, ~bits, (bits >> 31u) != 0u);
-}
-
-fn float32_bits(half: u32) -> u32 {
-  let sign = (half & 0x8000u) << 16u;
-  let exponent = (half >> 10u) & 31u;
-  let fraction = half & 0x3ffu;
-  if (exponent == 31u) {
-    return sign | 0x7f800000u | (fraction << 13u);
-  }
-  if (exponent != 0u) {
-    return sign | ((exponent + 112u) << 23u) | (fraction << 13u);
-  }
-  if (fraction == 0u) {
-    return sign;
-  }
-  let leading = firstLeadingBit(fraction);
-  return sign | ((leading + 103u) << 23u) | ((fraction << (23u - leading)) & 0x7fffffu);
 }
 
 fn is_end(token: u32) -> bool {

@@ -1,7 +1,7 @@
 // Finds the largest logits of rows, and the sums that turn logits into probabilities.
 //
 // Writes of each row Σ exp(logit - largest) as a float32, then `count` pairs of a float32 and its token: the largest logits
-// in order, the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/stages/sampling.py.
+// in order, the lowest token first among equals. keys.wgsl comes before it.
 // `blocks` finds the same of each BLOCK tokens, with keys for logits; dispatch: (blocks, rows). `join` finds the row's in
 // those; dispatch: (rows). Bindings: 0 logits (float32, or float16 two to a word), 1 parts, 2 result, 3 params.
 // `score` finds of each row the logit of the token that `result` has for it, the largest one's token, that logit, and the
@@ -26,46 +26,17 @@ struct Params {
 
 const BLOCK = 4096u;
 const WG = 256u;
-const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 
 var<workgroup> keys: array<u32, WG>;
 var<workgroup> tokens: array<u32, WG>;
 var<workgroup> sums: array<f32, WG>;
 
-// The float32 with the value of a float16; subnormal ones too.
-fn widened(half: u32) -> u32 {
-  let sign = (half & 0x8000u) << 16u;
-  let exponent = (half >> 10u) & 31u;
-  let fraction = half & 0x3ffu;
-  if (exponent == 31u) {
-    return sign | 0x7f800000u | (fraction << 13u);
-  }
-  if (exponent != 0u) {
-    return sign | ((exponent + 112u) << 23u) | (fraction << 13u);
-  }
-  if (fraction == 0u) {
-    return sign;
-  }
-  let leading = firstLeadingBit(fraction);
-  return sign | ((leading + 103u) << 23u) | ((fraction << (23u - leading)) & 0x7fffffu);
-}
-
 // A u32 of the same order as the logits.
-fn key_of(at: u32) -> u32 {
-  var bits = 0u;
+fn key_at(at: u32) -> u32 {
   if (params.half != 0u) {
-    bits = widened((logits[at >> 1u] >> ((at & 1u) * 16u)) & 0xffffu);
-  } else {
-    bits = logits[at];
+    return key_of(float32_bits((logits[at >> 1u] >> ((at & 1u) * 16u)) & 0xffffu));
   }
-  let magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    return NEGATIVE_INFINITY_KEY;
-  }
-  if (magnitude == 0u) {
-    return 0x80000000u;
-  }
-  return select(bits | 0x80000000u, ~bits, (bits >> 31u) != 0u);
+  return key_of(logits[at]);
 }
 
 fn bits_of(key: u32) -> u32 {
@@ -130,7 +101,7 @@ fn blocks(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) g
     var key = 0u;
     var token = 0u;
     for (var at = group.x * BLOCK + thread; at < end; at += WG) {
-      let found = key_of(row + at);
+      let found = key_at(row + at);
       if (found > key && is_next(found, at, last_key, last_token)) {
         key = found;
         token = at;
@@ -148,7 +119,7 @@ fn blocks(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) g
   }
   var sum = 0.0;
   for (var at = group.x * BLOCK + thread; at < end; at += WG) {
-    sum += share(key_of(row + at), top);
+    sum += share(key_at(row + at), top);
   }
   sum_of(thread, sum);
   if (thread == 0u) {
@@ -203,7 +174,7 @@ fn score(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gr
   var key = 0u;
   var token = 0u;
   for (var at = thread; at < params.vocab; at += WG) {
-    let found = key_of(row + at);
+    let found = key_at(row + at);
     if (found > key) {
       key = found;
       token = at;
@@ -213,11 +184,11 @@ fn score(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gr
   let top = keys[0];
   var sum = 0.0;
   for (var at = thread; at < params.vocab; at += WG) {
-    sum += share(key_of(row + at), top);
+    sum += share(key_at(row + at), top);
   }
   sum_of(thread, sum);
   if (thread == 0u) {
-    result[to] = bits_of(key_of(row + result[to]));
+    result[to] = bits_of(key_at(row + result[to]));
     result[to + 1u] = tokens[0];
     result[to + 2u] = bits_of(top);
     result[to + 3u] = bitcast<u32>(sums[0]);
