@@ -31,6 +31,8 @@ from .model_files.hub import HubRepository
 from .model_files.known_models import KnownModel, models
 from .model_files.model_facts import ModelFacts
 from .signatures import check_arguments
+from .speech.transcriber import Transcriber
+from .speech.transcription_run import Segment, Transcription, TranscriptionRun
 from .stages.search import SearchOptions
 from .stages.speculation_options import Speculation
 from .text.stream import StoppingStream, TextStream
@@ -57,6 +59,7 @@ __all__ = [
     "ModelFacts",
     "Score",
     "SearchOptions",
+    "Segment",
     "Speculation",
     "SpeculationStats",
     "StoppingStream",
@@ -66,6 +69,9 @@ __all__ = [
     "Tokenizer",
     "TokenizerStream",
     "Trace",
+    "Transcriber",
+    "Transcription",
+    "TranscriptionRun",
     "Verification",
     "WeightStore",
     "configure",

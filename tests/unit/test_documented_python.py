@@ -17,6 +17,7 @@ import pytest
 import capstan
 from buildtools import ROOT
 from capstan import errors, measure, memory, notebook
+from tests.sounds import glide, wave_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DOCS = ROOT / "docs"
@@ -38,6 +39,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(capstan, "models", list(capstan.models))
     names: dict[str, Any] = {"folder": str(FIXTURES / "nano-llama"), "lora": str(FIXTURES / "nano-lora")}
+    names |= {"whisper": str(FIXTURES / "speech/nano-whisper"), "sound": wave_file(glide(0.5))}
     with warnings.catch_warnings():
         asyncio.run(run_blocks(REFERENCE, names))
     assert names["fit"]

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("loading",),
     ("_js", "local"),
     ("onnxruntime",),
-    ("adapters", "embeddings", "generation", "measure", "model", "notebook", "tokenizer"),
+    ("adapters", "embeddings", "generation", "measure", "model", "notebook", "speech", "tokenizer"),
     ("genai", "page"),
     ("capstan",),
     ("capstan_host",),
@@ -183,6 +183,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "request_handler",
     ),
     "sound": ("resampling spectrum wave_file", "sound_processor"),
+    "speech": ("segments speech_tokens", "timestamp_rules", "transcription_run", "transcriber"),
     "stages": (
         "option",
         "float_arithmetic stage",
@@ -253,6 +254,10 @@ INSIDE_FUNCTIONS = {
         "playwright.sync_api",
     ): "in the extra `testing`; a pytest plugin is imported by each run",
     ("capstan_host.testing.plugin", "capstan_host.testing.pages"): "Playwright is in the extra `testing`",
+    ("speech.transcriber", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
+    ("speech.transcription_run", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
+    ("speech.transcription_run", "device.speech_encoder"): "for models that hear only",
+    ("speech.transcription_run", "speech.timestamp_rules"): "numpy, as in genai.multimodal_processor",
     ("text.chat_prompts", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")

@@ -18,10 +18,10 @@ PUBLIC = """
 Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
 DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
 KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileError OptionError OutOfMemoryError PromptError Score
-SearchOptions SoundError Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError
-TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError
-Verification VersionError WeightStore WeightsChangedError configure logits_processor measure memory models notebook
-open_device plan shortlist_processor trace
+SearchOptions Segment SoundError Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError
+TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace Transcriber Transcription TranscriptionRun
+UncomputedError UnsupportedModelError ValidationError Verification VersionError WeightStore WeightsChangedError
+configure logits_processor measure memory models notebook open_device plan shortlist_processor trace
 """
 
 GENAI = {

@@ -122,7 +122,7 @@ NO_SOUNDS = {
     "8 kHz": (wave_file(glide(1.0, rate=8000), rate=8000), "has 8000 samples a second, at least 16000 are needed"),
     "NaN": (wave_file([0.1] * 700 + [math.nan] + [0.1] * 700, bits=32, coding=FLOATS), "sample 700 is NaN or infinite"),
     "infinity": (wave_file([0.1] * 700 + [math.inf], bits=64, coding=FLOATS), "sample 700 is NaN or infinite"),
-    "31 seconds": (wave_file([0.0] * 31 * 16000), "is 31.0 seconds long; the model hears 30 at once"),
+    "31 seconds": (wave_file([0.0] * 31 * 16000), "is 31.0 seconds long; at most 30 are heard"),
     "10 hours": (
         wave_file([])[:40] + struct.pack("<I", 36000 * 16000 * 2),
         "is 36000.0 seconds long",

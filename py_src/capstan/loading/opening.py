@@ -20,7 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
-from ..model_files.genai_config import ENCODER, GenaiConfig, with_room
+from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
@@ -324,6 +324,9 @@ async def read_small_files(
     if config.encoder is not None:
         name = config.encoder.processor
         files[name] = utf_8(await host.read(place.folder, name), place.folder + name)
+        said = await host.read_optional(place.folder, GENERATION_CONFIG)
+        if said is not None:
+            files[GENERATION_CONFIG] = utf_8(said, place.folder + GENERATION_CONFIG)
     return found, files
 
 

@@ -29,6 +29,7 @@ from .session_settings import (
 __all__ = [
     "DECODER",
     "ENCODER",
+    "GENERATION_CONFIG",
     "KV_CACHE_BITS",
     "DecoderConfig",
     "EncoderConfig",
@@ -149,6 +150,8 @@ class Stated:
 
 DECODER = "decoder"
 """The name of the graph that makes tokens."""
+GENERATION_CONFIG = "generation_config.json"
+"""The file with the suppressed tokens of a speech model; folders of the builder have none."""
 ENCODER = "encoder"
 """The name of the graph that is run once over a sound."""
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, SoundError, UnsupportedModelError
+from ..model_files.bounded_json import clipped
 from ..model_files.config_section import parse_object
 from .resampling import downsampled
-from .spectrum import hann, log_mel, mel_filters, power
-from .wave_file import decoded, too_long
+from .spectrum import hann, log_mel, mel_filters, scaled
+from .wave_file import WaveFile, opened, require_finite, too_long
 
-__all__ = ["SoundProcessor"]
+__all__ = ["RATE", "HeardSound", "SoundProcessor"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RATE = 16_000
@@ -75,34 +76,86 @@ class SoundProcessor:
     def features(self, files: Sequence[bytes], names: Sequence[str]) -> Array:
         """The features of WAV files, float32 [files, bands, frames]; `names` are what messages call them. Raises
         SoundError."""
-        filters = mel_filters(self.size, self.bands, RATE)
-        made = [
-            log_mel(power(self._samples(data, name), self.size, self.hop, self.window), filters, self.frames)
-            for data, name in zip(files, names, strict=True)
-        ]
-        return np.stack(made)
+        sounds = [self.samples(data, name, self.seconds) for data, name in zip(files, names, strict=True)]
+        return np.stack([HeardSound(self, samples).window(0) for samples in sounds])
 
-    def _samples(self, data: bytes, name: str) -> Array:
-        """The samples of one channel at RATE."""
-        sound = decoded(data, name, self.seconds)
-        if not len(sound.samples):
-            raise SoundError(f"{name} has no samples; give a sound that is longer than 0 seconds")
-        if not np.isfinite(sound.samples).all():
-            place = int(np.flatnonzero(~np.isfinite(sound.samples).all(axis=1))[0])
-            raise SoundError(f"{name}: sample {place} is NaN or infinite; write the file again")
-        if sound.rate < RATE:
+    def samples(self, data: bytes, name: str, longest: float) -> Array:
+        """The mean of a WAV file's channels, of at most `longest` seconds, at RATE: float32 [samples]. Raises
+        SoundError."""
+        file = opened(data, name, longest)
+        if file.frames and file.rate < RATE:
             raise SoundError(
-                f"{name} has {sound.rate} samples a second, at least {RATE} are needed; resample it, as by "
+                f"{name} has {file.rate} samples a second, at least {RATE} are needed; resample it, as by "
                 f"`ffmpeg -i FILE -ar {RATE} sound.wav`"
             )
-        samples: Array = sound.samples.mean(axis=1, dtype=np.float32)
-        if sound.rate > RATE:
-            samples = downsampled(samples, sound.rate, RATE)
-        if len(samples) < self.hop:
-            raise SoundError(f"{name} has {len(samples)} samples at {RATE} a second; at least {self.hop} are needed")
-        if len(samples) > self.seconds * RATE:
-            raise too_long(name, len(samples) / RATE, self.seconds)
-        return samples
+        step = self.seconds * file.rate
+        parts = [self._resampled(file, start, start + step) for start in range(0, file.frames, step)]
+        return self.checked(np.concatenate(parts) if parts else np.zeros(0, np.float32), name, longest)
+
+    def checked(self, samples: Any, name: str, longest: float) -> Array:
+        """Samples of one channel at RATE, from an array of numbers. Raises SoundError for other values, NaN and
+        infinity, and for too few or too many."""
+        try:
+            found = np.asarray(samples, np.float32)
+        except (TypeError, ValueError) as error:
+            raise SoundError(f"{name} is {clipped(samples)}; expected a WAV file or samples") from error
+        if found.ndim != 1:
+            raise SoundError(f"{name} is an array of {found.ndim} dimensions; expected [samples], of one channel")
+        if not len(found):
+            raise SoundError(f"{name} has no samples; give a sound that is longer than 0 seconds")
+        require_finite(found, name)
+        if len(found) < self.hop:
+            raise SoundError(f"{name} has {len(found)} samples at {RATE} a second; at least {self.hop} are needed")
+        if len(found) > longest * RATE:
+            raise too_long(name, len(found) / RATE, longest)
+        return found
+
+    def _resampled(self, file: WaveFile, start: int, stop: int) -> Array:
+        """The frames from `start` to before `stop` at RATE. The filter also hears a second before and after them."""
+        if file.rate == RATE:
+            return mean(file.samples(start, stop))
+        before, after = max(0, start - file.rate), stop + file.rate
+        found = downsampled(mean(file.samples(before, after)), file.rate, RATE)
+        first = RATE if start else 0
+        return found[first : first + self.seconds * RATE]
+
+
+class HeardSound:
+    """The spectrum of one channel's samples at RATE, computed window by window."""
+
+    def __init__(self, processor: SoundProcessor, samples: Array) -> None:
+        self._about, self._samples = processor, samples
+        self._filters = mel_filters(processor.size, processor.bands, RATE)
+        self.frames = len(samples) // processor.hop
+        """Columns of the spectrum of the whole sound."""
+        starts = range(0, self.frames, processor.frames)
+        self._loudest = max(np.float32(self._logs(start).max()) for start in starts)
+
+    def window(self, first: int) -> Array:
+        """The features from a frame on, float32 [bands, frames]. As in Whisper, a sound that is shorter than the window
+        is followed by silence, and the last window of a longer one by zeros."""
+        logs = self._logs(first)
+        after = np.zeros((), np.float32)
+        if self.frames <= self._about.frames and not first:
+            after = scaled(np.array(-np.inf, np.float32), self._loudest)
+        found = np.full((self._about.bands, self._about.frames), after, np.float32)
+        found[:, : logs.shape[1]] = scaled(logs, self._loudest)
+        return found
+
+    def _logs(self, first: int) -> Array:
+        """The logarithms of a window from a frame on. A frame is centred on its sample; silence pads both ends."""
+        about, half = self._about, self._about.size // 2
+        last = min(first + about.frames, self.frames)
+        start, stop = first * about.hop - half, (last - 1) * about.hop + half
+        near = self._samples[max(start, 0) : stop]
+        silent = np.pad(near, (max(-start, 0), max(stop - len(self._samples), 0)))
+        return log_mel(silent, about.hop, about.window, self._filters)
+
+
+def mean(channels: Array) -> Array:
+    """The mean of channels, [frames, channels]."""
+    found: Array = channels.mean(axis=1, dtype=np.float32)
+    return found
 
 
 def steps_of(config: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["hann", "log_mel", "mel_filters", "power"]
+__all__ = ["hann", "log_mel", "mel_filters", "scaled"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 HIGHEST_MEL = 45.245640471924965
@@ -18,25 +18,19 @@ RANGE = 8.0
 """Values more than this many powers of ten below the largest are raised to that bound."""
 
 
-def power(samples: Array, size: int, hop: int, window: Array) -> Array:
-    """The squared magnitudes of Fourier transforms over `size` samples, each `hop` samples after the one before:
-    float32 [size / 2 + 1, frames]. The first frame is centred on the first sample; silence pads both ends."""
-    half = size // 2
-    silent = np.pad(samples, half)
-    frames = np.lib.stride_tricks.sliding_window_view(silent, size)[::hop]
+def log_mel(samples: Array, hop: int, window: Array, filters: Array) -> Array:
+    """The logarithms of powers by bands: float32 [bands, frames]. Each frame has as many samples as the window and
+    begins `hop` samples after the one before."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, len(window))[::hop]
     found = np.fft.rfft(frames * window, axis=-1)
-    return (found.real**2 + found.imag**2).astype(np.float32).T
+    powers = (found.real**2 + found.imag**2).astype(np.float32).T
+    logs: Array = np.log10(np.maximum(filters @ powers, np.float32(LEAST_POWER)))
+    return logs
 
 
-def log_mel(powers: Array, filters: Array, frames: int) -> Array:
-    """The logarithms of powers by bands, scaled as Whisper takes them: float32 [bands, frames], with silence
-    after the sound. As in the native package, the last column of `powers` is left out."""
-    mel = np.maximum(filters @ powers[:, :-1], np.float32(LEAST_POWER))
-    logs = np.log10(mel)
-    least = np.float32(logs.max() - np.float32(RANGE))
-    found = np.full((len(filters), frames), (least + np.float32(4)) / np.float32(4), np.float32)
-    found[:, : logs.shape[1]] = (np.maximum(logs, least) + np.float32(4)) / np.float32(4)
-    return found
+def scaled(logs: Array, loudest: np.float32) -> Array:
+    """Logarithms as Whisper takes them, those far below the `loudest` of the sound raised."""
+    return (np.maximum(logs, loudest - np.float32(RANGE)) + np.float32(4)) / np.float32(4)
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import SoundError
 
-__all__ = ["Sound", "decoded"]
+__all__ = ["WaveFile", "opened", "too_long"]
 
 INTEGERS, FLOATS, EXTENSIBLE = 1, 3, 0xFFFE
 UNKNOWN = 0xFFFFFFFF
@@ -25,14 +25,6 @@ OTHER_CODINGS = {
     0x55: "MP3",
 }
 REMEDY = "give a WAV file, as `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes it"
-
-
-@dataclass(frozen=True)
-class Sound:
-    """Samples from -1 to 1, float32 [frames, channels], at `rate` frames a second."""
-
-    samples: np.ndarray[Any, np.dtype[np.float32]]
-    rate: int
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,36 @@ class Format:
         return self.bits // 8 * self.channels
 
 
-def decoded(data: bytes, name: str, longest: float) -> Sound:
-    """The sound of a WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError."""
+@dataclass(frozen=True)
+class WaveFile:
+    """The samples of a WAV file, which are decoded in parts."""
+
+    data: memoryview
+    form: Format
+    name: str
+
+    @property
+    def rate(self) -> int:
+        """Frames a second."""
+        return self.form.rate
+
+    @property
+    def frames(self) -> int:
+        """The number of samples of each channel."""
+        return len(self.data) // self.form.width
+
+    def samples(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The frames from `start` to before `stop`: from -1 to 1, float32 [frames, channels]. Raises SoundError for
+        NaN and infinity."""
+        width = self.form.width
+        values = CODINGS[self.form.coding, self.form.bits](self.data[start * width : stop * width])
+        found = values.astype(np.float32, copy=False).reshape(-1, self.form.channels)
+        require_finite(found, self.name, start)
+        return found
+
+
+def opened(data: bytes, name: str, longest: float) -> WaveFile:
+    """A WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         kind = next((what for start, what in OTHERS.items() if data.startswith(start)), "")
         if not kind and len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
@@ -71,8 +91,19 @@ def decoded(data: bytes, name: str, longest: float) -> Sound:
                 raise too_long(name, seconds, longest)
             if there < length != UNKNOWN:
                 raise SoundError(f"{name} is truncated: {length} bytes of samples were announced, {there} are there")
-            return Sound(samples_of(data[start : start + length], form, name), form.rate)
+            samples = memoryview(data)[start : start + length]
+            if rest := len(samples) % form.width:
+                raise SoundError(f"{name} is truncated: its last frame has {rest} of {form.width} bytes")
+            return WaveFile(samples, form, name)
     raise SoundError(f"{name} has no samples; {REMEDY}")
+
+
+def require_finite(samples: np.ndarray[Any, np.dtype[np.float32]], name: str, start: int = 0) -> None:
+    """Raise SoundError for a frame with NaN or infinity; the first one is frame `start` of the sound."""
+    finite = np.isfinite(samples).reshape(len(samples), -1).all(axis=1)
+    if not finite.all():
+        place = start + int(np.flatnonzero(~finite)[0])
+        raise SoundError(f"{name}: sample {place} is NaN or infinite; write the file again")
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -98,28 +129,20 @@ def format_of(chunk: bytes, name: str) -> Format:
     return Format(coding, channels, rate, bits)
 
 
-def samples_of(data: bytes, form: Format, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    frames, rest = divmod(len(data), form.width)
-    if rest:
-        raise SoundError(f"{name} is truncated: its last frame has {rest} of {form.width} bytes")
-    return CODINGS[form.coding, form.bits](data).astype(np.float32, copy=False).reshape(frames, form.channels)
-
-
 def too_long(name: str, seconds: float, longest: float) -> SoundError:
-    """The error for a sound that is longer than the model's window."""
+    """The error for a sound that is longer than can be heard."""
     return SoundError(
-        f"{name} is {seconds:.1f} seconds long; the model hears {longest:g} at once, and longer sounds are not cut "
-        "for it yet: give parts of at most that length"
+        f"{name} is {seconds:.1f} seconds long; at most {longest:g} are heard: give parts of at most that length"
     )
 
 
-def from_24_bits(data: bytes) -> np.ndarray[Any, Any]:
+def from_24_bits(data: memoryview) -> np.ndarray[Any, Any]:
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
     return wide.view("<i4")[:, 0] / np.float64(1 << 31)
 
 
-CODINGS: dict[tuple[int, int], Callable[[bytes], np.ndarray[Any, Any]]] = {
+CODINGS: dict[tuple[int, int], Callable[[memoryview], np.ndarray[Any, Any]]] = {
     (INTEGERS, 8): lambda data: np.frombuffer(data, np.uint8) * np.float32(2 / 255) - np.float32(1),
     (INTEGERS, 16): lambda data: np.frombuffer(data, "<i2") * np.float32(1 / (1 << 15)),
     (INTEGERS, 24): from_24_bits,

@@ -8,6 +8,22 @@ __all__ = ["GENERATION"]
 
 GENERATION = (
     Mutation(
+        "speech.timestamp_again",
+        "py_src/capstan/speech/timestamp_rules.py",
+        "return last if ends_text else last + 1",
+        "return last",
+        "a segment may begin and end at one timestamp",
+        unit("transcriber::test_picked_tokens_are_those_of_the_definition"),
+    ),
+    Mutation(
+        "speech.window_before_last_pair",
+        "py_src/capstan/speech/segments.py",
+        "columns if complete else (picked[ends[-1] - 1] - begin) * COLUMNS",
+        "columns",
+        "text after the last pair of timestamps is lost",
+        unit("transcriber::test_windows_are_cut_where_timestamps_come_in_pairs"),
+    ),
+    Mutation(
         "row.rewind_keeps_last_row",
         "py_src/capstan/generation/row.py",
         "        self.unsettle(max(0, length - 1))\n        if not length:",

@@ -1,0 +1,92 @@
+"""Speech to text: a sound of any length becomes text, segment by segment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelFileError, SoundError, UnsupportedModelError
+from ..host import wait_here
+from ..host.disk_file import read_file
+from ..model import Model
+from ..model_files.genai_config import GENERATION_CONFIG
+from ..tokenizer import Tokenizer
+from .speech_tokens import SpeechTokens
+from .transcription_run import SpeechModel, Transcription, TranscriptionRun
+
+__all__ = ["MOST_BYTES", "Transcriber"]
+
+LONGEST_SECONDS = 4 * 3600
+"""The longest sound: its samples take 0.9 GB."""
+MOST_BYTES = 1 << 29
+"""The limit of a sound file's bytes."""
+
+
+class Transcriber:
+    """Turns speech into text with a Whisper model.
+
+    `sound` is the content of a WAV file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
+    floats. It may have 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
+    openai's `transcribe` and transformers' `generate`. Search is greedy.
+
+    `language` is a code such as 'de'; by default the model finds it. `task` is 'transcribe', or 'translate' for English
+    text. With `timestamps` segments have their times.
+
+    Raises UnsupportedModelError for a model of text.
+    """
+
+    def __init__(self, model: Model) -> None:
+        about, encoder, config = model.config.encoder, model.speech_encoder, model.config
+        if about is None or encoder is None:
+            raise UnsupportedModelError(
+                f"{model.folder} is a model of type {model.type!r}, which takes text only and hears nothing; load a "
+                "Whisper folder"
+            )
+        from ..sound.sound_processor import SoundProcessor
+
+        files, tokenizer = model.tokenizer_files, Tokenizer(model)
+        said = files.get(GENERATION_CONFIG)
+        tokens = SpeechTokens.of_model(tokenizer, config.eos_token_ids[0], config.vocab_size, said)
+        sounds = SoundProcessor.of_config(files[about.processor], about.processor)
+        self._speech = SpeechModel(model, encoder, tokenizer, tokens, sounds)
+
+    @property
+    def languages(self) -> list[str]:
+        """The codes of the languages that the model knows; empty for a model of English only."""
+        return list(self._speech.tokens.languages)
+
+    def run(
+        self, sound: Any, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False
+    ) -> TranscriptionRun:
+        """An asynchronous iterator over the segments as they come: `async for segment in transcriber.run(sound)`.
+        Without timestamps a sound of at most 30 seconds comes word by word. Raises SoundError, OptionError."""
+        self._speech.tokens.require(language, task)
+        return TranscriptionRun(self._speech, self._samples(sound), language, task, timestamps)
+
+    async def transcribe_async(
+        self, sound: Any, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False
+    ) -> Transcription:
+        """The whole text of a sound. Raises SoundError, OptionError, and the errors of Generator."""
+        run = self.run(sound, language=language, task=task, timestamps=timestamps)
+        async for _ in run:
+            pass
+        return run.result
+
+    def transcribe(
+        self, sound: Any, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False
+    ) -> Transcription:
+        """`transcribe_async`, blocking."""
+        made = self.transcribe_async(sound, language=language, task=task, timestamps=timestamps)
+        return wait_here(self._speech.model.host, made, "transcribe", "await transcribe_async(...)")
+
+    def _samples(self, sound: Any) -> Any:
+        """The samples of a sound at 16,000 Hz. Raises SoundError."""
+        sounds = self._speech.sounds
+        if isinstance(sound, str):
+            try:
+                return sounds.samples(read_file(Path(sound), MOST_BYTES), sound, LONGEST_SECONDS)
+            except ModelFileError as error:
+                raise SoundError(str(error)) from error
+        if isinstance(sound, bytes):
+            return sounds.samples(sound, "the sound", LONGEST_SECONDS)
+        return sounds.checked(sound, "the sound", LONGEST_SECONDS)
