@@ -406,7 +406,11 @@ UNKNOWN: dict[str, tuple[Part, str]] = {
         {
             "pre_tokenizer": {
                 "type": "Sequence",
-                "pretokenizers": [metaspace("first"), split(regex(r"\w+"), "MergedWithNext"), metaspace("first", False)],
+                "pretokenizers": [
+                    metaspace("first"),
+                    split(regex(r"\w+"), "MergedWithNext"),
+                    metaspace("first", False),
+                ],
             }
         },
         "Metaspace with the scheme first behind another part does not go with a part that adds to the text",

@@ -40,7 +40,7 @@ from .tokenizer_parts import attack_tokenizers
 __all__ = ["COUNT", "attack_target", "attacks_here", "corpus", "main", "model_files"]
 
 COUNT = 200
-"""Cases of a class, unless said otherwise; those in a page are a tenth, those that load the page anew a fortieth."""
+"""Cases of a class, unless said otherwise. Those in a page are a tenth; a fortieth load the page for each case."""
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 """Cases that once failed, by class: CORPUS/CLASS/NAME."""

@@ -39,7 +39,7 @@ __all__ = ["PAGE_SHARE", "Folders", "OpenedPage", "opened_page", "page_attacks"]
 PAGE_SHARE = 0.1
 """How many of a class's cases are tried in a page."""
 VISIT_SHARE = 0.25
-"""How many of these are tried of classes that load the page anew for each: 5 to 9 s a case."""
+"""The share of these that is tried in classes whose cases load the page, which takes 5 to 9 s."""
 
 HERE = Path(__file__).parent
 MODULES = ("__init__.py", "arguments.py", "mutations.py", "report.py", "share.py", "targets.py")

@@ -187,7 +187,7 @@ export class Client {
     const refused = this.shared && unshareable(assets);
     if (refused) this.unshare(refused);
     const about = { tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes } as const;
-    // What a worker fetches while its page is frozen may never come in Chromium, nor fail.
+    // In Chromium, a worker whose page is frozen during a fetch may wait for ever.
     const again = (): void => {
       if (this.shared) return;
       this.onEvent({ kind: "status", text: "starting Python again, since the page was frozen meanwhile" }, 0);
