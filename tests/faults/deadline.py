@@ -58,8 +58,11 @@ def kept_until_end(case: bytes, seconds: float) -> Iterator[None]:
     """Keep a case in a file meanwhile, and behind it if the process dies; `is_late` after so many seconds."""
     RUNNING.mkdir(parents=True, exist_ok=True)
     file, end = RUNNING / str(os.getpid()), time.time() + seconds
-    file.write_bytes(case)
-    os.utime(file, (end, end))
+    # A file without its deadline would be late.
+    written = file.with_suffix(".new")
+    written.write_bytes(case)
+    os.utime(written, (end, end))
+    written.replace(file)
     try:
         yield
     except LateError:
