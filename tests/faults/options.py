@@ -52,7 +52,7 @@ def attack_from(first: int, share: Share, outcome: Outcome) -> int:
     if late:
         process.kill()
     status = process.wait()
-    if status and not late:
+    if (status or number < first) and not late:
         outcome.fail(case, f"Node ended with {status}")
     return number + 1 if status and number >= first else share.count
 

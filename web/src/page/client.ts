@@ -194,7 +194,8 @@ export class Client {
       this.endWorker();
       this.connect(about);
     };
-    document.addEventListener("resume", again);
+    // A worker has no document.
+    globalThis.document?.addEventListener("resume", again);
     this.connect(about);
     try {
       this.ready = await booted;
@@ -202,7 +203,7 @@ export class Client {
       this.fail(error as Error);
       throw error;
     } finally {
-      document.removeEventListener("resume", again);
+      globalThis.document?.removeEventListener("resume", again);
     }
     this.booted = null;
     for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
