@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from capstan.device.model_interface import TapeOptions
+from capstan.device.webgpu.loaded_model import load
 from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.device.webgpu.webgpu_model import WebGpuModel
@@ -72,9 +73,10 @@ class Load:
         device = WebGpuDevice(cast(Any, self.engine))
         device.capabilities = capabilities  # type: ignore[method-assign]
         shared, options = SharedWeights(cast(Any, self.engine), 1 << 30), TapeOptions("tape")
-        return await WebGpuModel.load(
+        loaded = await load(
             device, shared, "/m/", reading(), config, options, opened, lambda *_: None, cast(Any, SlowNotes())
         )
+        return WebGpuModel(loaded, options)
 
 
 class SlowNotes:

@@ -26,6 +26,7 @@ from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
+from capstan.device.webgpu.loaded_model import load
 from capstan.device.webgpu.prompt_runs import PromptRuns
 from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
@@ -156,9 +157,8 @@ class Life:
 
         device = WebGpuDevice(cast(Any, self.engine))
         options = options or TapeOptions("tape", self.passes)
-        self.model = await WebGpuModel.load(
-            device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None
-        )
+        loaded = await load(device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None)
+        self.model = WebGpuModel(loaded, options)
         return self.model
 
     async def decoder(self) -> WebGpuDecoder:

@@ -19,7 +19,7 @@ from ..device.noted_graphs import OpenWeights
 from ..device.wasm.cpu_graph import prepare, wasm_graph
 from ..device.wasm.wasm_device import WasmDevice
 from ..device.wasm.wasm_model import WasmModel, wasm_memory
-from ..device.webgpu.loaded_model import webgpu_memory
+from ..device.webgpu.loaded_model import load, webgpu_memory
 from ..device.webgpu.lora_model import LoraModel
 from ..device.webgpu.webgpu_device import WebGpuDevice
 from ..device.webgpu.webgpu_graphs import Graphs, model_graphs, rewrite
@@ -247,9 +247,8 @@ async def open_on_gpu(
             engine = await host_calls.open_gpu()
         try:
             interface, shared = WebGpuDevice(engine), engine.shared_weights()
-            return await LoraModel.load(
-                interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
-            )
+            loaded = await load(interface, shared, url, reading, config, options, open_weights, progress, notes, graphs)
+            return LoraModel(loaded, options)
         except BaseException:
             engine.close()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -11,11 +11,7 @@ from typing import cast
 
 from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError
 from ...fallback import fall_back
-from ...host.notes import Notes
-from ...host.storage_interface import Progress
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
-from ...model_files.genai_config import GenaiConfig
-from ...weights.shared import SharedWeights
 from ..lora_weights import LoraGraph, LoraWeights
 from ..model_interface import TapeOptions
 from ..model_memory import Lent
@@ -24,7 +20,7 @@ from ..run_inputs import FREE
 from ..separate_rows import separate_rows
 from ..speech_encoder import SpeechEncoder
 from .decoder import WebGpuDecoder
-from .loaded_model import Loaded, load, passes_for
+from .loaded_model import Loaded, passes_for
 from .prefill_pace import PrefillPace, RunSize
 from .prompt_runs import PromptRuns
 from .row_source import RowSource
@@ -37,8 +33,6 @@ from .tapes.draft_tapes import DraftBuffers
 from .tapes.prefill_tapes import PrefillTapes
 from .tapes.row_tapes import RowTape
 from .tapes.tape_scratch import TapeScratch, largest
-from .webgpu_device import WebGpuDevice
-from .webgpu_graphs import Graphs, OpenWeights
 
 __all__ = ["WebGpuModel"]
 
@@ -91,26 +85,6 @@ class WebGpuModel:
             tape_scratch=self._tape_scratch,
         )
         self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
-
-    @classmethod
-    async def load(
-        cls,
-        interface: WebGpuDevice,
-        shared: SharedWeights,
-        url: str,
-        reading: Awaitable[Graphs],
-        config: GenaiConfig,
-        options: TapeOptions,
-        open_weights: OpenWeights,
-        progress: Progress,
-        notes: Notes | None = None,
-        lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
-    ) -> WebGpuModel:
-        """See `loaded_model.load`."""
-        loaded = await load(
-            interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
-        )
-        return cls(loaded, options)
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, over the given buffers, which are released on
