@@ -215,7 +215,7 @@ TILINGS = [
 ]
 
 
-@pytest.mark.one_in
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "tiling"), pairwise([(case,) for case in FORMS if case.bits], [], TILINGS), ids=str)
 def test_subgroup_matrices_multiply_weights_in_every_form(
     kernel_page: KernelPage, case: Case, tiling: FewRowsTiling
