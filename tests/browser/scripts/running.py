@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from capstan import Generator, GeneratorParams, Model
+from capstan import Generator, GeneratorParams, Model, Speculation
 from capstan._js import host_calls
 from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.fallback import fallbacks
 
-__all__ = ["alike", "close_all", "counted", "gpu", "take", "load", "parameters", "picked"]
+__all__ = ["alike", "close_all", "counted", "driven", "gpu", "load", "parameters", "picked", "rows", "take"]
 
 loaded: dict[tuple[Any, ...], Model] = {}
 """The models used last, at most `KEPT`, the latest one at the end."""
@@ -39,6 +39,10 @@ async def load(
     while len(loaded) > KEPT:
         await loaded.pop(next(iter(loaded))).aclose()
     return model
+
+
+kept = load
+"""The same where `load` is an argument."""
 
 
 def gpu() -> JsGpuEngine:
@@ -118,3 +122,71 @@ async def alike(
         return found
     finally:
         await opened.aclose()
+
+
+async def driven(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    actions: Sequence[tuple[str, Any]],
+    load: dict[str, Any],
+    drafted: bool = False,
+    grammar: str = "",
+    **search: Any,
+) -> dict[str, Any]:
+    """The ids that each "generate" picks and the logits that are asked for, what was computed again, how steps ran, and
+    the steps down. Actions are ("append", ids), ("generate", tokens), ("rewind", length) and ("logits", None)."""
+    before = fallbacks()
+    opened = await kept(models, model, **load)
+    params = GeneratorParams(opened)
+    params.set_search_options(**search)
+    if grammar:
+        params.set_guidance("regex", grammar)
+    if drafted:
+        params.set_speculation(Speculation(always=True, ngram_size=2))
+    ids: list[list[int]] = []
+    logits: list[list[float]] = []
+    async with Generator(opened, params) as generator:
+        for verb, argument in actions:
+            if verb == "append":
+                generator.append_tokens(argument)
+            elif verb == "rewind":
+                generator.rewind_to(argument)
+            elif verb == "logits":
+                logits.append(list(await generator.get_logits_async()))
+            else:
+                ids.append([await generator.generate_next_token_async() for _ in range(argument)])
+        need = opened.query_memory_requirements(max_length=params.search.max_length or opened.config.context_length)
+        return {
+            "context": opened.config.context_length,
+            "ids": ids,
+            "logits": logits,
+            "recomputed": generator.recomputed_tokens,
+            "rope_changes": generator.rope_changes,
+            "capture": generator.capture,
+            "note": generator.capture_note,
+            "passes": generator.tape_passes,
+            "caches": {item.name: item.bytes for item in need.items if item.name.startswith("kv ")},
+            "accepted": generator.speculation.accepted if drafted and generator.speculation else 0,
+            "counted": counted(before),
+        }
+
+
+async def rows(
+    models: Mapping[str, str], *, model: str, prompts: list[list[int]], count: int, load: dict[str, Any], **search: Any
+) -> dict[str, Any]:
+    """The sequences of several rows after `count` steps."""
+    before = fallbacks()
+    opened = await kept(models, model, **load)
+    params = GeneratorParams(opened)
+    params.set_search_options(**({"batch_size": len(prompts)} | search))
+    async with Generator(opened, params) as generator:
+        generator.append_tokens(prompts if len(prompts) > 1 else prompts[0])
+        for _ in range(count):
+            await generator.generate_next_token_async()
+        return {
+            "sequences": [generator.get_sequence(row) for row in range(generator._loop.sequences)],
+            "rope_changes": generator.rope_changes,
+            "passes": generator.tape_passes,
+            "counted": counted(before),
+        }
