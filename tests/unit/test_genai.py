@@ -18,6 +18,7 @@ import onnxruntime_genai as native
 import pytest
 
 from capstan import CapstanError, ConfigError, FallbackWarning, genai
+from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
 from capstan.genai import genai_tensors
 from capstan.local.local_host import LocalHost
@@ -112,11 +113,9 @@ def asked_for(change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch) 
     asked: list[TapeOptions] = []
     opened = LocalHost.open_model
 
-    async def open_model(
-        self: LocalHost, folder: str, config: Any, device: str, options: TapeOptions, *rest: Any
-    ) -> Any:
-        asked.append(options)
-        return await opened(self, folder, config, "reference", options, *rest)
+    async def open_model(self: LocalHost, opening: Opening, device: str) -> Any:
+        asked.append(opening.options)
+        return await opened(self, opening, "reference")
 
     monkeypatch.setattr(LocalHost, "open_model", open_model)
     config = genai.Config(FOLDER)
@@ -285,9 +284,9 @@ def test_a_model_that_names_webgpu_is_asked_for_there(monkeypatch: pytest.Monkey
     asked = []
     opened = LocalHost.open_model
 
-    async def open_model(self: LocalHost, folder: str, config: Any, device: str, *rest: Any) -> Any:
+    async def open_model(self: LocalHost, opening: Opening, device: str) -> Any:
         asked.append(device)
-        return await opened(self, folder, config, "reference", *rest)
+        return await opened(self, opening, "reference")
 
     monkeypatch.setattr(LocalHost, "open_model", open_model)
     genai.Model(FOLDER)

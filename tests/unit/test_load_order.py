@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
 from capstan.device.webgpu.loaded_model import load
 from capstan.device.webgpu.webgpu_device import WebGpuDevice
@@ -199,9 +200,9 @@ def test_a_model_that_is_given_up_while_its_tokenizer_is_made_is_closed(
     opened: list[Any] = []
     open_model = LocalHost.open_model
 
-    async def open_slowly(self: Any, *given: Any, **options: Any) -> Any:
-        given[4]("model.onnx.data", 1, 2)
-        opened.append(await open_model(self, *given, **options))
+    async def open_slowly(self: Any, opening: Opening, device: str) -> Any:
+        opening.progress("model.onnx.data", 1, 2)
+        opened.append(await open_model(self, opening, device))
         close = opened[-1].close
 
         async def counted() -> None:

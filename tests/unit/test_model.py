@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,12 +25,11 @@ from capstan import (
     Tokenizer,
     UnsupportedModelError,
 )
+from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
 from capstan.genai.changed_config import Config
-from capstan.host.ready_results import ReadyGraphs
 from capstan.local.local_host import begin_now
 from capstan.local.rust_tokenizer import LocalBackend
-from capstan.model_files.genai_config import GenaiConfig
 from capstan.tape import PASSES
 
 T = TypeVar("T")
@@ -118,21 +117,12 @@ class PaperHost:
         folder = str(path)
         return folder if folder.endswith("/") else folder + "/"
 
-    async def open_model(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        options: TapeOptions,
-        progress: Callable[..., None],
-        keep_weights: bool,
-        graphs: Mapping[str, bytes],
-        ready: ReadyGraphs | None = None,
-    ) -> PaperDevice:
-        self.kept = keep_weights
-        self.opened.append((folder, device, options))
-        progress("weights", 1, 2)
-        self.loaded.memory.context_length = min(config.context_length, self.longest)
+    async def open_model(self, opening: Opening, device: str) -> PaperDevice:
+        self.kept = opening.keep_weights
+        self.opened.append((opening.folder, device, opening.options))
+        opening.progress("weights", 1, 2)
+        await asyncio.sleep(0)  # while the weights come
+        self.loaded.memory.context_length = min(opening.config.context_length, self.longest)
         return self.loaded
 
 

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
-from ..device.model_interface import DeviceModel, TapeOptions
+from ..device.model_interface import DeviceModel
 from ..device.noted_graphs import OpenWeights
 from ..device.wasm.cpu_graph import prepare, wasm_graph
 from ..device.wasm.wasm_device import WasmDevice
@@ -28,7 +29,6 @@ from ..fallback import fall_back
 from ..graph import parse, without_weights
 from ..host.load_times import phase
 from ..host.notes import Notes, build, notes_of_files
-from ..host.ready_results import ReadyGraphs
 from ..host.retrying import pause, retried
 from ..host.storage_interface import MOST_GRAPH_BYTES, BrokenDownloadError, ExternalData, Progress
 from ..loading.repository import ON_CPU, ON_F16, ON_F32
@@ -180,33 +180,26 @@ async def adopt(path: Any, keep: bool) -> str:
     return folder
 
 
-async def open_model(
-    folder: str,
-    config: GenaiConfig,
-    device: str,
-    options: TapeOptions,
-    progress: Progress,
-    keep_weights: bool,
-    graphs: Mapping[str, bytes],
-    ready: ReadyGraphs | None = None,
-) -> DeviceModel:
+async def open_model(opening: Opening, device: str) -> DeviceModel:
+    folder, filename = opening.folder, opening.config.decoder.filename
+
     def open_weights(location: str) -> Awaitable[WeightFile]:
-        store = WeightStore() if keep_weights else None
-        return weight_file(address_of(folder, config.decoder.folder), location, store)
+        store = WeightStore() if opening.keep_weights else None
+        return weight_file(url_of(opening), location, store)
 
     async def read_onnx() -> bytes:
         with phase("model.onnx"):
-            return graphs.get(DECODER) or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
+            return opening.graphs.get(DECODER) or await read(folder, filename, MOST_GRAPH_BYTES)
 
     async def open_on(chosen: str, reason: str | None) -> DeviceModel:
         if chosen == "wasm":
-            return await open_on_cpu(folder, read_onnx, config, reason, open_weights, progress, keep_weights, ready)
-        return await open_on_gpu(folder, read_onnx, config, open_weights, options, progress, keep_weights, ready)
+            return await open_on_cpu(opening, read_onnx, open_weights, reason)
+        return await open_on_gpu(opening, read_onnx, open_weights)
 
     with phase("adapter"):
         chosen, reason = await choose_device(device)
     opened = await on_device(device, chosen, reason, open_on)
-    if keep_weights:
+    if opening.keep_weights:
         try:
             await page_storage.keep_repository(folder)
         except BaseException:
@@ -216,19 +209,14 @@ async def open_model(
     return opened
 
 
-async def open_on_gpu(
-    folder: str,
-    read_onnx: ReadOnnx,
-    config: GenaiConfig,
-    open_weights: OpenWeights,
-    options: TapeOptions,
-    progress: Progress,
-    keep_weights: bool,
-    ready: ReadyGraphs | None,
-) -> DeviceModel:
-    notes = Notes() if keep_weights else None
-    url = address_of(folder, config.decoder.folder)
+def url_of(opening: Opening) -> str:
+    """The address of the folder that has the decoder's graph."""
+    return address_of(opening.folder, opening.config.decoder.folder)
 
+
+async def open_on_gpu(opening: Opening, read_onnx: ReadOnnx, open_weights: OpenWeights) -> DeviceModel:
+    notes = Notes() if opening.keep_weights else None
+    url, config, options = url_of(opening), opening.config, opening.options
     exported = b""
 
     async def graphs(rank: int | None = None) -> Graphs:
@@ -236,7 +224,7 @@ async def open_on_gpu(
         model = exported or await read_onnx()
         with phase("graph"):
             buffers, largest = await binding_limits()
-            found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, ready)
+            found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, opening.ready)
         # Graphs for adapters are made when the first one of a rank is chosen.
         exported = model if found.lora else b""
         return found
@@ -247,7 +235,9 @@ async def open_on_gpu(
             engine = await host_calls.open_gpu()
         try:
             interface, shared = WebGpuDevice(engine), engine.shared_weights()
-            loaded = await load(interface, shared, url, reading, config, options, open_weights, progress, notes, graphs)
+            loaded = await load(
+                interface, shared, url, reading, config, options, open_weights, opening.progress, notes, graphs
+            )
             return LoraModel(loaded, options)
         except BaseException:
             engine.close()
@@ -257,20 +247,13 @@ async def open_on_gpu(
 
 
 async def open_on_cpu(
-    folder: str,
-    read_onnx: ReadOnnx,
-    config: GenaiConfig,
-    reason: str | None,
-    open_weights: OpenWeights,
-    progress: Progress,
-    keep_weights: bool,
-    ready: ReadyGraphs | None,
+    opening: Opening, read_onnx: ReadOnnx, open_weights: OpenWeights, reason: str | None
 ) -> WasmModel:
-    notes = Notes() if keep_weights else None
-    url = address_of(folder, config.decoder.folder)
-    exported = await read_onnx()
+    notes = Notes() if opening.keep_weights else None
+    config, progress, exported = opening.config, opening.progress, await read_onnx()
     with phase("graph"):
-        found = await wasm_graph(exported, config, host_calls.wide_bytes(), open_weights, url, notes, ready)
+        wide = host_calls.wide_bytes()
+        found = await wasm_graph(exported, config, wide, open_weights, url_of(opening), notes, opening.ready)
     memory = wasm_memory(wasm_device(), found, config)
     memory.before_load(progress)
     with phase("weights"):

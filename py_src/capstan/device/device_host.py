@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..host import Host, use_host
@@ -13,26 +14,29 @@ from ..model_files.genai_config import GenaiConfig
 from .device_interface import DeviceInterface
 from .model_interface import DeviceModel, TapeOptions
 
-__all__ = ["DeviceHost", "current_device_host", "use_device_host"]
+__all__ = ["DeviceHost", "Opening", "current_device_host", "use_device_host"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A model to open, and how."""
+
+    folder: str
+    config: GenaiConfig
+    options: TapeOptions
+    progress: Progress
+    keep_weights: bool
+    graphs: Mapping[str, bytes]
+    """The contents of its graphs' files by name, if they were read."""
+    ready: ReadyGraphs | None = None
+    """The site's ready-made graphs."""
 
 
 class DeviceHost(Host, Protocol):
     """The host's devices, beside its files, clock and waits."""
 
-    async def open_model(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        options: TapeOptions,
-        progress: Progress,
-        keep_weights: bool,
-        graphs: Mapping[str, bytes],
-        ready: ReadyGraphs | None = None,
-    ) -> DeviceModel:
-        """Load a model onto a device; `device` 'auto' is resolved here. `graphs` are the contents of its graphs' files
-        by name, if they were read, `ready` the site's ready-made graphs.
-        """
+    async def open_model(self, opening: Opening, device: str) -> DeviceModel:
+        """Load a model onto a device; `device` 'auto' is resolved here."""
 
     async def has_webgpu(self) -> bool:
         """Whether there is a WebGPU adapter."""
@@ -50,7 +54,7 @@ class DeviceHost(Host, Protocol):
         budget: int | None,
         graphs: Mapping[str, bytes],
     ) -> Fit:
-        """Whether a model's sequences would fit the device, from its graphs alone; `graphs` as in `open_model`."""
+        """Whether a model's sequences would fit the device, from its graphs alone; `graphs` as in Opening."""
 
 
 _host: DeviceHost | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..device.device_host import DeviceHost
+from ..device.device_host import DeviceHost, Opening
 from ..device.model_interface import BOUND_MS, DeviceModel, TapeOptions
 from ..errors import CapstanError, ConfigError, DeviceLostError, DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
@@ -163,7 +163,8 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
 
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
-            loaded = await host.open_model(folder, config, device, options, progress, keep_weights, graphs, ready)
+            opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
+            loaded = await host.open_model(opening, device)
             if config.encoder is not None:
                 await open_beside(host, folder, config, read_graph(ENCODER), loaded, keep_weights)
             return loaded

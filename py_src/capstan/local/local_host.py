@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
-from ..device.model_interface import DeviceModel, TapeOptions
+from ..device.model_interface import DeviceModel
 from ..errors import DeviceUnavailableError, OptionError
 from ..guidance import TokenBytes, TokenWalks
 from ..host.disk_file import open_file, read_file
-from ..host.ready_results import ReadyGraphs
 from ..host.spans import HostSpans
 from ..host.storage_interface import MOST_GRAPH_BYTES, Backing, Progress
 from ..loading.repository import ON_CPU
@@ -151,21 +151,11 @@ class LocalHost:
     async def backing(self, folder: str) -> Backing | None:
         return None
 
-    async def open_model(
-        self,
-        folder: str,
-        config: GenaiConfig,
-        device: str,
-        options: TapeOptions,
-        progress: Progress,
-        keep_weights: bool,
-        graphs: Mapping[str, bytes],
-        ready: ReadyGraphs | None = None,
-    ) -> DeviceModel:
+    async def open_model(self, opening: Opening, device: str) -> DeviceModel:
         require_reference(device)
         from ..device.reference.reference_model import ReferenceModel
 
-        return ReferenceModel(folder, config, graphs)
+        return ReferenceModel(opening.folder, opening.config, opening.graphs)
 
     async def has_webgpu(self) -> bool:
         return False
