@@ -25,7 +25,7 @@ from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, VENV
-from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
+from .carried_wheels import CARRIED_FOLDER, fetch_carried
 from .wire import wire_is_stale, write_wire
 
 __all__ = [
@@ -77,10 +77,10 @@ def ensure(group: str = "run") -> None:
     downloads = [
         Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
         Stage(
-            "numpy for the page, inside 106 MB",
-            NUMPY_FOLDER / ".capstan",
-            [Path(__file__).with_name("numpy_wheel.py")],
-            lambda: fetch_numpy(venv_python()),
+            "numpy and Pillow for the page, inside 106 MB",
+            CARRIED_FOLDER / ".capstan",
+            [Path(__file__).with_name("carried_wheels.py")],
+            lambda: fetch_carried(venv_python()),
         ),
     ]
     if group == "dev":

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from . import ROOT
+from .carried_wheels import CARRIED
 from .environment import distribution, site_packages
-from .numpy_wheel import NUMPY_VERSION, numpy_licence
 
 __all__ = ["NOTICES", "notices", "onnxruntime_notices", "python_version"]
 
@@ -83,12 +83,15 @@ def notices() -> str:
             )
             for title, name in (("Jinja2", "jinja2"), ("MarkupSafe", "markupsafe"))
         ),
-        section(
-            f"numpy {NUMPY_VERSION}",
-            "BSD-3-Clause",
-            "in capstan/wheels/, as Pyodide builds it",
-            "It is loaded when a script imports it.",
-            numpy_licence(),
+        *(
+            section(
+                f"{each.title} {each.version}",
+                each.licence,
+                "in capstan/wheels/, as Pyodide builds it",
+                "It is loaded when a script imports it.",
+                each.licence_text(),
+            )
+            for each in CARRIED
         ),
         section(
             f"ONNX {python_version('onnx')}",

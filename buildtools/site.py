@@ -14,7 +14,7 @@ from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
 from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
-from .numpy_wheel import numpy_wheel
+from .carried_wheels import CARRIED
 from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .wheels import page_wheels, template_wheels, wheel_inputs
@@ -112,7 +112,7 @@ def copy_python(headers: Sequence[Header]) -> list[Path]:
     templates = template_wheels()
     snapshot = make_snapshot(wheels, [*templates.values()])
     copied = Path(shutil.copy(snapshot.path, target))
-    later = {"numpy": numpy_wheel(), **dict(zip(templates, snapshot.later, strict=True))}
+    later = {each.module: each.path() for each in CARRIED} | dict(zip(templates, snapshot.later, strict=True))
     vendored = {name: Path(shutil.copy(wheel, target / "wheels")) for name, wheel in later.items()}
     index = {
         "folder": WHEELS_FOLDER,

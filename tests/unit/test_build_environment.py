@@ -61,7 +61,7 @@ def test_a_finished_set_up_starts_no_program(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_set_up_whose_stages_fail_is_told_the_first_once_all_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("VENV", "CACHE", "ROOT", "PROTOBUF_WHEELS", "MICROPIP_WHEELS", "NUMPY_FOLDER"):
+    for place in ("VENV", "CACHE", "ROOT", "PROTOBUF_WHEELS", "MICROPIP_WHEELS", "CARRIED_FOLDER"):
         monkeypatch.setattr(environment, place, tmp_path / place)
     monkeypatch.setattr(environment, "_pinned", lambda group: [])
     monkeypatch.setattr(environment, "_requirements", lambda group: Path(__file__))
@@ -84,7 +84,7 @@ def test_a_set_up_whose_stages_fail_is_told_the_first_once_all_have_ended(
     monkeypatch.setattr(environment, "_npm_install", no_npm)
     for download in ("_download_protobuf", "_download_micropip"):
         monkeypatch.setattr(environment, download, lambda: None)
-    monkeypatch.setattr(environment, "fetch_numpy", lambda python: None)
+    monkeypatch.setattr(environment, "fetch_carried", lambda python: None)
     with pytest.raises(CommandError, match="no npm"):
         ensure("dev")
     assert order == ["venv", "run", "dev"]
@@ -218,5 +218,12 @@ def test_the_bill_of_materials_has_every_package_of_the_site_and_no_tool() -> No
     package = json.loads((ROOT / "package.json").read_text())
     for name in package["dependencies"]:
         assert f"pkg:npm/{name.replace('@', '%40')}" in found
-    assert {"pkg:pypi/numpy", "pkg:pypi/protobuf", "pkg:pypi/onnx", "pkg:pypi/jinja2", "pkg:pypi/markupsafe"} <= found
+    assert {
+        "pkg:pypi/numpy",
+        "pkg:pypi/pillow",
+        "pkg:pypi/protobuf",
+        "pkg:pypi/onnx",
+        "pkg:pypi/jinja2",
+        "pkg:pypi/markupsafe",
+    } <= found
     assert not [name for name in package["devDependencies"] if f"pkg:npm/{name.replace('@', '%40')}" in found]
