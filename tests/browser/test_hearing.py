@@ -38,12 +38,21 @@ def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScrip
     found = heard(scripts, ([0], 1), ([1], 1))
     assert [each["ids"] for each in found] == [[ids] for ids in GREEDY.values()]
     assert [(each["capture"], each["note"]) for each in found] == [("tape", None)] * 2
+    assert found[0]["passes"]["fused"] == "51 operations became 19, 1 of them as recorded"
     picks = EXPECTED["max_length"] - len(GREEDY["rising"][:4])
     assert found[1]["counters"]["readback_bytes"] == 4 * picks
     assert found[1]["counters"]["create_buffer"] == 0
 
 
+def test_rows_and_beams_in_one_step_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    found = heard(scripts, ([0, 1], 1), ([0, 1], 2), joint=True)
+    assert [each["ids"] for each in found] == [[*GREEDY.values()], EXPECTED["beams of a batch"]]
+    steps = EXPECTED["max_length"] - len(GREEDY["rising"][:4]) - 1
+    assert [each["counters"]["steps"] for each in found] == [steps] * 2
+    assert "beams" in found[1]["passes"]
+
+
 @pytest.mark.extended
-def test_beams_and_batches_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+def test_rows_one_after_another_pick_them_too(scripts: PageScripts) -> None:
     found = heard(scripts, ([0], 3), ([0, 1], 1), ([0, 1], 2))
     assert [each["ids"] for each in found] == [[BEAMS["rising"]], [*GREEDY.values()], EXPECTED["beams of a batch"]]

@@ -424,6 +424,13 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     at["y"][first : first + n] = behind(at, c, y, up)
 
 
+def norm_rows(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    assert counts == (1, 1, 1)
+    total, at["normed"][: c["K"]] = before(at, c)
+    if "total" in at:
+        at["total"][: c["K"]] = total
+
+
 def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[str, Any]) -> Vector:
     return np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows]) if gamma in at else rows
 
@@ -574,6 +581,7 @@ OURS: dict[str, Callable[[Mapping[str, Vector], Mapping[str, Any], tuple[int, in
     "truth_attention": truth_attention,
     "truth_gemv": truth_gemv,
     "matvec_dense": matvec_dense,
+    "norm_rows": norm_rows,
     "matvec_q4": matvec_q4,
     "attention": attention,
     "attention_join": attention_join,

@@ -33,6 +33,7 @@ __all__ = [
     "Rows",
     "TAPE_SCRATCH",
     "cache_sizes",
+    "cross_sizes",
     "pack",
     "pool_item",
     "round_up",
@@ -144,6 +145,12 @@ def cache_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str,
     return {name: math.prod(sizes) * BYTES[about.cache_dtype] for name, sizes in dims.items()}
 
 
+def cross_sizes(about: GraphDescription) -> dict[str, int]:
+    """Bytes of each of an encoder's outputs that a sequence holds, by the name of its item."""
+    sizes = {each.name: [size for size in each.dims if isinstance(size, int)] for each in about.cross}
+    return {f"cross {each.name}": math.prod(sizes[each.name]) * BYTES[each.dtype] for each in about.cross}
+
+
 def window_table_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str, int]:
     """Bytes of each rotary table of a sequence's sliding caches, by the name of its item."""
     if about.sliding is None:
@@ -161,7 +168,7 @@ def row_items(
     def item(name: str, pool: Pool, size: int, *, bound: bool) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
-    caches = cache_sizes(about, capacity, chunk)
+    caches = {**cache_sizes(about, capacity, chunk), **cross_sizes(about)}
     # Rows whose caches slide have bases of their own, and so tables of their own.
     tables = window_table_sizes(about, capacity, chunk) if about.slides(capacity, chunk) else {}
     logits = about.vocab_size * BYTES[about.logits_dtype]

@@ -14,6 +14,7 @@ from capstan.genai.multimodal_processor import sounds_of
 from capstan.sound.sound_processor import SoundProcessor
 from capstan.tokenizer import Tokenizer
 
+from .rows import JOINT
 from .running import load, parameters
 
 
@@ -26,11 +27,12 @@ async def heard(
     name: str = "nano-whisper",
     device: str = "webgpu",
     capture: str = "tape",
+    joint: bool = False,
 ) -> list[dict[str, Any]]:
     """For each case of search options, with the numbers of its `sounds`, what a generator gave; `sounds` are WAV files
-    in base 64."""
+    in base 64. With `joint` several rows share a step on software adapters too."""
     before = fallbacks()
-    model = await load(models, name, device=device, capture=capture)
+    model = await load(models, name, device=device, capture=capture, passes=JOINT if joint else None)
     encoder = model.speech_encoder
     assert isinstance(encoder, SpeechEncoder)
     about = model.config.encoder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor
@@ -13,6 +14,9 @@ from .row_buffers import RowBuffers
 from .row_sampler import RowSampler
 from .sampled_rows import SampledRow
 from .sliding import reached
+
+if TYPE_CHECKING:
+    from ..device_interface import BoundSpan
 
 __all__ = ["JointRow"]
 
@@ -51,7 +55,7 @@ class JointRow(SampledRow):
     def give(self, one: WebGpuDecoder) -> None:
         """Copy it to a decoder of one sequence, which continues it."""
         self._buffers.require_open()
-        self._buffers.to_one(self.number, one.buffers, [*self._buffers.caches, "logits"])
+        self._buffers.to_one(self.number, one.buffers, [*self._buffers.carried, "logits"])
         one.runs.begin(self._buffers.lengths[self.number])
 
     def reachable(self, length: int) -> int:
@@ -72,11 +76,16 @@ class JointRow(SampledRow):
         # If other rows step before this one runs, this row's step writes after the copied positions.
         self.begin(length + 1)
 
+    def hear(self, heard: Mapping[str, BoundSpan]) -> None:
+        self._buffers.require_open()
+        self._buffers.hear(self.number, heard)
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         buffers = self._buffers
         buffers.require_open()
-        if past:
-            buffers.to_one(self.number, self._one.buffers)
+        names = buffers.carried if past else buffers.crosses
+        if names:
+            buffers.to_one(self.number, self._one.buffers, names)
         await self._one.prefill(ids, past)
         buffers.require_open()
         buffers.from_one(self.number, self._one.buffers)

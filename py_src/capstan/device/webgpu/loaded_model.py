@@ -128,7 +128,7 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     software, context = interface.about().software, graphs.description.context_within(config.context_length)
     chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
     about = graphs.description
-    possible = "rows" in passes_for(software) and about.capturable and not (about.states or about.cross)
+    possible = "rows" in passes_for(software) and about.capturable and not about.states
     return ModelMemory(
         interface,
         about,

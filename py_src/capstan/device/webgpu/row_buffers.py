@@ -16,10 +16,11 @@ from ...memory import (
     DeviceSpan,
     Loan,
     cache_sizes,
+    cross_sizes,
     row_items,
     window_table_sizes,
 )
-from ..device_interface import DeviceInterface
+from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from .sequence_buffers import STATE_WORDS, SequenceBuffers
 from .sliding import BASE, SlidingWindow
@@ -68,7 +69,12 @@ class RowBuffers:
         made = await device.allocate_all([BufferRequest(item.name, item.bytes, item.pool) for item in ours], owner)
         held |= {item.name: buffer.span() for item, buffer in zip(ours, made, strict=True)}
         logits = byte_count(about.logits_dtype, (about.vocab_size,))
-        sizes = {**cache_sizes(about, capacity, chunk), "state": 4 * STATE_WORDS, "ring": 4 * capacity}
+        sizes = {
+            **cache_sizes(about, capacity, chunk),
+            **cross_sizes(about),
+            "state": 4 * STATE_WORDS,
+            "ring": 4 * capacity,
+        }
         sizes |= window_table_sizes(about, capacity, chunk) if one.slides else {}
         sizes |= {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
         spans = {name: held[f"rows {name}"].sub(0, rows * size) for name, size in sizes.items()}
@@ -109,7 +115,7 @@ class RowBuffers:
         """Handle, offset and bytes of all rows of each tensor that a tape's kernels bind, by its name: multiples of 4
         bytes."""
         tables = [name for name in self.spans if name.startswith("window ")]
-        spans = {name: self.spans[name] for name in (*self.caches, *tables, "logits", "input ids", "state")}
+        spans = {name: self.spans[name] for name in (*self.carried, *tables, "logits", "input ids", "state")}
         return {name: (span.buffer.handle, span.offset, -(-span.length // 4) * 4) for name, span in spans.items()}
 
     def part(self, name: str, row: int) -> DeviceSpan:
@@ -121,21 +127,37 @@ class RowBuffers:
     def caches(self) -> list[str]:
         return [f"kv {pair.past}" for pair in self.about.cache]
 
+    @property
+    def crosses(self) -> list[str]:
+        """The encoder's outputs."""
+        return [*cross_sizes(self.about)]
+
+    @property
+    def carried(self) -> list[str]:
+        """What a copy of a row copies besides its logits."""
+        return [*self.caches, *self.crosses]
+
+    def hear(self, row: int, heard: Mapping[str, BoundSpan]) -> None:
+        """Copy an encoder's outputs into the row's part."""
+        parts = [(each.span, self.part(f"cross {name}", row)) for name, each in heard.items()]
+        # onnxruntime-web's buffers may be larger than their tensors.
+        self.device.copy_tensors([(source.sub(0, part.length), part) for source, part in parts])
+
     def from_one(self, row: int, one: SequenceBuffers) -> None:
         """Take over a sequence's caches and logits."""
-        names = [*self.caches, "logits"]
+        names = [*self.carried, "logits"]
         self.device.copy_tensors([(self._of(one, name), self.part(name, row)) for name in names])
         self.rebase(row, one.base)
 
     def to_one(self, row: int, one: SequenceBuffers, names: Sequence[str] = ()) -> None:
         """Copy the row's caches, or the named tensors, to a sequence."""
-        self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.caches])
+        self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.carried])
         if one.sliding is not None and self.windows:
             one.sliding.rebase(self.windows[row].base)
 
     def take(self, row: int, other: RowBuffers) -> None:
         """Copy the same row of other rows."""
-        names = [*self.caches, "logits", "input ids"]
+        names = [*self.carried, "logits", "input ids"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
         self.rebase(row, other.windows[row].base if other.windows else 0)
 
@@ -148,7 +170,7 @@ class RowBuffers:
             return
         sources = sorted(set(moved.values()) & set(moved))
         """Rows that are both copied and overwritten."""
-        for name in [*self.caches, "logits", "input ids"]:
+        for name in [*self.carried, "logits", "input ids"]:
             size = self.spans[name].length // self.rows
             if not sources:
                 self.device.copy_tensors([(self.part(name, old), self.part(name, new)) for new, old in moved.items()])

@@ -113,15 +113,18 @@ class RowSource:
                 tape = await self._tape(one, row_kind(self.loaded.engine, one.runs, buffers), self._recorded)
                 undo.push_async_callback(tape.release)
                 beams, packs = partial(self.beams, one, buffers), partial(self.packs, one, buffers)
-                found = JointRows(
-                    self.loaded.engine, one, tape, self._give_back, beams, packs if "prompts" in self.passes else None
-                )
+                found = JointRows(self.loaded.engine, one, tape, self._give_back, beams, packs if self._packs else None)
             except REFUSALS as error:
                 self.refused[rows, one.capacity] = self._reason(error)
                 return None
             undo.pop_all()
         self.made.append(found)
         return found
+
+    @property
+    def _packs(self) -> bool:
+        """Whether prompts of several rows may share runs: a token of such a run would have to find its row's sound."""
+        return "prompts" in self.passes and not self.loaded.about.cross
 
     def _reason(self, error: CapstanError) -> str:
         """The reason for no tape; for a lost device the error is raised again."""

@@ -324,7 +324,7 @@ class WebGpuModel:
     def _joint(self, rows: int, capacity: int) -> bool:
         """Whether one step advances that number of rows."""
         loaded = self._loaded
-        able = self._capture == "tape" and loaded.in_place and not (loaded.about.states or loaded.about.cross)
+        able = self._capture == "tape" and loaded.in_place and not loaded.about.states
         possible = able and capacity not in self._untaped
         return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
 

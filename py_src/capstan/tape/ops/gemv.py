@@ -121,6 +121,11 @@ class MatVec(Operation):
         return self.behind is not None or self.wide or isinstance(self.norm, CenteredNorm)
 
     @property
+    def normed_apart(self) -> bool:
+        """Whether a kernel of its own normalises one row: that of dense weights computes RMS norms alone."""
+        return self.scales is None and isinstance(self.norm, CenteredNorm)
+
+    @property
     def title(self) -> str:
         kind = "dense" if self.scales is None else f"int{self.bits}"
         several = f" of {self.rows} rows" if self.rows > 1 else ""
@@ -136,11 +141,12 @@ class MatVec(Operation):
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
-        then the first, multiplied by it. For several rows with a norm, an earlier kernel normalises them.
+        then the first, multiplied by it. For several rows with a norm, an earlier kernel normalises them, as it does
+        for a LayerNorm before dense weights.
         """
         values: dict[str, Binding] = {name: Value(read) for name, read in zip(self.inputs, reads, strict=True)}
         values |= {name: Value(write) for name, write in zip(("y", "total"), writes, strict=False)}
-        if self.rows == 1 or self.norm is None:
+        if self.norm is None or (self.rows == 1 and not self.normed_apart):
             return self._products(values, limits)
         # Its size differs from that of the buffer between the halves of a gated layer, which is alive at the same time.
         normed = Shared(-(-self.rows * self.k * ELEMENT_BYTES[self.element] // 16) * 16 + 16)

@@ -212,7 +212,8 @@ def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
         using = sorted(joins.readers.get(value, ()), key=lambda reader: reader.position)
         if value in joins.lasting or not using:
             continue
-        if not all(takes_norm(reader, value, node.what, "f16" if cast else element) for reader in using):
+        alone = len(using) == 1
+        if not all(takes_norm(reader, value, node.what, "f16" if cast else element, alone) for reader in using):
             continue
         behind = sum_behind(joins, node, using, wide=cast is not None)
         for place, reader in enumerate(using):
@@ -247,13 +248,14 @@ def only_cast(joins: Joins, value: int, element: str) -> Node | None:
     return readers[0] if isinstance(what, Cast) and what.element == element else None
 
 
-def takes_norm(reader: Node, value: int, norm: Norm, element: str) -> bool:
-    """Whether a product can normalise that input."""
+def takes_norm(reader: Node, value: int, norm: Norm, element: str, alone: bool) -> bool:
+    """Whether a product can normalise that input; `alone` says that no other one has to."""
     what = product(reader)
     if what is None or what.norm is not None or reader.reads[0] != value or value in reader.reads[1:]:
         return False
-    # Kernels of dense weights normalise while they multiply, which works only for RMS norms of their own type.
-    plain = norm.element == what.element and not isinstance(norm.by, CenteredNorm)
+    # Kernels of dense weights normalise while they multiply, which works only for RMS norms of their own type; before
+    # one product a kernel computes a LayerNorm.
+    plain = norm.element == what.element and (alone or not isinstance(norm.by, CenteredNorm))
     return what.element == element and what.k == norm.size and (plain or what.scales is not None)
 
 

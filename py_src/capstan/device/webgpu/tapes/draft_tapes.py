@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from ....memory import BufferRequest, DeviceBuffer
+from ....memory import BufferRequest, DeviceBuffer, cross_sizes
 from ...element_types import byte_count
 from ..gpu_engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
@@ -42,6 +42,7 @@ class DraftBuffers:
         whole = {"input ids": self.input_ids, "logits": self.logits}
         for pair, span in zip(buffers.about.cache, buffers.cache_spans, strict=True):
             whole[f"kv {pair.past}"] = span.buffer
+        whole |= {name: buffers.spans[name].buffer for name in cross_sizes(buffers.about)}
         spans = {name: (buffer.handle, 0, buffer.size) for name, buffer in whole.items()}
         return {"state": (state.buffer.handle, state.offset, state.length), **spans}
 

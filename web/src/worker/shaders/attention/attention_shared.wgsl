@@ -307,12 +307,16 @@ fn source_of(row: u32) -> u32 {
 
 #include held
 
-// The positions that the caches of a sequence hold up to the new one.
+// The positions that one of SEQUENCES sees, before its window.
 fn seen(sequence: u32) -> u32 {
 #if WHOLE
   return CAPACITY;
 #else
+#if ALONG
+  return held(0u) + sequence;
+#else
   return held(sequence);
+#endif
 #endif
 }
 

@@ -65,11 +65,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
   // Position 0 is the first one in sight.
-#if ALONG
-  let total = seen(0u) + sequence;
-#else
   let total = seen(sequence);
-#endif
   let caches = caches_of(sequence);
   let before = hidden(total);
   let length = total - before;

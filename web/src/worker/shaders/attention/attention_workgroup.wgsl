@@ -27,11 +27,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   lay_out_levels(thread);
   let split = workgroup.x;
   // Position 0 is the first one in sight.
-#if ALONG
-  let total = seen(0u) + sequence;
-#else
   let total = seen(sequence);
-#endif
   let caches = caches_of(sequence);
   let before = hidden(total);
   let length = total - before;
