@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +151,19 @@ def test_rows_are_shared_by_the_sound_and_not_by_ids_alone() -> None:
     again = run(RISING)
     assert again[0] == first[0]
     assert again[1] > 16
+
+
+def test_the_encoder_counts_beside_the_decoder_before_it_is_loaded(model: genai.Model) -> None:
+    fit = asyncio.run(capstan.plan(str(FOLDER), device="reference", max_length=LENGTH))
+    graph = onnx.load(str(FOLDER / "encoder.onnx"), load_external_data=False).graph
+    size = sum(4 * math.prod(tensor.dims) for tensor in graph.initializer)
+    counted = [item for item in fit.requirements.pool("weights") if item.name.startswith("encoder ")]
+    assert 0 <= sum(item.bytes for item in counted) - size < 16 * len(counted)
+    assert fit.requirements.weights == model.capstan.query_memory_requirements(1, LENGTH).weights
+    enough = fit.requirements.total.bytes
+    for budget, right in ((enough, True), (enough - 1, False)):
+        again = asyncio.run(capstan.plan(str(FOLDER), device="reference", max_length=LENGTH, budget=budget))
+        assert bool(again) is right
 
 
 def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:

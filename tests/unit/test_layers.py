@@ -151,7 +151,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options repository", "folder", "opening planning"),
+    "loading": ("load_options repository", "folder", "opening", "planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (

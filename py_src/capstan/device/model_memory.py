@@ -23,6 +23,7 @@ from ..memory import (
     check_pools,
     fits,
     plan,
+    pool_item,
     row_items,
     row_prefix,
     tape_scratch_items,
@@ -90,13 +91,15 @@ def requirements(
     apart: bool = False,
     tape_scratch: Sequence[int] | str = "no tape was made yet",
     split: tuple[SplitWeight, ...] = (),
+    encoder: Sequence[tuple[str, int]] = (),
 ) -> MemoryRequirements:
     """The memory that the weights and `batch_size` sequences of `max_length` positions need.
 
     `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
     `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
     `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
-    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding.
+    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding, `encoder` the
+    names and bytes of those of the model's encoder.
     """
     one = sequence_items(description, max_length, chunk, apart=apart)
     if rows == "joint":
@@ -105,7 +108,8 @@ def requirements(
         prefixes = [row_prefix(row, batch_size) for row in range(batch_size)]
         held = tuple(replace(item, name=prefix + item.name) for prefix in prefixes for item in one)
     between = () if isinstance(tape_scratch, str) else tape_scratch_items(tape_scratch)
-    items = (*weight_items(weights), *held, *between)
+    beside = (pool_item(f"encoder {name}", "weights", size) for name, size in encoder)
+    items = (*weight_items(weights), *beside, *held, *between)
     if scratch is None:
         # Prompts run one row at a time.
         estimate = activations.peak(1, min(chunk, max_length), max_length) if activations else 0
@@ -168,6 +172,8 @@ class ModelMemory:
 
     split: tuple[SplitWeight, ...] = ()
     """The weights of the file that are larger than the GPU adapter binds."""
+    encoder: tuple[tuple[str, int], ...] = ()
+    """Names and bytes of the weights of the model's encoder, which is on the device beside the decoder."""
     room: int = 0
     """Tokens of the sequence that has to fit before a load begins; 0 is the shortest one."""
     most: int | None = None
@@ -199,6 +205,7 @@ class ModelMemory:
             apart=self.apart,
             tape_scratch=self.tape_scratch(batch_size, capacity, rows),
             split=self.split,
+            encoder=self.encoder,
         )
 
     def alignment(self) -> AlignmentRequirements:
@@ -256,7 +263,7 @@ class ModelMemory:
             self.fit(1, length).require()
         if wanted.tight:
             fall_back("room for the model in this machine", wanted.tight, "it is loaded anyway")
-        progress("weights", 0, wanted.requirements.weights.bytes)
+        progress("weights", 0, wanted.requirements.weights.bytes - sum(size for _, size in self.encoder))
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
         """The user's buffers for these rows, checked; they are held from here on. Raises BufferMismatchError."""

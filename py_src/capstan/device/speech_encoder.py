@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import graph
 from ..errors import SoundError, UnsupportedModelError
@@ -17,7 +17,7 @@ from .device_interface import BoundSpan, DeviceInterface, DeviceSession
 from .host_memory import view_of
 from .run_inputs import HostTensor
 
-__all__ = ["SpeechEncoder", "Features", "open_encoder"]
+__all__ = ["Features", "SpeechEncoder", "open_encoder", "with_weights"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,15 @@ class SpeechEncoder:
 def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
     """An encoder's outputs in Python's heap, as inputs of a decoder."""
     return [HostTensor(name, each.dtype, each.dims, view_of(each.span)) for name, each in heard.items()]
+
+
+def with_weights(config: GenaiConfig, data: bytes) -> GenaiConfig:
+    """The configuration with what the encoder's graph, whose file is `data`, needs beside the decoder. Raises
+    ModelFileError, UnsupportedModelError."""
+    about = config.encoder
+    assert about is not None
+    entries = graph.external_entries(graph.parse(data, about.filename))
+    return replace(config, encoder=replace(about, weights=tuple((entry.name, entry.length) for entry in entries)))
 
 
 async def open_encoder(

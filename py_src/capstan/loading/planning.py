@@ -9,8 +9,9 @@ from ..device.device_interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
 from ..model_files.genai_config import with_room
-from .folder import find_model, place_of, with_caches
+from .folder import find_model, no_progress, place_of, with_caches
 from .load_options import FitOptions, require_options
+from .opening import with_encoder
 
 __all__ = ["open_device", "plan"]
 
@@ -49,4 +50,6 @@ async def plan(
     config = with_caches(found.config, options)
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
+    if config.encoder is not None:
+        config = with_encoder(config, await host.read_graph(place.folder, config.encoder.filename, True, no_progress))
     return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.graphs)

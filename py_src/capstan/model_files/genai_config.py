@@ -136,6 +136,8 @@ class EncoderConfig:
     """The outputs that the decoder reads in each step, `%d` for the layer."""
     processor: str
     """The file that says how sound becomes the input."""
+    weights: tuple[tuple[str, int], ...] = ()
+    """Names and bytes of its tensors in data files, once its graph was read."""
 
 
 @dataclass(frozen=True)

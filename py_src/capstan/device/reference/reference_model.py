@@ -54,7 +54,9 @@ def described(
     runs = made if facts.rope is not None or facts.experts_widened else model
     weights = tuple(graph.external_entries(made if facts.experts_widened else model))
     context = facts.about.context_within(config.context_length)
-    memory = ModelMemory(ReferenceDevice(), facts.about, weights, PREFILL_CHUNK, context, graph.activations(model))
+    sizes = (weights, PREFILL_CHUNK, context, graph.activations(model))
+    encoder = config.encoder.weights if config.encoder is not None else ()
+    memory = ModelMemory(ReferenceDevice(), facts.about, *sizes, encoder=encoder)
     return memory, LoraGraph(facts.lora, facts.others), runs
 
 

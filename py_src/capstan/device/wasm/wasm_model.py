@@ -66,7 +66,8 @@ def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> Mo
     """The WebAssembly memory that a model needs."""
     context = found.about.context_within(config.context_length)
     sizes = (found.weights, PREFILL_CHUNK, context, found.activations)
-    return ModelMemory(device, found.about, *sizes, room=config.room, most=HEAP_BYTES)
+    encoder = config.encoder.weights if config.encoder is not None else ()
+    return ModelMemory(device, found.about, *sizes, encoder=encoder, room=config.room, most=HEAP_BYTES)
 
 
 class WasmModel(HostSampledModel):
