@@ -134,7 +134,7 @@ class RowBuffers:
 
     @property
     def carried(self) -> list[str]:
-        """What a copy of a row copies besides its logits."""
+        """The names of what a copy of a row copies, besides its logits and its id."""
         return [*self.caches, *self.crosses]
 
     def hear(self, row: int, heard: Mapping[str, BoundSpan]) -> None:

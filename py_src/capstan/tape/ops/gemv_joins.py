@@ -249,7 +249,7 @@ def only_cast(joins: Joins, value: int, element: str) -> Node | None:
 
 
 def takes_norm(reader: Node, value: int, norm: Norm, element: str, alone: bool) -> bool:
-    """Whether a product can normalise that input; `alone` says that no other one has to."""
+    """Whether a product can normalise that input; `alone` says that it is the only reader."""
     what = product(reader)
     if what is None or what.norm is not None or reader.reads[0] != value or value in reader.reads[1:]:
         return False
