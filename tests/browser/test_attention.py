@@ -239,8 +239,7 @@ def dispatch(
 
 
 def workgroups(plan: KernelPlan, length: int) -> tuple[int, int, int]:
-    assert callable(plan.counts)
-    return plan.counts(length)
+    return plan.counts(length) if callable(plan.counts) else plan.counts
 
 
 Plans = tuple[KernelPlan, KernelPlan, int]
@@ -254,13 +253,19 @@ class Run:
 
 
 def attend(
-    kernels: KernelPage, step: Step, plans: Plans, length: int, lanes: int = 0, dispatched: int | None = None
+    kernels: KernelPage,
+    step: Step,
+    plans: Plans,
+    length: int,
+    lanes: int = 0,
+    dispatched: int | None = None,
+    tokens: int | None = None,
 ) -> Run:
     """Run both kernels with the workgroups of `dispatched` positions; partials and result are NaN before. Subgroups of
-    another size than the adapter's are emulated."""
+    another size than the adapter's are emulated. `tokens` is the length in the state if it is another one."""
     shape = step.shape
     attention, join, partial_bytes = plans
-    state = np.array([length, 0, 0, 0], dtype=np.uint32)
+    state = np.array([tokens or length, 0, 0, 0], dtype=np.uint32)
     partials = np.full(partial_bytes // 4, np.nan, dtype=np.float32)
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
@@ -396,6 +401,17 @@ def test_caches_of_an_earlier_layer(kernels: KernelPage, heads: int, kv_heads: i
     for lanes in {0, kernels.lanes, 32}:
         planned(kernels, shape, (1, 65, 300), lanes)
         planned(kernels, replace(shape, epsilon=None, sinks=0), (65, 300), lanes)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("heads", "head", "capacity"), [(6, 64, 1500), (2, 16, 90)])
+def test_an_encoders_outputs_are_all_in_sight(kernels: KernelPage, heads: int, head: int, capacity: int) -> None:
+    """At any length of the sequence, and nothing is written but the result."""
+    shape = Shape(heads, heads, head, capacity, prepared=True, whole=True)
+    step = Step.random(shape)
+    for lanes in {0, kernels.lanes, 32}:
+        for tokens in (1, 300):
+            check(step, attend(kernels, step, plan_attention(shape, lanes), capacity, lanes, tokens=tokens), capacity)
 
 
 @pytest.mark.one_in(8)
