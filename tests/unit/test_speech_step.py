@@ -20,8 +20,8 @@ from tests.unit.small_decoders import CAPACITY, HEAD, HEADS, KV_HEADS, VOCABULAR
 from tests.unit.step_simulator import Machine
 from tests.unit.test_fusions import STATE, check, made_of
 
-FRAMES = 90
-SHAPE = (1, KV_HEADS, FRAMES, HEAD // 4)
+FRAMES = (90, 300)
+"""Positions that one split of attention takes, and that several take."""
 QUERIES = HEADS * HEAD
 
 
@@ -31,15 +31,16 @@ def put(target: Vector, values: Vector) -> None:
 
 def copied(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     for name in ("key", "value"):
-        put(at[f"present_{name}"], at[name][: KV_HEADS * FRAMES * HEAD])
+        put(at[f"present_{name}"], at[name])
 
 
 def attended(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    frames = u["present_sequence_length"]
     keys, values = (
-        at[f"present_{name}"][: KV_HEADS * FRAMES * HEAD].reshape(KV_HEADS, FRAMES, HEAD) for name in ("key", "value")
+        at[f"present_{name}"][: KV_HEADS * frames * HEAD].reshape(KV_HEADS, frames, HEAD) for name in ("key", "value")
     )
     q = at["q"][:QUERIES].reshape(HEADS, HEAD)
-    totals, sums, largest = attend(q, keys, values, FRAMES, u["alpha"])
+    totals, sums, largest = attend(q, keys, values, frames, u["alpha"])
     put(at["out_split_vx"], totals)
     put(at["metadata"], np.stack([largest, sums], axis=1))
 
@@ -87,20 +88,21 @@ POSITIONS = Kernel(
 class Speaking(Small):
     """A decoder that reads what an encoder made."""
 
-    def crossed(self, x: int, frames: int = FRAMES) -> int:
-        s = self.sketch
-        keys, values = (s.weights(KV_HEADS * FRAMES * HEAD) for _ in range(2))
-        sizes = dict.fromkeys(("total_sequence_length", "kv_sequence_length"), frames) | {"batch_size": 1}
-        made = dict.fromkeys(("present_key", "present_value"), KV_HEADS * FRAMES * HEAD)
-        shapes = dict.fromkeys(("key_shape", "present_key_shape"), SHAPE)
+    def crossed(self, x: int, frames: int, copied: int = 0, seen: int = 0) -> int:
+        """Attention over so many positions; fewer are `copied` or `seen` if so asked."""
+        s, size = self.sketch, KV_HEADS * frames * HEAD
+        keys, values = (s.weights(size) for _ in range(2))
+        sizes = dict.fromkeys(("total_sequence_length", "kv_sequence_length"), copied or frames) | {"batch_size": 1}
+        shapes = dict.fromkeys(("key_shape", "present_key_shape"), (1, KV_HEADS, frames, HEAD // 4))
+        made = dict.fromkeys(("present_key", "present_value"), size)
         key, value = s.run(COPY, {"key": keys, "value": values}, made, {**shapes, **sizes})
-        numbers = {"head_size_vec": HEAD // 4, "present_sequence_length": FRAMES, "n_reps": HEADS // KV_HEADS}
+        numbers = {"head_size_vec": HEAD // 4, "present_sequence_length": frames, "n_reps": HEADS // KV_HEADS}
         numbers |= {"num_heads": HEADS, "batch_size": 1, "attn_bias_dim0": 1, "attn_bias_dim1": 1}
         out, metadata = s.run(
             CROSS_SPLIT,
             {"q": self.matmul(x, QUERIES, WIDTH), "present_key": key, "present_value": value},
             {"out_split_vx": QUERIES, "metadata": 2 * HEADS},
-            {**numbers, "new_sequence_length": 1, "alpha": 0.35, "total_sequence_length": frames},
+            {**numbers, "new_sequence_length": 1, "alpha": 0.35, "total_sequence_length": seen or frames},
         )
         joined = {"head_size_vec": HEAD // 4, "new_sequence_length": 1, "num_heads": HEADS}
         [y] = s.run(CROSS_JOIN, {"input": out, "metadata": metadata}, {"output": QUERIES}, joined)
@@ -111,18 +113,20 @@ class Speaking(Small):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_attention_over_an_encoders_outputs_is_one_operation_without_a_copy(dense: bool) -> None:
+@pytest.mark.parametrize("frames", FRAMES)
+def test_attention_over_an_encoders_outputs_is_one_operation_without_a_copy(frames: int, dense: bool) -> None:
     small = Speaking(dense=dense)
-    small.finished(small.crossed(small.embedded()), QUERIES)
+    small.finished(small.crossed(small.embedded(), frames), QUERIES)
     placement = check(small, small.sketch.record(), PASSES)
     assert made_of(placement) == {"recorded": 1, "product": 2, "attention": 1}
     [what] = [node.what for node in placement.nodes if isinstance(node.what, Attention)]
-    assert (what.capacity, what.heads, what.kv_heads, what.whole, what.written) == (FRAMES, HEADS, KV_HEADS, True, True)
+    assert (what.capacity, what.heads, what.kv_heads, what.whole, what.written) == (frames, HEADS, KV_HEADS, True, True)
 
 
-def test_attention_over_a_part_of_them_stays() -> None:
+@pytest.mark.parametrize("fewer", [{"copied": 89}, {"seen": 89}])
+def test_attention_over_a_part_of_them_stays(fewer: dict[str, int]) -> None:
     small = Speaking()
-    small.finished(small.crossed(small.embedded(), FRAMES - 1), QUERIES)
+    small.finished(small.crossed(small.embedded(), 90, **fewer), QUERIES)
     assert made_of(placed(small, None)) == {"recorded": 4, "product": 2}
 
 
