@@ -142,6 +142,15 @@ SHARED = (
         block_size=32,
     ),
     one("add", "Add", HIDDEN, {"b": noise(512)}),
+    one(
+        "attention",
+        "Attention",
+        noise(1, 6, 64),
+        {"w": noise(64, 192), "b": noise(192)},
+        small=["b"],
+        domain=MICROSOFT,
+        num_heads=4,
+    ),
     Weighted(
         "gather",
         [helper.make_node("Gather", ["table", "x"], ["y"])],

@@ -274,11 +274,18 @@ def attend(
     sinks = [] if shape.sinks is None else ["head_sink"]
     # If that makes more than ten buffers, the join writes the result, and adds the sinks.
     many = len(gammas) + len(sinks) > 2
-    taken = [name for name in BOUND if not (shape.prepared and name in ("cos_cache", "sin_cache"))]
+    left = (["cos_cache", "sin_cache"] if shape.prepared else []) + (["state"] if shape.whole else [])
+    taken = [name for name in BOUND if name not in left]
     first, second = ([*taken, *gammas], sinks) if many else ([*taken, "y", *gammas, *sinks], [])
     dispatches = [
         dispatch(attention, shape, lanes, first, workgroups(attention, dispatched or length)),
-        dispatch(join, shape, lanes, [*JOINED, *second], workgroups(join, dispatched or length)),
+        dispatch(
+            join,
+            shape,
+            lanes,
+            [*(name for name in JOINED if name not in left), *second],
+            workgroups(join, dispatched or length),
+        ),
     ]
     emulated = lanes not in (0, kernels.lanes)
     got = kernels.run(buffers, dispatches, READ, emulated)

@@ -120,7 +120,8 @@ class Attention(Operation):
             self, limits.lanes, epsilon, limits.buffers - tabled, normed, self.rows, self.along, self.packed
         )
         half, out = self.element == "f16", Value(writes[0])
-        passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
+        length: dict[str, Binding] = {} if self.whole else {"state": STATE}
+        passed: dict[str, Binding] = {**length, "partials": Shared(partial_bytes)}
         results: dict[str, Binding] = {"y": out}
         rotary: dict[str, Binding] = {"cos_cache": Buffer(self.cos), "sin_cache": Buffer(self.sin)}
         caches: dict[str, Binding] = {"key_cache": Buffer(self.key), "value_cache": Buffer(self.value)}
@@ -195,7 +196,9 @@ class Attention(Operation):
             constants["EPSILON"] = self.norms.epsilon
             gammas = {name: ["recorded", gamma] for name, gamma in self.norms.gammas.items()}
         packed = width if self.written else width + 2 * kv_width
-        shared = {"qkv": witness.keep(reads[0], packed * each), "state": witness.length_at}
+        shared = {"qkv": witness.keep(reads[0], packed * each)}
+        if not self.whole:
+            shared["state"] = witness.length_at
         rotary: dict[str, list[Any]] = {}
         if not self.prepared:
             rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}

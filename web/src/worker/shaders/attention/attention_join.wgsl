@@ -7,7 +7,9 @@
 // y is [HEADS * HEAD], head_sink [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
 
 #reads partials: array<vec4<f32>>
+#if !WHOLE
 #reads state: array<u32>
+#endif
 #writes y: array<vec4<element>>
 #reads head_sink?: array<element>
 

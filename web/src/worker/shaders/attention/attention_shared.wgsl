@@ -22,7 +22,7 @@
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl. WRITTEN: qkv has the queries alone, and the
 // caches have the new row already; nothing is written but the result. PREPARED: WRITTEN, and nothing is rotated; there are no cos
-// and sin. WHOLE: all CAPACITY positions are in sight at any length of the sequence.
+// and sin. WHOLE: all CAPACITY positions are in sight at any length of the sequence; there is no state.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
 // takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
 // LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
@@ -30,7 +30,9 @@
 // ways share is here; attention_subgroups.wgsl or attention_workgroup.wgsl follows.
 
 #reads qkv: array<vec4<u32>>
+#if !WHOLE
 #reads state: array<u32>
+#endif
 #if !PREPARED
 #reads cos_cache: array<vec4<u32>>
 #reads sin_cache: array<vec4<u32>>
@@ -305,7 +307,9 @@ fn source_of(row: u32) -> u32 {
 #endif
 }
 
+#if !WHOLE
 #include held
+#endif
 
 // The positions that one of SEQUENCES sees, before its window.
 fn seen(sequence: u32) -> u32 {

@@ -17,7 +17,9 @@
 // Dispatch, of these: (length / 64, HEADS), (HEADS * HEAD / 64), (KV_HEADS * HEAD / 64).
 
 #reads qkv: array<element>
+#if !WHOLE
 #reads state: array<u32>
+#endif
 #reads cos_cache?: array<element>
 #reads sin_cache?: array<element>
 #reads q_gamma?: array<element>
@@ -47,7 +49,9 @@ const VALUES = KEYS + KV_HEADS * HEAD;
 #include quantized_element
 #endif
 
+#if !WHOLE
 #include held
+#endif
 
 // The positions that the caches of a sequence hold up to the new one.
 fn seen(sequence: u32) -> u32 {
