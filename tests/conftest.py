@@ -123,7 +123,7 @@ def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def site() -> Iterator[SiteServer]:
     """The assembled site on a free port, with every fixture model and the bundled model under /models/."""
-    found = [*FIXTURES.glob("*/genai_config.json"), *FIXTURES.glob("speech/*/genai_config.json")]
+    found = [path for place in ("*", "speech/*", "vision/*") for path in FIXTURES.glob(f"{place}/genai_config.json")]
     folders = [config.parent for config in sorted(found)]
     if BUNDLED.is_dir():
         folders.insert(0, BUNDLED)

@@ -11,6 +11,7 @@
     │   ├── ArgumentTypeError         an argument of a public function is of a wrong type   (also a TypeError)
     │   └── GuidanceError             a grammar for constrained decoding that cannot be used; the message has the place
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
+    ├── PictureError              a file that is no picture, truncated, animated or too large   (also a ValueError)
     ├── SoundError                a recording that cannot be heard: no sound, truncated, too long (also a ValueError)
     ├── LogitsError               no token can be picked: every logit is NaN or minus infinity
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
@@ -50,6 +51,7 @@ __all__ = [
     "ModelFileError",
     "OptionError",
     "OutOfMemoryError",
+    "PictureError",
     "PromptError",
     "SoundError",
     "StorageError",
@@ -119,6 +121,11 @@ class GuidanceError(OptionError):
 
 class PromptError(CapstanError, ValueError):
     """A prompt is empty or longer than `max_length`; lengths are in tokens."""
+
+
+class PictureError(CapstanError, ValueError):
+    """A picture cannot be used: it is no picture, truncated, animated or too large, or does not fit its prompt; sizes
+    are in pixels."""
 
 
 class SoundError(CapstanError, ValueError):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from .device.device_host import DeviceHost, current_device_host
 from .device.device_interface import DeviceInterface
@@ -26,6 +26,7 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora_weights import LoraWeights
+    from .device.picture_encoder import PictureEncoder
     from .device.speech_encoder import SpeechEncoder
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
@@ -158,7 +159,12 @@ class Model:
     @property
     def speech_encoder(self) -> SpeechEncoder | None:
         """The encoder of sound, on the model's device; None for a model of text."""
-        return self._open().encoder
+        return None if self.config.encoder is None else cast("SpeechEncoder", self._open().encoder)
+
+    @property
+    def picture_encoder(self) -> PictureEncoder | None:
+        """The vision graph, on the model's device; None for a model that sees nothing."""
+        return None if self.config.vision is None else cast("PictureEncoder", self._open().encoder)
 
     async def load_adapter(self, data: Any, what: str) -> LoraWeights:
         """A LoRA adapter file on the device; `what` is what messages call it. See LoraGraph.load."""

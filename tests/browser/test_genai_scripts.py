@@ -14,9 +14,10 @@ CASES = [
     (name, provider)
     for provider in ("webgpu", "cpu")
     for name in SCRIPTS
-    if (name, provider) != ("speculation", "webgpu")
+    if (name, provider) not in {("speculation", "webgpu"), ("vision", "webgpu")}
 ]
-"""The software adapter makes no steps over several positions, so that there are no drafts on it."""
+"""The software adapter makes no steps over several positions, so that there are no drafts on it; a model that sees has
+no tape yet."""
 
 
 @pytest.mark.one_in(12)

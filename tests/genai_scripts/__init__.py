@@ -20,5 +20,6 @@ REPEATING = ("speculation",)
 MODELS = {name: "bundled" if name in TEXTS + REPEATING else "nano-llama" for name in SCRIPTS}
 MODELS["adapters"] = "nano-lora"
 MODELS["whisper"] = "nano-whisper"
+MODELS["vision"] = "nano-gemma3-vl"
 LINES = ("hello\n", "\n", "how are you\n", "quit\n")
 """The standard input of each script."""

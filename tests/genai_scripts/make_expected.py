@@ -14,6 +14,7 @@ ROOT = FOLDER.parents[2]
 PLACES = {"bundled": ROOT / "models/bundled", "nano-llama": ROOT / "tests/fixtures/nano-llama"}
 PLACES["nano-lora"] = ROOT / "tests/fixtures/nano-lora"
 PLACES["nano-whisper"] = ROOT / "tests/fixtures/speech/nano-whisper"
+PLACES["nano-gemma3-vl"] = ROOT / "tests/fixtures/vision/nano-gemma3-vl"
 
 if __name__ == "__main__":
     EXPECTED.mkdir(exist_ok=True)

@@ -423,6 +423,7 @@ class PaperHost:
 
 class PaperConfig:
     vocab_size = VOCAB
+    vision: None = None
     context_length = CONTEXT
 
 

@@ -34,7 +34,7 @@ def drawn() -> dict[str, str]:
 
 def test_the_drawing_is_the_tree() -> None:
     parents = drawn()
-    assert len(parents) == 26
+    assert len(parents) == 27
     for name, parent in parents.items():
         assert getattr(errors, name).__bases__[0] is getattr(errors, parent), f"{name} is no child of {parent}"
 
@@ -55,7 +55,9 @@ def test_every_error_is_a_capstan_error_and_says_what_it_means(name: str) -> Non
     assert str(kind("max_length is 0; it must be at least 1")) == "max_length is 0; it must be at least 1"
 
 
-@pytest.mark.parametrize("name", ["ArgumentTypeError", "BindingError", "OptionError", "PromptError", "SoundError"])
+@pytest.mark.parametrize(
+    "name", ["ArgumentTypeError", "BindingError", "OptionError", "PictureError", "PromptError", "SoundError"]
+)
 def test_wrong_values_are_value_errors(name: str) -> None:
     assert issubclass(getattr(errors, name), ValueError)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnxruntime_genai as native
 
 from capstan import genai
-from tests.unit import test_genai, test_genai_outputs, test_hearing
+from tests.unit import test_genai, test_genai_outputs, test_hearing, test_seeing
 from tests.unit.genai_cases import SAME
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,14 @@ def test_the_table_has_every_name_once_with_a_test_that_exists() -> None:
     for name, (status, note, test) in rows.items():
         assert status in ("same", "differs", "no effect", "refused"), name
         assert note or status == "same", f"{name}: the table gives no reason"
-        tests = {**SAME, **vars(test_genai), **vars(test_genai_outputs), **vars(test_hearing), **globals()}
+        tests = {
+            **SAME,
+            **vars(test_genai),
+            **vars(test_genai_outputs),
+            **vars(test_hearing),
+            **vars(test_seeing),
+            **globals(),
+        }
         assert test in tests, f"{name}: there is no test {test!r}"
 
 

@@ -18,7 +18,7 @@ import onnxruntime_genai as native
 import pytest
 
 from capstan import CapstanError, fallback, genai
-from tests.unit import test_genai, test_genai_configs, test_genai_outputs
+from tests.unit import test_genai, test_genai_configs, test_genai_outputs, test_seeing
 from tests.unit.genai_cases import FOLDER, PROMPT, SAME, loaded
 
 ROOT = Path(__file__).parents[2]
@@ -333,10 +333,10 @@ NATIVE_TESTS = {
     "test_pipeline_model": "none: a decoder in several files is refused by name",
     "test_adapters": "test_an_input_that_has_a_default_and_is_no_factor_keeps_it",
     "test_adapters_unload": "none: it is skipped where there is no adapter of Phi-2",
-    "test_vision_preprocessing": "none: vision models are refused by name",
-    "test_vision_preprocessing_load_image_from_bytes": "none: vision models are refused by name",
-    "test_vision_preprocessing_multiple_images": "none: vision models are refused by name",
-    "test_multimodal_processor_call": "none: vision models are refused by name",
+    "test_vision_preprocessing": "test_texts_and_tensors_are_the_native_packages",
+    "test_vision_preprocessing_load_image_from_bytes": "test_texts_and_tensors_are_the_native_packages",
+    "test_vision_preprocessing_multiple_images": "test_the_vision_graph_runs_once_for_each_picture_that_differs",
+    "test_multimodal_processor_call": "test_texts_and_tensors_are_the_native_packages",
     "test_audio_preprocessing": "none: speech models are refused by name",
     "test_audio_preprocessing_multiple_audios": "none: speech models are refused by name",
     "test_audios_open_bytes": "none: speech models are refused by name",
@@ -345,6 +345,13 @@ NATIVE_TESTS = {
 
 
 def test_the_table_names_tests_that_there_are() -> None:
-    ours = {**SAME, **vars(test_genai), **vars(test_genai_outputs), **vars(test_genai_configs), **globals()}
+    ours = {
+        **SAME,
+        **vars(test_genai),
+        **vars(test_genai_outputs),
+        **vars(test_genai_configs),
+        **vars(test_seeing),
+        **globals(),
+    }
     for name, said in NATIVE_TESTS.items():
         assert said in ours or said.startswith("none: "), f"{name}: there is no test {said}"

@@ -31,7 +31,7 @@ SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "signatures"),
-    ("graph", "guidance", "memory", "model_files", "sound", "stages", "text"),
+    ("graph", "guidance", "memory", "model_files", "picture", "sound", "stages", "text"),
     ("host",),
     ("tape", "weights"),
     ("device",),
@@ -73,7 +73,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "cache_rows casts device_interface element_types shortlist snapshots",
         "carried_tensor lora_file noted_graphs ort_session probe span_checks",
         "host_memory lora_weights model_memory rope_tables run_inputs",
-        "row_interface speech_encoder",
+        "picture_encoder row_interface speech_encoder",
         "beam_interface model_interface prefix_cache",
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
@@ -103,7 +103,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "beam_tapes draft_tapes pack_tapes step_recorder",
     ),
     "genai": (
-        "changed_config chat_tools events genai_tensors log runtime speculative",
+        "changed_config chat_tools events genai_tensors log media_files runtime speculative",
         "last_run token_texts",
         "multimodal_processor",
         "genai_model",
@@ -113,7 +113,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "generation": (
         "answer beam_search processors prompt replay run_ahead run_options speculation step_counts token_times",
         "generator_params named_processors policy row",
-        "flight hearing",
+        "flight hearing seeing",
         "loop",
         "row_loop row_pool",
         "plain_policy",
@@ -131,7 +131,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "activation_memory capture fed_lengths float_islands inline_weights joined_products last_token "
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
-        "speech_decoder text_positions turned_weights uncomputed wide_products",
+        "speech_decoder spliced_embedding text_positions turned_weights uncomputed wide_products",
         "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",
@@ -151,7 +151,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options repository", "folder", "opening", "planning"),
+    "loading": ("load_options repository", "folder graphs_beside", "opening", "planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -182,6 +182,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "answers",
         "request_handler",
     ),
+    "picture": ("picture_file", "picture_processor"),
     "sound": ("resampling spectrum wave_file", "sound_processor"),
     "speech": ("segments speech_tokens", "timestamp_rules", "transcription_run", "transcriber"),
     "stages": (
@@ -235,9 +236,14 @@ INSIDE_FUNCTIONS = {
     ): "distributed is in the extra `fleet`; a worker's half does without",
     (
         "genai.multimodal_processor",
+        "picture.picture_processor",
+    ): "Pillow is in the extra `reference`, and fetched by pages that see",
+    (
+        "genai.multimodal_processor",
         "sound.sound_processor",
     ): "numpy is in the extra `reference`, and fetched by pages that hear",
-    ("loading.opening", "device.speech_encoder"): "for models that hear only",
+    ("loading.opening", "loading.graphs_beside"): "for models that hear or see only",
+    ("loading.planning", "loading.graphs_beside"): "for models that see only",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",

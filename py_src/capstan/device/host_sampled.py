@@ -24,6 +24,7 @@ from .snapshots import Snapshots
 if TYPE_CHECKING:
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
+    from .picture_encoder import PictureEncoder
     from .speech_encoder import SpeechEncoder
 
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
@@ -78,6 +79,9 @@ class Runner(Protocol):
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         """Read these outputs of an encoder in later runs."""
+
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        """Place these features in later runs; see SeeingRow."""
 
     def close(self) -> None: ...
 
@@ -165,6 +169,9 @@ class HostSampledDecoder:
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         self._open().hear(heard)
+
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        self._open().see(features, places)
 
     def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
@@ -336,7 +343,7 @@ class HostSampledModel(ABC):
     """The base of the models of these devices: they take no pools, and run rows one after another."""
 
     device: str
-    encoder: SpeechEncoder | None = None
+    encoder: SpeechEncoder | PictureEncoder | None = None
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> HostSampledDecoder:
         assert given is None, "nobody is lent buffers here"

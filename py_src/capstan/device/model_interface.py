@@ -12,6 +12,7 @@ from .row_interface import RowDecoder
 if TYPE_CHECKING:
     from .lora_weights import LoraGraph, LoraWeights
     from .model_memory import ModelMemory
+    from .picture_encoder import PictureEncoder
     from .speech_encoder import SpeechEncoder
 
 __all__ = ["BOUND_MS", "DeviceModel", "TapeOptions"]
@@ -48,8 +49,8 @@ class DeviceModel(Protocol):
     """The memory that the model needs."""
     lora: LoraGraph
     """The model's inputs for LoRA adapters."""
-    encoder: SpeechEncoder | None
-    """The load sets that of a model that hears."""
+    encoder: SpeechEncoder | PictureEncoder | None
+    """The load sets that of a model that hears or sees."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
         """A decoder of one row, whose KV cache holds `capacity` positions. A released one is reused, unless buffers are

@@ -27,6 +27,7 @@ __all__ = [
     "PackedRows",
     "RowDecoder",
     "RowPrompts",
+    "SeeingRow",
 ]
 
 Counters = dict[str, int]
@@ -146,6 +147,15 @@ class HearingRow(Protocol):
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         """Have later runs read these outputs of the encoder, by the names of the graph's inputs. The caches are void
         then. Called as `DecoderRow.prefill`."""
+
+
+@runtime_checkable
+class SeeingRow(Protocol):
+    """A DecoderRow of a model with a vision graph."""
+
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        """Have later runs place rows of features [rows, hidden]: `places` has the row for each position from the first
+        one on, or -1. The caches are void from the first position that changes. Called as `DecoderRow.prefill`."""
 
 
 class RowDecoder(Protocol):

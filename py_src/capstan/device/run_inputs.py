@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UnsupportedModelError
 from ..memory import SNAPSHOTS, DeviceSpan, Pool, PoolItem, pool_item, round_up
+from ..model_files.genai_config import FEATURES, PLACES
 from .device_interface import DeviceInterface
 from .element_types import byte_count
 from .span_checks import INDEX_BYTES
@@ -30,6 +31,7 @@ __all__ = [
     "HostTensor",
     "Ids",
     "Mask",
+    "Placed",
     "Positions",
     "Room",
     "Run",
@@ -332,6 +334,39 @@ class CrossCaches(RunInput):
         return [tensor.item for tensor in self.feeds(STEP)]
 
 
+class Placed(RunInput):
+    """Features of pictures, and which of them stand at each position of a run: none, until a sequence sees some."""
+
+    pool = "persistent"
+
+    def __init__(self, about: GraphDescription, room: Room) -> None:
+        super().__init__(about, room)
+        info = next(info for info in about.others if info.name == FEATURES)
+        self._dtype, self._hidden = info.dtype, tuple(size for size in info.dims[1:] if isinstance(size, int))
+        self._features: HostTensor | None = None
+        self._places: Sequence[int] = ()
+
+    def see(self, features: HostTensor | None, places: Sequence[int]) -> None:
+        """Place these features, by their rows at the positions from the first on; -1 is for none."""
+        self._features, self._places = features, places
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        return [
+            RunTensor(FEATURES, "features", self._dtype, (FREE, *self._hidden)),
+            RunTensor(PLACES, f"{run.which} places", "int64", (1, run.tokens)),
+        ]
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        found = array("q", self._places[past : past + len(ids)])
+        found.extend([-1] * (len(ids) - len(found)))
+        return [HostTensor(PLACES, "int64", (1, len(ids)), found.tobytes())]
+
+    def fixed_on_host(self, long: bool) -> list[HostTensor]:
+        dims = (1, *self._hidden)
+        none = HostTensor(FEATURES, self._dtype, dims, bytes(byte_count(self._dtype, dims)))
+        return [self._features or none]
+
+
 class Lora(RunInput):
     """The tensors of LoRA adapters, which are copied there on the device."""
 
@@ -405,6 +440,7 @@ KINDS: list[type[RunInput]] = [
     Positions,
     States,
     CrossCaches,
+    Placed,
     Lora,
     LongRope,
     WindowBase,
@@ -415,8 +451,9 @@ KINDS: list[type[RunInput]] = [
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
-    """The providers of a sequence. A graph over caches that grow may have no mask."""
-    return tuple(kind(about, room) for kind in KINDS if about.mask or kind is not Mask)
+    """The providers of a sequence. A graph over caches that grow may have no mask, most place no features."""
+    without = {Mask: not about.mask, Placed: all(info.name != FEATURES for info in about.others)}
+    return tuple(kind(about, room) for kind in KINDS if not without.get(kind))
 
 
 def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:

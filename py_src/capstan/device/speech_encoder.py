@@ -17,18 +17,18 @@ from .device_interface import BoundSpan, DeviceInterface, DeviceSession
 from .host_memory import view_of
 from .run_inputs import HostTensor
 
-__all__ = ["Features", "SpeechEncoder", "open_encoder", "with_weights"]
+__all__ = ["Features", "SpeechEncoder", "open_encoder", "open_session", "with_weights"]
 
 
 @dataclass(frozen=True)
 class Features:
-    """An encoder's input for one sound."""
+    """An encoder's input for one sound or picture."""
 
     dtype: str
     dims: tuple[int, ...]
     data: bytes
     digest: str
-    """Sounds with equal digests are equal."""
+    """Those with equal digests are equal."""
 
 
 class SpeechEncoder:
@@ -120,15 +120,22 @@ async def open_encoder(
     UncomputedError, UnsupportedModelError, OutOfMemoryError."""
     about = config.encoder
     assert about is not None
-    parsed = graph.parse(data, about.filename)
-    if device.type in ("webgpu", "wasm"):
-        graph.require_computed(parsed, device.type, position_ids="")
-    place = folder + about.filename[: about.filename.rfind("/") + 1]
-    ends = graph.data_ends(parsed)
-    external = ExternalData(place, ends, lambda location: host.open_weights(place, location, keep))
-    session = await device.create_session(data, external=external if ends else None, owner=ENCODER)
+    session = await open_session(host, folder, about.filename, data, device, keep, ENCODER)
     try:
         return SpeechEncoder(device, session, about, decoder)
     except UnsupportedModelError:
         await session.close()
         raise
+
+
+async def open_session(
+    host: Host, folder: str, filename: str, data: bytes, device: DeviceInterface, keep: bool, owner: str
+) -> DeviceSession:
+    """A session over a graph beside the decoder, and its data files."""
+    parsed = graph.parse(data, filename)
+    if device.type in ("webgpu", "wasm"):
+        graph.require_computed(parsed, device.type, position_ids="")
+    place = folder + filename[: filename.rfind("/") + 1]
+    ends = graph.data_ends(parsed)
+    external = ExternalData(place, ends, lambda location: host.open_weights(place, location, keep))
+    return await device.create_session(data, external=external if ends else None, owner=owner)

@@ -35,9 +35,10 @@ from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, Tensor
 from .genai_tokenizer import Tokenizer
 from .log import set_log_callback, set_log_options
-from .multimodal_processor import Audios, MultiModalProcessor
+from .media_files import Audios, Images
+from .multimodal_processor import MultiModalProcessor
 from .params import GeneratorParams
-from .refused import Images, MtpGenerator, StreamingProcessor
+from .refused import MtpGenerator, StreamingProcessor
 from .request import EngineEvent, Request, RequestOptions, TurnOptions
 from .runtime import (
     disable_telemetry_events,

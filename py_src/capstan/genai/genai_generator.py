@@ -13,7 +13,7 @@ from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, as_array, flat_numbers, token_rows
 from .last_run import LastRun
 from .log import fields, log, logs, tensor_lines
-from .multimodal_processor import FEATURES, IDS, sounds_of
+from .multimodal_processor import FEATURES, IDS, NUMBERS, PIXELS, TYPES, items_of
 from .params import GeneratorParams
 from .speculative import speculation_stats
 
@@ -36,7 +36,7 @@ class Generator:
         self._rows = chosen.rows
         self._pad = model.capstan.config.pad_token_id
         self._vocabulary = model.capstan.config.vocab_size
-        self._type, self._encoder = model.type, model.capstan.config.encoder
+        self._type, self._config = model.type, model.capstan.config
         self._next = [0] * self._rows
         self._back: int | None = None
         """The token that a rewind cut off first, which `generate_next_token` puts back."""
@@ -186,16 +186,23 @@ class Generator:
         raise UnsupportedModelError(f"set_model_input({name!r}): a model of type {self._type!r} takes tokens only")
 
     def set_inputs(self, inputs: NamedTensors, /) -> None:
-        """Take what a processor made: the sounds that the sequences hear, and their first tokens. UnsupportedModelError
-        for text models, as by the native package."""
-        if self._encoder is None:
+        """Take what a processor made: the sounds that the sequences hear, or the pictures in the prompt, and the first
+        tokens. UnsupportedModelError for text models, as by the native package."""
+        if self._config.processor is None:
             raise UnsupportedModelError(f"set_inputs: use append_tokens for a model of type {self._type!r}")
-        others = [name for name in inputs.keys() if name not in (FEATURES, IDS)]  # noqa: SIM118
-        if others or FEATURES not in inputs:
-            found = ", ".join(inputs.keys()) or "nothing"
-            raise BindingError(f"set_inputs: the inputs are {found}; {FEATURES} is needed, and {IDS} may be there")
-        self.capstan.hear(sounds_of(inputs[FEATURES]))
-        if IDS in inputs:
+        names = list(inputs.keys())
+        sees = self._config.vision is not None
+        needed, others = (IDS, (PIXELS, TYPES, NUMBERS)) if sees else (FEATURES, (IDS,))
+        if needed not in names or any(name not in (needed, *others) for name in names):
+            may = " and ".join(others)
+            raise BindingError(
+                f"set_inputs: the inputs are {', '.join(names) or 'nothing'}; {needed} is needed, {may} may be there"
+            )
+        if sees:
+            self.capstan.see(items_of(inputs[PIXELS]) if PIXELS in names else [])
+        else:
+            self.capstan.hear(items_of(inputs[FEATURES]))
+        if IDS in names:
             self.append_tokens(inputs[IDS])
 
     def set_hidden_states(self, values: Any, /) -> None:

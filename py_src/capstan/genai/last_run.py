@@ -213,7 +213,7 @@ class LastRun:
         return self._generator.token_count() - (self.picked is not None)
 
     def _replay(self, row: int) -> Replay:
-        return Replay(self._model, self._generator.max_length, self._generator.sound(row))
+        return Replay(self._model, self._generator.max_length, self._generator.teller(row))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return wait_here(self._model.host, work, "get_output", "capstan.Generator")

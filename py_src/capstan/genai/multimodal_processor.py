@@ -1,93 +1,69 @@
-"""Sounds, and the processor that makes a speech model's inputs of them."""
+"""The processors that make a model's inputs of prompts, and of sounds or pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from ..device.speech_encoder import Features
-from ..errors import ModelFileError, OptionError, SoundError, UnsupportedModelError
-from ..host.disk_file import read_file
+from ..errors import ArgumentTypeError, OptionError, PictureError, UnsupportedModelError
 from ..model import Model as CapstanModel
 from ..tokenizer import Tokenizer
-from .genai_tensors import NamedTensors, Tensor
+from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
+from .media_files import Audios, Images
 from .token_texts import TokenizerStream, decoded, encoded_batch
 
-__all__ = ["FEATURES", "IDS", "Audios", "MultiModalProcessor", "sounds_of"]
+__all__ = ["FEATURES", "IDS", "NUMBERS", "PIXELS", "TYPES", "MultiModalProcessor", "items_of"]
 
-MOST_BYTES = 1 << 29
-"""The limit of a sound file's bytes: 30 seconds of 8 channels at 192 kHz have 368 MB as 64-bit floats."""
-FEATURES, IDS = "audio_features", "input_ids"
-
-
-class Audios:
-    """Sound files in the WAV format."""
-
-    def __init__(self) -> None:
-        raise TypeError("Audios: No constructor defined!")
-
-    @classmethod
-    def _of(cls, files: Sequence[bytes], names: Sequence[str]) -> Audios:
-        if not files:
-            raise SoundError("no files of sound were given; give at least one")
-        made = cls.__new__(cls)
-        made._files, made._names = tuple(files), tuple(names)
-        return made
-
-    _files: tuple[bytes, ...]
-    _names: tuple[str, ...]
-
-    @staticmethod
-    def open(*paths: str) -> Audios:
-        """The files of these paths, in the interpreter's file system. Raises SoundError."""
-        try:
-            return Audios._of([read_file(Path(path), MOST_BYTES) for path in paths], paths)
-        except ModelFileError as error:
-            raise SoundError(str(error)) from error
-
-    @staticmethod
-    def open_bytes(*contents: bytes) -> Audios:
-        """The contents of such files. Raises SoundError for one of no length."""
-        names = [f"sound {place}" for place in range(len(contents))]
-        for name, data in zip(names, contents, strict=True):
-            if not len(data):
-                raise SoundError(f"{name} has no bytes; give the content of a WAV file")
-        return Audios._of([bytes(data) for data in contents], names)
+FEATURES, IDS, PIXELS = "audio_features", "input_ids", "pixel_values"
+TYPES, NUMBERS = "token_type_ids", "num_image_tokens"
+BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+PLACES = 256
+"""Placeholders of a picture, as the native package writes them for Gemma 3."""
 
 
 class MultiModalProcessor:
-    """Makes a speech model's inputs of prompts and sounds; `Model.create_multimodal_processor` gives one."""
+    """Makes a model's inputs of prompts, and of sounds or pictures; `Model.create_multimodal_processor` gives one."""
 
     def __init__(self) -> None:
         raise TypeError("MultiModalProcessor: No constructor defined!")
 
     @classmethod
     def _of(cls, model: CapstanModel) -> MultiModalProcessor:
-        about = model.config.encoder
-        if about is None:
+        name = model.config.processor
+        if name is None:
             raise UnsupportedModelError(f"a multimodal processor: a model of type {model.type!r} takes text only")
         made = cls.__new__(cls)
-        from ..sound.sound_processor import SoundProcessor
-
         made._model, made._tokenizer = model, Tokenizer(model)
-        made._sounds = SoundProcessor.of_config(model.tokenizer_files[about.processor], about.processor)
+        if model.config.vision is None:
+            from ..sound.sound_processor import SoundProcessor
+
+            made._steps = SoundProcessor.of_config(model.tokenizer_files[name], name)
+        else:
+            from ..picture.picture_processor import PictureProcessor
+
+            made._steps = PictureProcessor.of_config(model.tokenizer_files[name], name)
         return made
 
     _model: CapstanModel
     _tokenizer: Tokenizer
-    _sounds: Any
+    _steps: Any
 
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
         *,
-        images: Any = None,
+        images: Images | None = None,
         audios: Audios | None = None,
     ) -> NamedTensors:
-        """`audio_features` [sounds, bands, frames], and `input_ids` of the prompts: of one text, or of one for each
-        sound. Raises SoundError, OptionError."""
+        """For Whisper `audio_features` [sounds, bands, frames], and `input_ids` of the prompts: of one text, or of one
+        for each sound. For Gemma 3 `input_ids` of one prompt, in which each `<start_of_image>` stands for a picture,
+        and with pictures their `pixel_values`. Raises SoundError, PictureError, OptionError."""
+        if self._model.config.vision is not None:
+            if audios is not None:
+                raise UnsupportedModelError(f"audios: a model of type {self._model.type!r} sees and does not hear")
+            return self._seen(prompt, images)
         if images is not None:
             raise UnsupportedModelError(f"images: a model of type {self._model.type!r} hears and does not see")
         if audios is None:
@@ -96,10 +72,32 @@ class MultiModalProcessor:
         if not texts:
             raise OptionError("no prompt was given; Whisper's begins with '<|startoftranscript|>'")
         encoder = self._model.speech_encoder
-        features = self._sounds.features(audios._files, audios._names)
+        features = self._steps.features(audios._files, audios._names)
         found = NamedTensors()
         found[FEATURES] = Tensor(features if encoder is None else features.astype(encoder.dtype))
         found[IDS] = encoded_batch(self._tokenizer, texts, self._model.config.pad_token_id)
+        return found
+
+    def _seen(self, prompt: str | Sequence[str] | None, images: Images | None) -> NamedTensors:
+        """The inputs of a model that sees, as the native package makes them for Gemma 3."""
+        count = len(images._files) if images is not None else 0
+        if prompt is not None and not isinstance(prompt, str):
+            raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
+        text = prompt or " ".join([BEGIN] * count)
+        if text.count(BEGIN) != count:
+            raise PictureError(
+                f"the prompt has {text.count(BEGIN)} times {BEGIN}, and {count} pictures were given; give one for each"
+            )
+        text = text.replace(BEGIN, f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n")
+        found, encoder = NamedTensors(), self._model.picture_encoder
+        found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
+        if images is not None:
+            pixels = self._steps.pixels(images._files, images._names)
+            found[PIXELS] = Tensor(pixels if encoder is None else pixels.astype(encoder.dtype))
+            stands = None if encoder is None else encoder.placeholder
+            [ids] = token_rows(found[IDS])
+            found[TYPES] = Tensor(as_array([int(token == stands) for token in ids], "int32", [1, len(ids)]))
+            found[NUMBERS] = Tensor(as_array([PLACES] * count, "int64", [count]))
         return found
 
     def decode(self, tokens: Any, /) -> str:
@@ -111,10 +109,10 @@ class MultiModalProcessor:
         return TokenizerStream._of(self._tokenizer.create_stream())
 
 
-def sounds_of(features: Tensor) -> list[Features]:
-    """The features of each sound, from those of a batch."""
-    count, *dims = features.shape()
-    data = bytes(features.data())
+def items_of(tensor: Tensor) -> list[Features]:
+    """The features of each sound, or the pixel values of each picture, from those of all."""
+    count, *dims = tensor.shape()
+    data = bytes(tensor.data())
     size = len(data) // count if count else 0
     parts = [data[place * size : (place + 1) * size] for place in range(count)]
-    return [Features(features.dtype, (1, *dims), part, sha256(part).hexdigest()) for part in parts]
+    return [Features(tensor.dtype, (1, *dims), part, sha256(part).hexdigest()) for part in parts]

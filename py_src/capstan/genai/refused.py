@@ -7,30 +7,13 @@ from typing import Any, NoReturn
 from ..errors import UnsupportedModelError
 from .genai_model import Model
 
-__all__ = ["Images", "MtpGenerator", "StreamingProcessor"]
+__all__ = ["MtpGenerator", "StreamingProcessor"]
 
 TEXT_ONLY = "give a prompt as text, or a file of sound to a Whisper model"
 
 
 def refuse(what: str, why: str) -> NoReturn:
     raise UnsupportedModelError(f"{what}: {why}")
-
-
-class Images:
-    """Images for vision models: refused."""
-
-    def __init__(self) -> None:
-        raise TypeError("Images: No constructor defined!")
-
-    @staticmethod
-    def open(*paths: str) -> Images:
-        """Refused with UnsupportedModelError."""
-        refuse("Images.open", f"vision models are not supported; {TEXT_ONLY}")
-
-    @staticmethod
-    def open_bytes(*contents: bytes) -> Images:
-        """Refused with UnsupportedModelError."""
-        refuse("Images.open_bytes", f"vision models are not supported; {TEXT_ONLY}")
 
 
 class StreamingProcessor:

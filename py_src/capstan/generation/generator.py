@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..adapters import Adapters
-from ..device.row_interface import Counters, RowDecoder
+from ..device.row_interface import Counters, DecoderRow, RowDecoder
 from ..errors import OptionError, UnsupportedModelError
 from ..fallback import fall_back
 from ..host import wait_here
@@ -103,22 +103,37 @@ class Generator:
 
         Raises OptionError for another number of sounds, and after tokens; UnsupportedModelError for a model of text.
         """
-        loop = self._loop
-        loop.require_open()
         if self._model.speech_encoder is None:
             raise UnsupportedModelError(f"a model of type {self._model.type!r} takes tokens only, and no sounds")
-        if loop.length:
-            raise OptionError(f"the sequence has {loop.length} tokens, and sounds come before them; rewind_to(0) first")
         if len(sounds) != self._options.batch_size:
             raise OptionError(
                 f"{len(sounds)} sounds were given, batch_size is {self._options.batch_size}; give one for each sequence"
             )
-        loop.hear(sounds)
+        self._sense(sounds, "sounds")
 
-    def sound(self, index: int = 0) -> Features | None:
-        """The sound that a row hears."""
-        sounds = self._loop.hearing.sounds
-        return sounds[index * len(sounds) // len(self._loop.rows)] if sounds else None
+    def see(self, pictures: Sequence[Features]) -> None:
+        """Have these pictures be in the prompt, whose placeholders stand for them in their order: before its tokens,
+        and again after `rewind_to(0)`. `capstan.genai.MultiModalProcessor` makes both of files.
+
+        Raises OptionError after tokens and for a batch; UnsupportedModelError for a model of text.
+        """
+        if self._model.picture_encoder is None:
+            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes no pictures; give it text alone")
+        if self._options.batch_size != 1:
+            raise OptionError(f"batch_size is {self._options.batch_size}, and pictures are in one prompt; set it to 1")
+        self._sense(pictures, "pictures")
+
+    def _sense(self, given: Sequence[Features], what: str) -> None:
+        loop = self._loop
+        loop.require_open()
+        if loop.length:
+            raise OptionError(f"the sequence has {loop.length} tokens, and {what} come before them; rewind_to(0) first")
+        loop.sense(given)
+
+    def teller(self, index: int = 0) -> Callable[[DecoderRow], Awaitable[None]]:
+        """Gives the sound or the pictures of a row to a row of another decoder."""
+        loop = self._loop
+        return partial(loop.senses.tell, self._model, index * self._options.batch_size // len(loop.rows))
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..device.prefix_cache import Content
-from ..device.row_interface import HearingRow, RowDecoder
+from ..device.row_interface import DecoderRow, HearingRow, RowDecoder
 from ..errors import PromptError
 from ..host.spans import span
 from .row import Row
@@ -36,6 +36,13 @@ class Hearing:
                 f"a model of type {model.type!r} hears, and no sound was given: give one by "
                 "capstan.genai.Generator.set_inputs before the tokens"
             )
+
+    async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
+        """Give the sound of a prompt to a row of another decoder, which is to run the same tokens."""
+        encoder = model.speech_encoder
+        if encoder is not None and self.sounds and isinstance(listener, HearingRow):
+            async with encoder.heard(self.sounds[prompt]) as heard:
+                listener.hear(heard)
 
     async def encode(
         self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]

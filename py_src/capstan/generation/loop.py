@@ -14,6 +14,7 @@ from .generator_params import GeneratorParams
 from .hearing import Hearing
 from .row import Row
 from .run_ahead import RunAhead
+from .seeing import Seeing
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -49,7 +50,7 @@ class DecodeLoop:
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self.model = model
         self.ends = frozenset(self.options.end_token_ids)
-        self.hearing = Hearing()
+        self.senses: Hearing | Seeing = Hearing() if model.config.vision is None else Seeing()
 
     @property
     def cache_key(self) -> Hashable:
@@ -103,7 +104,7 @@ class DecodeLoop:
         """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its
         caches. The rows whose sequences were not changed meanwhile."""
         done: list[int] = []
-        self.hearing.require(self.model, self.decoder)
+        self.senses.require(self.model, self.decoder)
         self.model.prefixes.follow(self)
         await self.open_decoder().rest()
         for numbers in self._groups(list(ends)):

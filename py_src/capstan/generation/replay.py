@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..device.carried_tensor import CarriedTensor
-from ..device.row_interface import HearingRow, RowDecoder
+from ..device.row_interface import DecoderRow, RowDecoder
 
 if TYPE_CHECKING:
-    from ..device.speech_encoder import Features
     from ..model import Model
 
 __all__ = ["Replay"]
@@ -24,8 +23,8 @@ class Replay:
 
     model: Model
     max_length: int
-    sound: Features | None = None
-    """The sound that the sequence hears."""
+    tell: Callable[[DecoderRow], Awaitable[None]]
+    """Gives a row the sound or the pictures of the sequence."""
 
     async def logits(self, tokens: Sequence[int], first: int) -> array[float]:
         """The logits at each position from `first` on, float32 [positions, vocab]: a run of the model for each."""
@@ -52,13 +51,10 @@ class Replay:
             await decoder.close()
 
     async def _decoder(self) -> RowDecoder:
-        decoder, encoder = await self.model.decoder(self.max_length), self.model.speech_encoder
-        row = decoder.row(0)
-        if encoder is not None and self.sound is not None and isinstance(row, HearingRow):
-            try:
-                async with encoder.heard(self.sound) as heard:
-                    row.hear(heard)
-            except BaseException:
-                await decoder.close()
-                raise
+        decoder = await self.model.decoder(self.max_length)
+        try:
+            await self.tell(decoder.row(0))
+        except BaseException:
+            await decoder.close()
+            raise
         return decoder

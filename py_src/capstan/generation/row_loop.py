@@ -95,9 +95,9 @@ class RowLoop(DecodeLoop):
             row.append(prompt.ids, prompt.padding)
         self._change()
 
-    def hear(self, sounds: Sequence[Features]) -> None:
-        """Run the next tokens after these sounds, one for each prompt."""
-        self.hearing.give(sounds)
+    def sense(self, given: Sequence[Features]) -> None:
+        """Run the next tokens after these sounds, one for each prompt, or with these pictures in the prompt."""
+        self.senses.give(given)
         self._change()
 
     def rewind(self, length: int) -> None:
@@ -233,7 +233,7 @@ class RowLoop(DecodeLoop):
             self._use(decoder)
         self.require_open()
         await self._rotate(decoder)
-        await self.hearing.encode(self.model, decoder, self.rows, self._copies, self.require_open)
+        await self.senses.encode(self.model, decoder, self.rows, self._copies, self.require_open)
         return decoder
 
     async def _rotate(self, decoder: RowDecoder) -> None:

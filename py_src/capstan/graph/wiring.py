@@ -17,6 +17,7 @@ __all__ = [
     "attribute",
     "changed_in_place",
     "changing",
+    "copied",
     "copy_of",
     "delete",
     "fresh_name",
@@ -155,6 +156,7 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 def copied(model: ModelProto) -> ModelProto:
+    """A copy, also within `changing`."""
     twin = ModelProto()
     twin.CopyFrom(model)
     return twin

@@ -20,7 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
-from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, GenaiConfig, with_room
+from ..model_files.genai_config import GENERATION_CONFIG, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
@@ -157,6 +157,10 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         given = given_graphs(source.options.get("graphs") or {}, config)
         graphs, ready = {**found.graphs, **given}, None if given else found.ready
+        if config.vision is not None:
+            from .graphs_beside import read_beside
+
+            graphs |= await read_beside(host, folder, config, graphs, keep_weights)
 
         async def read_graph(name: str) -> bytes:
             file = config.graph_files[name]
@@ -169,8 +173,10 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
             loaded = await host.open_model(opening, device)
-            if config.encoder is not None:
-                await open_beside(host, folder, config, read_graph(ENCODER), loaded, keep_weights)
+            if config.processor is not None:
+                from .graphs_beside import open_beside
+
+                await open_beside(host, folder, config, read_graph, loaded, keep_weights)
             return loaded
 
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
@@ -190,20 +196,6 @@ def with_encoder(config: GenaiConfig, data: bytes) -> GenaiConfig:
     from ..device.speech_encoder import with_weights
 
     return with_weights(config, data)
-
-
-async def open_beside(
-    host: Host, folder: str, config: GenaiConfig, reading: Awaitable[bytes], decoder: DeviceModel, keep: bool
-) -> None:
-    """Open the encoder of a model beside its decoder, which is closed on failure."""
-    from ..device.speech_encoder import open_encoder
-
-    try:
-        about, data = decoder.memory.description, await reading
-        decoder.encoder = await open_encoder(host, folder, config, data, decoder.memory.interface, about, keep)
-    except BaseException:
-        await decoder.close()
-        raise
 
 
 class TokenizerBeside:
@@ -245,7 +237,8 @@ def configured_device(config: GenaiConfig) -> str:
         if name not in ("webgpu", "cpu", *PROVIDERS_OF_OTHERS):
             raise ConfigError(f"{config.name}: provider_options: provider {shown!r} is unknown; name 'webgpu' or 'cpu'")
     if "webgpu" in names or set(names) <= {"cpu"}:
-        return "webgpu" if "webgpu" in names else "cpu"
+        # A model that sees has no graph for WebGPU: 'auto' counts the step down to the CPU.
+        return ("webgpu" if config.vision is None else "auto") if "webgpu" in names else "cpu"
     what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
     fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is taken")
     return "auto"
@@ -333,8 +326,8 @@ async def read_small_files(
     if found.tokenizer is not None:
         return found, dict(found.tokenizer)
     files = with_tokenizer(place.folder, contents)
-    if config.encoder is not None:
-        name = config.encoder.processor
+    name = config.processor
+    if name is not None:
         files[name] = utf_8(await host.read(place.folder, name), place.folder + name)
         said = await host.read_optional(place.folder, GENERATION_CONFIG)
         if said is not None:

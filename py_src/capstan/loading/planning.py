@@ -52,4 +52,9 @@ async def plan(
     config = with_room(config, max_length)
     if config.encoder is not None:
         config = with_encoder(config, await host.read_graph(place.folder, config.encoder.filename, True, no_progress))
-    return await host.fit(place.folder, config, device, batch_size, max_length, budget, found.graphs)
+    graphs = dict(found.graphs)
+    if config.vision is not None:
+        from .graphs_beside import read_beside
+
+        graphs = await read_beside(host, place.folder, config, graphs, True)
+    return await host.fit(place.folder, config, device, batch_size, max_length, budget, graphs)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from .config_section import Section, file_name, parse_object
-from .model_types import HEARD_TYPES, SUPPORTED_TYPES, require_type
+from .model_types import HEARD_TYPES, SEEN_TYPES, SUPPORTED_TYPES, require_type
 from .session_settings import (
     GraphCapture,
     disables_store,
@@ -28,16 +28,22 @@ from .session_settings import (
 
 __all__ = [
     "DECODER",
+    "EMBEDDING",
     "ENCODER",
+    "FEATURES",
     "GENERATION_CONFIG",
     "KV_CACHE_BITS",
+    "PLACES",
+    "VISION",
     "DecoderConfig",
+    "EmbeddingNames",
     "EncoderConfig",
     "GenaiConfig",
     "GraphCapture",
     "InputNames",
     "OutputNames",
     "Stated",
+    "VisionConfig",
     "parse_genai_config",
     "with_room",
     "with_session_options",
@@ -52,8 +58,8 @@ OTHER_PARTS = {
     "encoder_decoder_init": "an encoder",
     "joiner": "a transducer",
 }
-OWN_PARTS = ("encoder", "speech")
-"""Those of a model that hears."""
+OWN_PARTS = {**dict.fromkeys(HEARD_TYPES, ("encoder", "speech")), **dict.fromkeys(SEEN_TYPES, ("vision", "embedding"))}
+"""Those of a model that hears or sees, by its type."""
 
 KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
 """Bits of an element of the key/value caches by the name of its type; 0 for caches of the graph's type."""
@@ -141,6 +147,32 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True)
+class EmbeddingNames:
+    """The file of an embedding graph, its tensors, and the input of the decoder that has its output."""
+
+    filename: str
+    input_ids: str
+    features: str
+    embeddings: str
+    target: str
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """`model.vision` and `model.embedding`: the graph that is run once over a picture, the one that makes a decoder's
+    embeddings, and their tensor names."""
+
+    filename: str
+    pixels: str
+    """The input of the vision graph."""
+    features: str
+    """Its output."""
+    processor: str
+    """The file that says how a picture becomes the input."""
+    embedding: EmbeddingNames
+
+
+@dataclass(frozen=True)
 class Stated:
     """The name of a model, its size and its licence, as its files state them."""
 
@@ -156,6 +188,11 @@ GENERATION_CONFIG = "generation_config.json"
 """The file with the suppressed tokens of a speech model; folders of the builder have none."""
 ENCODER = "encoder"
 """The name of the graph that is run once over a sound."""
+VISION, EMBEDDING = "vision", "embedding"
+"""The names of the graph that is run once over a picture, and of the one that makes embeddings of ids."""
+FEATURES, PLACES = "capstan.features", "capstan.places"
+"""Inputs of a decoder behind an embedding graph: features of pictures [rows, hidden], and for each position the row
+that is placed there, or -1."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +211,7 @@ class GenaiConfig:
     no_tokens: tuple[str, ...] = ()
     """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
     encoder: EncoderConfig | None = None
+    vision: VisionConfig | None = None
     stated: Stated = Stated()
     room: int = 0
     """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
@@ -183,7 +221,17 @@ class GenaiConfig:
     def graph_files(self) -> dict[str, str]:
         """The files of the model's graphs in its folder, by the graphs' names."""
         files = {DECODER: self.decoder.filename}
-        return files if self.encoder is None else {**files, ENCODER: self.encoder.filename}
+        if self.encoder is not None:
+            files[ENCODER] = self.encoder.filename
+        if self.vision is not None:
+            files |= {VISION: self.vision.filename, EMBEDDING: self.vision.embedding.filename}
+        return files
+
+    @property
+    def processor(self) -> str | None:
+        """The file that says how a sound or a picture becomes an input; None for a model of text."""
+        about = self.encoder or self.vision
+        return None if about is None else about.processor
 
 
 def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
@@ -197,6 +245,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     model_type = model.text("type")
     decoder = supported_decoder(model, model_type)
     hears = model_type in HEARD_TYPES
+    vision = vision_config(model, decoder) if model_type in SEEN_TYPES else None
     vocab_size = model.positive("vocab_size")
     pad = model.token("pad_token_id", vocab_size)
     eos = model.tokens("eos_token_id", vocab_size)
@@ -227,7 +276,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             num_key_value_heads=kv_heads,
             num_hidden_layers=decoder.positive("num_hidden_layers"),
             inputs=InputNames(
-                input_ids=inputs.text("input_ids", InputNames.input_ids),
+                input_ids=vision.embedding.input_ids if vision else inputs.text("input_ids", InputNames.input_ids),
                 attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
                 position_ids=inputs.text("position_ids", InputNames.position_ids),
                 past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
@@ -253,6 +302,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             cross=cross_names(inputs, "cross_past_%s_names", "past_%s_cross_%%d") if hears else (),
         ),
         encoder=encoder_config(model) if hears else None,
+        vision=vision,
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
         name=name,
         no_tokens=tuple(no_tokens),
@@ -262,7 +312,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
 def supported_decoder(model: Section, model_type: str) -> Section:
     """`model.decoder`, if the file describes a model that Capstan runs."""
     works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
-    own = OWN_PARTS if model_type in HEARD_TYPES else ()
+    own = OWN_PARTS.get(model_type, ())
     for key, what in OTHER_PARTS.items():
         if model.value.get(key) and key not in own:
             raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
@@ -277,7 +327,7 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         )
     inputs = decoder.section("inputs", optional=True)
     for key in ("past_key_scale_names", "block_table", "inputs_embeds"):
-        if key in inputs.value:
+        if key in inputs.value and not (key == "inputs_embeds" and model_type in SEEN_TYPES):
             raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
     return decoder
 
@@ -292,6 +342,26 @@ def encoder_config(model: Section) -> EncoderConfig:
         features=inputs.text("audio_features", "audio_features"),
         cross=cross_names(outputs, "cross_present_%s_names", "present_%s_cross_%%d"),
         processor=file_name(speech, "config_filename", "audio_processor_config.json"),
+    )
+
+
+def vision_config(model: Section, decoder: Section) -> VisionConfig:
+    """`model.vision` and `model.embedding`."""
+    vision, embedding = model.section("vision"), model.section("embedding")
+    inputs, outputs = vision.section("inputs", optional=True), vision.section("outputs", optional=True)
+    fed, made = embedding.section("inputs", optional=True), embedding.section("outputs", optional=True)
+    return VisionConfig(
+        filename=file_name(vision, "filename"),
+        pixels=inputs.text("pixel_values", "pixel_values"),
+        features=outputs.text("image_features", "image_features"),
+        processor=file_name(vision, "config_filename", "processor_config.json"),
+        embedding=EmbeddingNames(
+            filename=file_name(embedding, "filename"),
+            input_ids=fed.text("input_ids", InputNames.input_ids),
+            features=fed.text("image_features", "image_features"),
+            embeddings=made.text("inputs_embeds", "inputs_embeds"),
+            target=decoder.section("inputs", optional=True).text("inputs_embeds", "inputs_embeds"),
+        ),
     )
 
 

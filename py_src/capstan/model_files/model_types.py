@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
+__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SEEN_TYPES", "SUPPORTED_TYPES", "require_type"]
 
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
@@ -21,6 +21,8 @@ OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 HEARD_TYPES = ("whisper",)
 """Decoders with an encoder of sound."""
+SEEN_TYPES = ("gemma3",)
+"""Decoders with a vision model and an embedding graph."""
 
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
@@ -28,7 +30,7 @@ ENCODER = "an encoder"
 
 REFUSED_TYPES = {
     "gpt2": "keys and values in one cache",
-    **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
+    **dict.fromkeys(("fara", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
     "lfm2_audio": AUDIO,
@@ -38,7 +40,6 @@ REFUSED_TYPES = {
 """Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
 
 TEXT_OF = {
-    "gemma3": "gemma3_vl_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_text",
     "lfm2_audio": "lfm2_audio_text",
@@ -58,9 +59,9 @@ TEXT_OF = {
 def require_type(where: str, model_type: str) -> None:
     """Raise UnsupportedModelError, with what such a model has and what to do, if models of this type do not run;
     `where` is the field."""
-    if model_type in SUPPORTED_TYPES or model_type in HEARD_TYPES:
+    if model_type in (*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES):
         return
-    runs = f"Capstan runs decoders with a key/value cache: {', '.join((*SUPPORTED_TYPES, *HEARD_TYPES))}"
+    runs = f"Capstan runs decoders with a key/value cache: {', '.join((*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES))}"
     if model_type in TEXT_OF:
         alone = f'"{TEXT_OF[model_type]}"'
         remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"

@@ -10,7 +10,7 @@ from capstan import Generator
 from capstan.device.speech_encoder import SpeechEncoder
 from capstan.fallback import fallbacks
 from capstan.genai.genai_tensors import Tensor
-from capstan.genai.multimodal_processor import sounds_of
+from capstan.genai.multimodal_processor import items_of
 from capstan.sound.sound_processor import SoundProcessor
 from capstan.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ async def heard(
         features = processor.features(chosen, ["a sound"] * len(chosen)).astype(encoder.dtype)
         params = parameters(model, do_sample=False, batch_size=len(chosen), **options)
         async with Generator(model, params) as generator:
-            generator.hear(sounds_of(Tensor(features)))
+            generator.hear(items_of(Tensor(features)))
             generator.append_tokens([ids] * len(chosen) if len(chosen) > 1 else ids)
             while not generator.is_done():
                 await generator.generate_next_token_async()

@@ -15,8 +15,9 @@ from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
 from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
+from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
-from ..run_inputs import HostTensor, Ids, Mask, Positions, Room, RunInput, run_inputs
+from ..run_inputs import HostTensor, Ids, Mask, Placed, Positions, Room, RunInput, run_inputs
 from ..speech_encoder import on_host
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice
@@ -172,6 +173,12 @@ class WasmRunner:
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         self._feed(on_host(heard))
+
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        for each in self._inputs:
+            if isinstance(each, Placed):
+                each.see(host_tensor(features), places)
+                self._feed(each.fixed_on_host(self._long))
 
     def _fixed(self) -> list[HostTensor]:
         """The inputs that stay the same until the sequence is rotated."""

@@ -15,6 +15,7 @@ from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ..lora_weights import LoraGraph, LoraWeights
 from ..model_interface import TapeOptions
 from ..model_memory import Lent
+from ..picture_encoder import PictureEncoder
 from ..row_interface import RowDecoder
 from ..run_inputs import FREE
 from ..separate_rows import separate_rows
@@ -41,7 +42,7 @@ class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
     device = "webgpu"
-    encoder: SpeechEncoder | None = None
+    encoder: SpeechEncoder | PictureEncoder | None = None
 
     def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
         self.interface = loaded.interface

@@ -1,0 +1,133 @@
+"""The vision graph of a model: a session that runs once for each picture, on the decoder's device."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from math import prod
+
+from ..errors import PictureError, UnsupportedModelError
+from ..graph import GraphDescription, parse
+from ..graph.spliced_embedding import placeholder
+from ..host import Host
+from ..model_files.genai_config import FEATURES, VISION, GenaiConfig, VisionConfig
+from .device_interface import BoundSpan, DeviceInterface, DeviceSession
+from .element_types import byte_count
+from .host_memory import view_of
+from .run_inputs import HostTensor
+from .speech_encoder import Features, open_session
+
+__all__ = ["PictureEncoder", "host_tensor", "open_picture_encoder"]
+
+
+class PictureEncoder:
+    """The vision graph's session."""
+
+    def __init__(
+        self,
+        device: DeviceInterface,
+        session: DeviceSession,
+        config: VisionConfig,
+        decoder: GraphDescription,
+        placeholder: int,
+    ):
+        """Raises UnsupportedModelError for a graph that does not fit the configuration or the decoder."""
+        self._device, self._session, self._names = device, session, config
+        self.placeholder = placeholder
+        """The id that stands for a row of features in prompts."""
+        inputs = {spec.name: spec for spec in session.inputs}
+        found = inputs.pop(config.pixels, None)
+        if found is None or inputs:
+            shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
+            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; one is needed, {config.pixels}")
+        made = next((spec for spec in session.outputs if spec.name == config.features), None)
+        target = next(info for info in decoder.others if info.name == FEATURES)
+        hidden = target.dims[-1]
+        assert isinstance(hidden, int), "the pass that makes the input requires it"
+        fits = made is not None and made.dtype == target.dtype
+        if made is None or not fits or (isinstance(made.dims[-1], int) and made.dims[-1] != hidden):
+            shown = "is not there" if made is None else f"is {made.dtype} {list(made.dims)}"
+            raise UnsupportedModelError(
+                f"{config.filename}: the output {config.features} {shown}; {config.embedding.filename} takes "
+                f"{target.dtype} {list(target.dims)}: export both again"
+            )
+        self.dtype, self._dims = found.dtype, found.dims[1:]
+        """The element type of pixel values, and their sizes for one picture."""
+        self._features, self._hidden = target.dtype, hidden
+
+    @asynccontextmanager
+    async def seen(self, pictures: Sequence[Features]) -> AsyncIterator[tuple[BoundSpan, list[int]]]:
+        """Run the graph once for each picture that differs. Gives the features of all, [rows, hidden], and the rows of
+        each; their memory is freed at the end. Raises PictureError for pixel values of another size."""
+        made: dict[str, BoundSpan] = {}
+        try:
+            for picture in pictures:
+                if picture.digest not in made:
+                    made[picture.digest] = await self._run(picture)
+            found = [made[picture.digest] for picture in pictures]
+            rows = [prod(each.dims[:-1]) for each in found]
+            sizes = [byte_count(self._features, (count, self._hidden)) for count in rows]
+            held = self._device.allocate(sum(sizes), label="features of pictures", category="io")
+            try:
+                starts = [sum(sizes[:place]) for place in range(len(sizes))]
+                parts = [held.span().sub(start, size) for start, size in zip(starts, sizes, strict=True)]
+                # onnxruntime-web's buffers may be larger than their tensors.
+                whole = [each.span.sub(0, size) for each, size in zip(found, sizes, strict=True)]
+                self._device.copy_tensors(list(zip(whole, parts, strict=True)))
+                yield BoundSpan(FEATURES, held.span(), self._features, (sum(rows), self._hidden)), rows
+            finally:
+                held.close()
+        finally:
+            for each in made.values():
+                each.span.buffer.close()
+
+    async def _run(self, picture: Features) -> BoundSpan:
+        dims = picture.dims[1:]
+        fits = len(dims) == len(self._dims) and all(
+            got == size for got, size in zip(dims, self._dims, strict=False) if isinstance(size, int)
+        )
+        if picture.dtype != self.dtype or not fits:
+            raise PictureError(
+                f"pixel values of a picture are {picture.dtype} {list(dims)}; {self._names.filename} takes "
+                f"{self.dtype} {list(self._dims)}: make them by the model's processor"
+            )
+        held = self._device.allocate(len(picture.data), label="pixel values", category="io")
+        try:
+            self._device.copy_cpu_to_device(held.span(), picture.data)
+            feed = BoundSpan(self._names.pixels, held.span(), self.dtype, picture.dims)
+            [found] = await self._session.run([feed], [self._names.features])
+        finally:
+            held.close()
+        return found
+
+    async def close(self) -> None:
+        """Free the session."""
+        await self._session.close()
+
+
+def host_tensor(found: BoundSpan | None) -> HostTensor | None:
+    """A tensor in Python's heap, as an input."""
+    return None if found is None else HostTensor(found.name, found.dtype, found.dims, view_of(found.span))
+
+
+async def open_picture_encoder(
+    host: Host,
+    folder: str,
+    config: GenaiConfig,
+    graphs: tuple[bytes, bytes],
+    device: DeviceInterface,
+    decoder: GraphDescription,
+    keep: bool,
+) -> PictureEncoder:
+    """The vision graph of a model folder on the decoder's device; `graphs` are its file and the embedding graph's.
+    Raises ModelFileError, UncomputedError, UnsupportedModelError, OutOfMemoryError."""
+    about = config.vision
+    assert about is not None
+    vision, embedding = graphs
+    stands = placeholder(parse(embedding, about.embedding.filename), about.embedding)
+    session = await open_session(host, folder, about.filename, vision, device, keep, VISION)
+    try:
+        return PictureEncoder(device, session, about, decoder, stands)
+    except UnsupportedModelError:
+        await session.close()
+        raise

@@ -1,0 +1,100 @@
+"""The pictures in the prompt of a generator's sequences, in a model with a vision graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from ..device.prefix_cache import Content
+from ..device.row_interface import DecoderRow, RowDecoder, SeeingRow
+from ..errors import PictureError
+from ..host.spans import span
+from .row import Row
+
+if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
+    from ..model import Model
+
+__all__ = ["Seeing"]
+
+
+class Seeing:
+    """The pictures, and the decoder that has their features. Placeholders of prompts stand for the rows of features in
+    their order; a placeholder that the model picks is a token like others."""
+
+    def __init__(self) -> None:
+        self.pictures: tuple[Features, ...] = ()
+        self._told: tuple[RowDecoder, list[int]] | None = None
+        """The decoder that has the features, and the positions of the placeholders."""
+        self._contents: tuple[Content, ...] = ()
+
+    def give(self, pictures: Sequence[Features]) -> None:
+        """Have the next prompt be one with these pictures."""
+        self.pictures, self._told = tuple(pictures), None
+
+    def require(self, model: Model, decoder: RowDecoder | None) -> None:
+        """A prompt may have no picture."""
+
+    async def encode(
+        self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]
+    ) -> None:
+        """Run the vision graph on each picture, once for a decoder. All rows have the same prompt, if there are
+        pictures; `require_open` raises if the generator was closed meanwhile. Raises PictureError if the pictures do
+        not fit the prompt."""
+        encoder = model.picture_encoder
+        if encoder is None:
+            return
+        for row in rows:
+            places = placeholders(row, encoder.placeholder)
+            if places and not self.pictures:
+                raise self._unfit(len(places), "no picture was given")
+        if self._told != (decoder, places):
+            await decoder.rest()
+            listeners = [decoder.row(number) for number in range(len(rows))]
+            self._contents = await self._tell(model, listeners, places, require_open)
+            self._told = decoder, places
+        for row in rows:
+            row.contents = self._contents
+
+    async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
+        """Give the features to a row of another decoder, which is to run the same tokens."""
+        if self.pictures and self._told is not None:
+            await self._tell(model, [listener], self._told[1], lambda: None)
+
+    async def _tell(
+        self, model: Model, listeners: Sequence[DecoderRow], places: Sequence[int], require_open: Callable[[], None]
+    ) -> tuple[Content, ...]:
+        """Give rows the features at these places, or none. Returns the pictures' ranges of tokens."""
+        encoder = model.picture_encoder
+        assert encoder is not None, "it is there where pictures are"
+        seers = [listener for listener in listeners if isinstance(listener, SeeingRow)]
+        assert len(seers) == len(listeners), "every device that has vision graphs has such rows"
+        if not self.pictures:
+            for seer in seers:
+                seer.see(None, ())
+            return ()
+        with span("run the vision graph"):
+            async with encoder.seen(self.pictures) as (features, counts):
+                require_open()
+                if sum(counts) != len(places):
+                    many = "picture takes" if len(counts) == 1 else f"{len(counts)} pictures take"
+                    raise self._unfit(len(places), f"its {many} {sum(counts)}")
+                table = [-1] * (places[-1] + 1 if places else 0)
+                for number, place in enumerate(places):
+                    table[place] = number
+                for seer in seers:
+                    seer.see(features, table)
+        ends = list(accumulate(counts))
+        ranges = zip((0, *ends), ends, self.pictures, strict=False)
+        return tuple(Content(places[start], places[end - 1] + 1, each.digest) for start, end, each in ranges)
+
+    def _unfit(self, count: int, why: str) -> PictureError:
+        return PictureError(
+            f"the prompt has {count} placeholders of pictures, and {why}; give both as the model's processor makes them"
+        )
+
+
+def placeholders(row: Row, token: int) -> list[int]:
+    """The positions of a token in the prompts of a row."""
+    return [place for start, end in row.appended for place in range(start, end) if row.tokens[place] == token]

@@ -1,0 +1,145 @@
+"""A decoder that takes embeddings becomes one that takes ids, and features of pictures at some of its positions.
+
+The embedding graph of a vision model gives the embeddings of ids, and features in their place where an id is the
+placeholder. The part that makes the embeddings of ids goes in front of the decoder. The caller says which features
+stand at which positions, so that a prompt may run in parts, and a placeholder that the model picks is a token like
+others:
+
+    Gather(features, places), embeddings of ids -> Where(places < 0) -> decoder
+"""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedModelError
+from ..model_files.genai_config import FEATURES, PLACES, EmbeddingNames
+from .carried import TensorInfo, tensor_info
+from .node_writer import new_node
+from .onnx_pb2 import ModelProto, TensorProto
+from .wiring import Wiring, captured_names, copied, int64_tensor, integers, prune, value_info
+
+__all__ = ["placeholder", "spliced_embedding"]
+
+PREFIX = "embedding/"
+PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
+"""The operations that put features in the place of embeddings, and their inputs that may be the embeddings."""
+STEADY = {"Add", "Cast", "Constant", "Gather", "Identity", "Mul", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operations that mean the same in every version of the operator set from LEAST_OPSET on."""
+LEAST_OPSET = 13
+
+
+def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: EmbeddingNames) -> ModelProto:
+    """The decoder behind the embedding graph. Raises UnsupportedModelError for graphs that do not fit together, and for
+    an embedding graph that is not understood."""
+    source, made = copied(embedding), copied(decoder)
+    features, target = input_of(source, names.features, names.filename), input_of(made, names.target, "the decoder")
+    input_of(source, names.input_ids, names.filename)
+    hidden = features.dims[-1] if features.dims else None
+    if not isinstance(hidden, int) or target.dims[-1:] != (hidden,):
+        raise UnsupportedModelError(
+            f"{names.filename}: {names.features} is {list(features.dims)}, and the decoder's {names.target} is "
+            f"{list(target.dims)}; their last sizes must be one number: export both again"
+        )
+    texts = text_embeddings(source, names)
+    del source.graph.output[:]
+    source.graph.output.add().name = texts
+    prune(source.graph)
+    take_opsets(made, source, names.filename)
+    rename(source, names.input_ids)
+    graph, element = made.graph, element_type(made, names.target)
+    inputs = [value for value in graph.input if value.name != names.target]
+    nodes = list(graph.node)
+    del graph.input[:], graph.node[:]
+    graph.input.extend(value for value in source.graph.input if value.name == names.input_ids)
+    graph.input.extend(inputs)
+    graph.input.append(value_info(FEATURES, element_type(source, names.features), ["feature_rows", hidden]))
+    graph.input.append(value_info(PLACES, TensorProto.INT64, ["batch_size", "sequence_length"]))
+    graph.initializer.extend(source.graph.initializer)
+    graph.initializer.append(int64_tensor(f"{PREFIX}zero", [0], scalar=True))
+    graph.initializer.append(int64_tensor(f"{PREFIX}last", [-1]))
+    graph.node.extend(source.graph.node)
+    placed, pictures, free, texts = (PREFIX + name for name in ("placed", "pictures", "free", texts))
+    graph.node.append(new_node("Gather", [FEATURES, PLACES], [placed], axis=0))
+    graph.node.append(new_node("Cast", [placed], [pictures], to=element))
+    graph.node.append(new_node("Less", [PLACES, f"{PREFIX}zero"], [free]))
+    graph.node.append(new_node("Unsqueeze", [free, f"{PREFIX}last"], [f"{free}_rows"]))
+    graph.node.append(new_node("Where", [f"{free}_rows", texts, pictures], [names.target]))
+    graph.node.extend(nodes)
+    made.ir_version = max(made.ir_version, source.ir_version)
+    return made
+
+
+def placeholder(embedding: ModelProto, names: EmbeddingNames) -> int:
+    """The id in whose places the embedding graph puts features. Raises UnsupportedModelError."""
+    wiring = Wiring(embedding.graph)
+    found: set[int] = set()
+    for node in embedding.graph.node:
+        if node.op_type == "Equal" and names.input_ids in map(wiring.original, node.input):
+            found.update(*(integers(wiring.constants.get(wiring.original(name))) or () for name in node.input))
+    if len(found) != 1:
+        shown = f"is compared with {', '.join(map(str, sorted(found)))}" if found else "is compared with no id"
+        raise UnsupportedModelError(
+            f"{names.filename}: {names.input_ids} {shown}; one placeholder is known how to place"
+        )
+    return found.pop()
+
+
+def text_embeddings(embedding: ModelProto, names: EmbeddingNames) -> str:
+    """The tensor that has the embeddings of ids, before features take the place of some."""
+    wiring = Wiring(embedding.graph)
+    changed = {names.features}
+    for node in embedding.graph.node:
+        if changed.intersection([*node.input, *captured_names(node)]):
+            changed.update(node.output)
+    placer = wiring.maker(names.embeddings)
+    places = PLACERS.get(placer.op_type, ()) if placer is not None else ()
+    texts = [placer.input[place] for place in places if placer is not None and placer.input[place] not in changed]
+    if names.embeddings not in changed or len(texts) != 1:
+        shown = "missing" if placer is None else f"made by {placer.op_type}"
+        raise UnsupportedModelError(
+            f"{names.filename}: the output {names.embeddings} is {shown}; one of {', '.join(PLACERS)} is known, which "
+            f"puts {names.features} in the place of embeddings"
+        )
+    return texts[0]
+
+
+def rename(model: ModelProto, kept: str) -> None:
+    """Put PREFIX before the names of all tensors and nodes but one."""
+
+    def name(old: str) -> str:
+        return old if old in ("", kept) else PREFIX + old
+
+    for node in model.graph.node:
+        node.name = PREFIX + (node.name or node.output[0])
+        node.input[:], node.output[:] = map(name, list(node.input)), map(name, list(node.output))
+    for tensor in model.graph.initializer:
+        tensor.name = name(tensor.name)
+
+
+def take_opsets(target: ModelProto, source: ModelProto, filename: str) -> None:
+    """Have a model import the operator sets of another, whose nodes join it. Raises UnsupportedModelError where they
+    would mean something else."""
+    versions = {item.domain: item.version for item in target.opset_import}
+    if any(list(captured_names(node)) for node in source.graph.node):
+        raise UnsupportedModelError(f"{filename}: embeddings of ids behind a node with a graph inside are not read")
+    for item in source.opset_import:
+        if item.domain not in versions:
+            target.opset_import.add().CopyFrom(item)
+        elif item.version != versions[item.domain]:
+            kinds = {node.op_type for node in source.graph.node if node.domain == item.domain}
+            if kinds - STEADY or min(item.version, versions[item.domain]) < LEAST_OPSET:
+                raise UnsupportedModelError(
+                    f"{filename}: operators of version {item.version} and the decoder's of {versions[item.domain]} "
+                    f"({', '.join(sorted(kinds))}); export both with one version"
+                )
+
+
+def input_of(model: ModelProto, name: str, what: str) -> TensorInfo:
+    found = next((value for value in model.graph.input if value.name == name), None)
+    if found is None:
+        raise UnsupportedModelError(f"{what} has no input {name}, which genai_config.json names; export it again")
+    return tensor_info(found)
+
+
+def element_type(model: ModelProto, name: str) -> int:
+    """The TensorProto.DataType of an input."""
+    return next(value.type.tensor_type.elem_type for value in model.graph.input if value.name == name)

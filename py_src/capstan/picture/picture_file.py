@@ -1,0 +1,61 @@
+"""Reads picture files by Pillow: PNG, JPEG, WebP, BMP and GIF."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ..errors import PictureError
+
+__all__ = ["LARGEST_SIDE", "Pixels", "decoded"]
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+"""[height, width, 3], as red, green, blue."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+LARGEST_SIDE = 16_384
+MOST_PIXELS = 1 << 26
+"""200 MB once it is decoded."""
+REMEDY = f"give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+
+
+def decoded(data: bytes, name: str) -> Pixels:
+    """A picture, turned as its EXIF orientation says, without its transparency. `name` is what messages call it. Raises
+    PictureError."""
+    if not data:
+        raise PictureError(f"{name} has no bytes; {REMEDY}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(data), formats=FORMATS)
+        with picture:
+            width, height = picture.size
+            if max(width, height) > LARGEST_SIDE or width * height > MOST_PIXELS:
+                raise PictureError(
+                    f"{name} has {width} x {height} pixels; a side may have {LARGEST_SIDE}, and the whole "
+                    f"{MOST_PIXELS}: make it smaller"
+                )
+            frames = getattr(picture, "n_frames", 1)
+            if frames > 1:
+                raise PictureError(f"{name} is animated, with {frames} frames; give one of them as a picture")
+            picture.load()
+            return pixels_of(ImageOps.exif_transpose(picture))
+    except UnidentifiedImageError as error:
+        raise PictureError(f"{name} has {len(data)} bytes that are no picture; {REMEDY}") from error
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"{name}: {error}; make it smaller") from error
+    except PictureError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, OverflowError) as error:
+        raise PictureError(f"{name} is damaged: {error}; copy the file again") from error
+
+
+def pixels_of(picture: Image.Image) -> Pixels:
+    """The pixels as red, green and blue; of 16 bits the upper eight, as libpng takes them."""
+    if picture.mode.startswith("I;16"):
+        upper = (np.asarray(picture) >> 8).astype(np.uint8)
+        return np.repeat(upper[:, :, np.newaxis], 3, axis=2)
+    return np.asarray(picture.convert("RGB"))
