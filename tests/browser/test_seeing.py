@@ -1,0 +1,42 @@
+"""A Gemma 3 model with vision in the page picks the native package's ids, and shares rows by the picture."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.page_scripts import PageScripts
+from tests.pictures import checks, gradient, png_file
+
+CASES = json.loads((Path(__file__).parents[1] / "fixtures/vision/nano-gemma3-vl/expected.json").read_text())["cases"]
+PICTURES = {"gradient": png_file(gradient()), "checks": png_file(checks())}
+
+
+def seen(scripts: PageScripts, *cases: tuple[str, dict[str, Any]], picks: int = 24, **how: Any) -> list[dict[str, Any]]:
+    """Runs each case with its search options."""
+    given = [
+        {"prompt": CASES[name]["prompt"], "pictures": CASES[name]["pictures"], "picks": picks, "search": search}
+        for name, search in cases
+    ]
+    pictures = {name: b64encode(data).decode() for name, data in PICTURES.items()}
+    found: list[dict[str, Any]] = scripts.run("seeing", "seen", "nano-gemma3-vl", pictures=pictures, cases=given, **how)
+    return found
+
+
+def test_ids_on_the_cpu_are_the_native_packages_and_rows_are_shared_by_the_picture(scripts: PageScripts) -> None:
+    names = ["gradient", "checks", "no picture", "gradient", "both"]
+    found = seen(scripts, *((name, {}) for name in names), device="wasm")
+    assert [each["ids"] for each in found] == [CASES[name]["ids"] for name in names]
+    reused = [each["reused"] for each in found]
+    assert reused[:3] == [0, 0, 0]
+    assert reused[3] > 256
+
+
+@pytest.mark.extended
+def test_beams_on_the_cpu_are_the_native_packages(scripts: PageScripts) -> None:
+    [found] = seen(scripts, ("checks", {"num_beams": 3}), device="wasm")
+    assert found["ids"] == CASES["checks"]["beams"]
