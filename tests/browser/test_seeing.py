@@ -36,6 +36,23 @@ def test_ids_on_the_cpu_are_the_native_packages_and_rows_are_shared_by_the_pictu
     assert reused[3] > 256
 
 
+def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    names = ["gradient", "checks", "no picture", "gradient"]
+    found = seen(scripts, *((name, {}) for name in names), device="webgpu")
+    # The vision graph's export looks positions up by constants: onnxruntime keeps the result for each session.
+    downs = [down for each in found for down in each["stepped down"] if "Gather has constant inputs" not in down]
+    assert downs == []
+    assert [each["ids"] for each in found] == [CASES[name]["ids"] for name in names]
+    assert [(each["capture"], each["note"]) for each in found] == [("tape", None)] * len(names)
+    assert found[3]["reused"] > 256
+
+
+@pytest.mark.extended
+def test_several_pictures_and_beams_on_the_gpu_are_the_native_packages(scripts: PageScripts) -> None:
+    found = seen(scripts, ("both", {}), ("gradient", {"num_beams": 3}), device="webgpu", capture="off")
+    assert [each["ids"] for each in found] == [CASES["both"]["ids"], CASES["gradient"]["beams"]]
+
+
 @pytest.mark.extended
 def test_beams_on_the_cpu_are_the_native_packages(scripts: PageScripts) -> None:
     [found] = seen(scripts, ("checks", {"num_beams": 3}), device="wasm")

@@ -26,6 +26,7 @@ from capstan import (
     UnsupportedModelError,
     genai,
 )
+from capstan.device import host_sampled
 from capstan.device.picture_encoder import PictureEncoder
 from capstan.genai.multimodal_processor import items_of
 from capstan.model_files.genai_config import PLACES
@@ -111,8 +112,9 @@ def test_texts_and_tensors_are_the_native_packages(model: genai.Model, tmp_path:
     assert np.allclose(output, own_output, atol=1e-4)
 
 
-def test_a_prompt_may_be_run_in_parts_and_again(model: genai.Model) -> None:
-    # The tokens of a prompt run in parts of 64, which begin within the picture.
+def test_a_prompt_may_be_run_in_parts_and_again(model: genai.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Parts of 64 tokens begin within the picture.
+    monkeypatch.setattr(host_sampled, "PREFILL_CHUNK", 64)
     params = capstan.GeneratorParams(model.capstan)
     params.set_search_options(max_length=320)
     made = inputs(genai, model, CHECKS)

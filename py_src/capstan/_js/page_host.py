@@ -192,7 +192,6 @@ async def open_model(opening: Opening, device: str) -> DeviceModel:
             return opening.graphs.get(DECODER) or await read(folder, filename, MOST_GRAPH_BYTES)
 
     async def open_on(chosen: str, reason: str | None) -> DeviceModel:
-        require_without_vision(config, chosen)
         if chosen == "wasm":
             return await open_on_cpu(opening, read_onnx, open_weights, reason)
         return await open_on_gpu(opening, read_onnx, open_weights)
@@ -286,7 +285,6 @@ async def fit(
     data = address_of(folder, config.decoder.folder)
 
     async def fit_on(chosen: str, reason: str | None) -> Fit:
-        require_without_vision(config, chosen)
         if chosen == "wasm":
             parsed = parse(model, config.decoder.filename)
             memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
@@ -381,12 +379,3 @@ async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[
             raise
         fall_back(f"device {chosen!r}", str(error), f"device {other!r} is used")
         return await work(other, str(error))
-
-
-def require_without_vision(config: GenaiConfig, device: str) -> None:
-    """Raise UncomputedError for a model that sees, on WebGPU."""
-    if config.vision is not None and device == "webgpu":
-        raise UncomputedError(
-            f"{config.name}: a model of type {config.model_type!r} has no tape yet, and runs on the CPU alone; use "
-            "device='wasm' for it"
-        )

@@ -335,9 +335,11 @@ class CrossCaches(RunInput):
 
 
 class Placed(RunInput):
-    """Features of pictures, and which of them stand at each position of a run: none, until a sequence sees some."""
+    """Features of pictures, and which of them stand at each position of a run: none, until a sequence sees some. Steps
+    have none."""
 
     pool = "persistent"
+    changes = False
 
     def __init__(self, about: GraphDescription, room: Room) -> None:
         super().__init__(about, room)
@@ -350,16 +352,27 @@ class Placed(RunInput):
         """Place these features, by their rows at the positions from the first on; -1 is for none."""
         self._features, self._places = features, places
 
+    def any(self, start: int, count: int) -> bool:
+        """Whether features stand at some of these positions."""
+        return any(place >= 0 for place in self._places[start : start + count])
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        if self.any(past, len(ids)):
+            memory.device.copy_cpu_to_device(memory.spans["prompt places"].sub(0, 4 * len(ids)), self._rows(ids, past))
+
+    def _rows(self, ids: Sequence[int], past: int) -> array[int]:
+        found = array("i", self._places[past : past + len(ids)])
+        found.extend([-1] * (len(ids) - len(found)))
+        return found
+
     def feeds(self, run: Run) -> list[RunTensor]:
         return [
-            RunTensor(FEATURES, "features", self._dtype, (FREE, *self._hidden)),
-            RunTensor(PLACES, f"{run.which} places", "int64", (1, run.tokens)),
+            RunTensor(FEATURES, "features", self._dtype, (self.room.capacity, *self._hidden)),
+            RunTensor(PLACES, f"{run.which} places", "int32", (1, run.tokens)),
         ]
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
-        found = array("q", self._places[past : past + len(ids)])
-        found.extend([-1] * (len(ids) - len(found)))
-        return [HostTensor(PLACES, "int64", (1, len(ids)), found.tobytes())]
+        return [HostTensor(PLACES, "int32", (1, len(ids)), self._rows(ids, past).tobytes())]
 
     def fixed_on_host(self, long: bool) -> list[HostTensor]:
         dims = (1, *self._hidden)

@@ -2,8 +2,9 @@
 
 Graphs of a decoder come out of each other: `webgpu` is the graph of the file, its weights still in the data files;
 `decode` is the same with weights as inputs; `captured prefill` computes the last logits only; `prefill` is the graph
-of eager runs of prompts. `wasm` and `reference` are for the CPU providers, `layers on ...` for the search for a value
-that is not finite. `session` is the graph of any model, of which `session on buffers` is made.
+of eager runs of prompts, `placed prefill` that of prompts with pictures. `wasm` and `reference` are for the CPU
+providers, `layers on ...` for the search for a value that is not finite. `session` is the graph of any model, of which
+`session on buffers` is made.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from .session_initializers import prepared
 from .sliding_caches import SLACK, SlidingCaches, sliding_caches, whole_caches
 from .soft_caps import has_soft_caps, shared_caches_apart, soft_caps_apart
 from .speech_decoder import speech_decoder
+from .spliced_embedding import Placing, with_places, without_places
 from .split_caches import SplitCache, split_caches
 from .split_weights import SplitTable, SplitWeight, split_weights
 from .text_positions import text_positions
@@ -57,6 +59,7 @@ Made = Literal[
     "decode",
     "captured prefill",
     "prefill",
+    "placed prefill",
     "wasm",
     "reference",
     "layers on webgpu",
@@ -117,6 +120,8 @@ class Rewriting:
     """The tables among them that are in parts."""
     cache_parts: tuple[SplitCache, ...] = ()
     """The caches of so many positions that are larger."""
+    placing: Placing | None = None
+    """How features of pictures take the place of embeddings; None in a graph of text."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     from_gguf: tuple[UnpackedWeight, ...] = ()
@@ -316,7 +321,8 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     found = describe(model, facts.decoder, *given)
     width = 8 * ELEMENT_BYTES[found.cache_dtype]
     fewer = fewer_bits(model, found.cache, found.cache_bits, width, facts.whole.context_length)
-    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid, fewer_bits=fewer)
+    others = found.others if facts.placing is None else (*found.others, *facts.placing.inputs())
+    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid, fewer_bits=fewer, others=others)
     return model
 
 
@@ -345,6 +351,16 @@ def experts_in_floats(model: ModelProto, facts: Rewriting) -> ModelProto:
 def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.wide = wide_products(model, facts.wide_bytes)
     return model
+
+
+def places_left_out(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """Without features of pictures: a step runs an id."""
+    model, facts.placing = without_places(model)
+    return model
+
+
+def places_put_back(model: ModelProto, facts: Rewriting) -> ModelProto:
+    return model if facts.placing is None else with_places(model, facts.placing)
 
 
 def lengths_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
@@ -386,6 +402,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("split_caches", WEBGPU, caches_split),
     GraphPass("quantized_caches", WEBGPU, caches_quantized),
     GraphPass("float_experts", frozenset(["wasm", "reference"]), experts_in_floats),
+    GraphPass("without_places", frozenset(["decode"]), places_left_out),
     GraphPass("angle_tables", frozenset(["decode", "wasm"]), lambda model, _: angle_tables(model)),
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),
@@ -399,5 +416,6 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),
     GraphPass("soft_caps_apart", frozenset(["prefill"]), caps_apart),
     GraphPass("sums_by_products", frozenset(["prefill"]), lambda model, _: sums_by_products(model)),
+    GraphPass("with_places", frozenset(["placed prefill"]), places_put_back),
 )
 """Every pass, in the order in which they run."""

@@ -10,14 +10,27 @@ others:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..errors import UnsupportedModelError
 from ..model_files.genai_config import FEATURES, PLACES, EmbeddingNames
 from .carried import TensorInfo, tensor_info
 from .node_writer import new_node
 from .onnx_pb2 import ModelProto, TensorProto
-from .wiring import Wiring, captured_names, copied, int64_tensor, integers, prune, value_info
+from .wiring import (
+    Wiring,
+    captured_names,
+    changing,
+    copied,
+    copy_of,
+    delete,
+    int64_tensor,
+    integers,
+    prune,
+    value_info,
+)
 
-__all__ = ["placeholder", "spliced_embedding"]
+__all__ = ["Placing", "placeholder", "spliced_embedding", "with_places", "without_places"]
 
 PREFIX = "embedding/"
 PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
@@ -51,21 +64,80 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
     del graph.input[:], graph.node[:]
     graph.input.extend(value for value in source.graph.input if value.name == names.input_ids)
     graph.input.extend(inputs)
-    graph.input.append(value_info(FEATURES, element_type(source, names.features), ["feature_rows", hidden]))
-    graph.input.append(value_info(PLACES, TensorProto.INT64, ["batch_size", "sequence_length"]))
     graph.initializer.extend(source.graph.initializer)
-    graph.initializer.append(int64_tensor(f"{PREFIX}zero", [0], scalar=True))
-    graph.initializer.append(int64_tensor(f"{PREFIX}last", [-1]))
     graph.node.extend(source.graph.node)
-    placed, pictures, free, texts = (PREFIX + name for name in ("placed", "pictures", "free", texts))
-    graph.node.append(new_node("Gather", [FEATURES, PLACES], [placed], axis=0))
-    graph.node.append(new_node("Cast", [placed], [pictures], to=element))
-    graph.node.append(new_node("Less", [PLACES, f"{PREFIX}zero"], [free]))
-    graph.node.append(new_node("Unsqueeze", [free, f"{PREFIX}last"], [f"{free}_rows"]))
-    graph.node.append(new_node("Where", [f"{free}_rows", texts, pictures], [names.target]))
     graph.node.extend(nodes)
     made.ir_version = max(made.ir_version, source.ir_version)
+    placing = Placing(PREFIX + texts, names.target, element_type(source, names.features), element, hidden)
+    with changing(made):
+        return with_places(made, placing)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How features take the place of embeddings."""
+
+    texts: str
+    """The embeddings of ids."""
+    target: str
+    """The same with features in some places."""
+    features: int
+    """The TensorProto.DataType of features."""
+    embeddings: int
+    """That of embeddings."""
+    hidden: int
+
+    def inputs(self) -> tuple[TensorInfo, TensorInfo]:
+        """The inputs that graphs with places have besides others."""
+        features = value_info(FEATURES, self.features, ["feature_rows", self.hidden])
+        return tensor_info(features), TensorInfo(PLACES, "int32", ("batch_size", "sequence_length"))
+
+
+def with_places(model: ModelProto, placing: Placing) -> ModelProto:
+    """With the inputs FEATURES and PLACES, in a graph that reads `target` or, after `without_places`, `texts`."""
+    made = copy_of(model)
+    graph = made.graph
+    for node in graph.node:
+        node.input[:] = [placing.target if name == placing.texts else name for name in node.input]
+    graph.input.append(value_info(FEATURES, placing.features, ["feature_rows", placing.hidden]))
+    graph.input.append(value_info(PLACES, TensorProto.INT32, ["batch_size", "sequence_length"]))
+    zero, last, placed, pictures, free, wide = (
+        PREFIX + name for name in ("zero", "last", "placed", "pictures", "free", "wide")
+    )
+    graph.initializer.append(int32_zero(zero))
+    graph.initializer.append(int64_tensor(last, [-1]))
+    nodes = [
+        new_node("Gather", [FEATURES, PLACES], [placed], axis=0),
+        new_node("Cast", [placed], [pictures], to=placing.embeddings),
+        new_node("Less", [PLACES, zero], [free]),
+        new_node("Unsqueeze", [free, last], [wide]),
+        new_node("Where", [wide, placing.texts, pictures], [placing.target]),
+    ]
+    place = 1 + max(number for number, node in enumerate(graph.node) if placing.texts in node.output)
+    for node in reversed(nodes):
+        graph.node.insert(place, node)
     return made
+
+
+def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
+    """Without these inputs, for runs over ids alone, and how to put them back; None for a graph without them."""
+    told = {value.name: value.type.tensor_type for value in model.graph.input}
+    if FEATURES not in told or PLACES not in told:
+        return model, None
+    made = copy_of(model)
+    wiring = Wiring(made.graph)
+    [less] = [node for node in wiring.consumers[PLACES] if node.op_type == "Less"]
+    [unsqueeze] = wiring.consumers[less.output[0]]
+    [where] = wiring.consumers[unsqueeze.output[0]]
+    [gather] = wiring.consumers[FEATURES]
+    [cast] = wiring.consumers[gather.output[0]]
+    kind = told[FEATURES]
+    placing = Placing(where.input[1], where.output[0], kind.elem_type, cast.attribute[0].i, kind.shape.dim[1].dim_value)
+    for node in made.graph.node:
+        node.input[:] = [placing.texts if name == placing.target else name for name in node.input]
+    delete(made.graph.input, lambda value: value.name in (FEATURES, PLACES))
+    prune(made.graph)
+    return made, placing
 
 
 def placeholder(embedding: ModelProto, names: EmbeddingNames) -> int:
@@ -131,6 +203,10 @@ def take_opsets(target: ModelProto, source: ModelProto, filename: str) -> None:
                     f"{filename}: operators of version {item.version} and the decoder's of {versions[item.domain]} "
                     f"({', '.join(sorted(kinds))}); export both with one version"
                 )
+
+
+def int32_zero(name: str) -> TensorProto:
+    return TensorProto(name=name, data_type=TensorProto.INT32, raw_data=bytes(4))
 
 
 def input_of(model: ModelProto, name: str, what: str) -> TensorInfo:

@@ -237,8 +237,7 @@ def configured_device(config: GenaiConfig) -> str:
         if name not in ("webgpu", "cpu", *PROVIDERS_OF_OTHERS):
             raise ConfigError(f"{config.name}: provider_options: provider {shown!r} is unknown; name 'webgpu' or 'cpu'")
     if "webgpu" in names or set(names) <= {"cpu"}:
-        # A model that sees has no graph for WebGPU: 'auto' counts the step down to the CPU.
-        return ("webgpu" if config.vision is None else "auto") if "webgpu" in names else "cpu"
+        return "webgpu" if "webgpu" in names else "cpu"
     what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
     fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is taken")
     return "auto"

@@ -237,6 +237,10 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self._require_open()
         self.buffers.hear(heard)
 
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        self._require_open()
+        self.buffers.see(features, places)
+
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         runs = self.runs
         runs.before_steps(runs.length + picks - 1)

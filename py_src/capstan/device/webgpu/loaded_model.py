@@ -39,6 +39,8 @@ eager_picks.
 """
 
 
+SHARED = ("prefill", "placed prefill")
+"""The graphs of sessions that all sequences share; the second is there in models that see."""
 numbers = count(1)
 """Numbers the models of this page, so that each is an owner of its own in the ledger."""
 
@@ -64,7 +66,8 @@ class Loaded:
     weights: dict[str, int]
     """Buffers by name."""
     sessions: Mapping[str, int]
-    """The sessions that all sequences share, by name: 'prefill'. Decoders have one each."""
+    """The sessions that all sequences share, by name: 'prefill', and 'placed prefill' in models that see. Decoders have
+    one each."""
     ahead: asyncio.Future[int] | None
     """The first sequence's captured session, made beside the load of the weights."""
     stored: StoredTapes
@@ -128,7 +131,7 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     software, context = interface.about().software, graphs.description.context_within(config.context_length)
     chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
     about = graphs.description
-    possible = "rows" in passes_for(software) and about.capturable and not about.states
+    possible = "rows" in passes_for(software) and about.capturable and not about.alone
     return ModelMemory(
         interface,
         about,
@@ -147,6 +150,20 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
     model, capture = graphs.sessions[name].model, name == "decoder"
     with phase("decode session" if capture else "session"):
         return await engine.create_session(model, capture=capture, owner=owner, cache_bits=cache_bits)
+
+
+async def shared_sessions(engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int) -> dict[str, int]:
+    """The sessions that all sequences share, by name; none stays after a failure."""
+    made: dict[str, int] = {}
+    try:
+        for name in SHARED:
+            if name in graphs.sessions:
+                made[name] = await make_session(engine, graphs, name, owner, cache_bits)
+    except BaseException:
+        for session in made.values():
+            await engine.release_session(session)
+        raise
+    return made
 
 
 async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
@@ -220,7 +237,7 @@ async def load(
     making = ahead = None
     try:
         found, stores = await probing
-        making = asyncio.ensure_future(make_session(engine, graphs, "prefill", owner, bits))
+        making = asyncio.ensure_future(shared_sessions(engine, graphs, owner, bits))
         in_place = require_capable(found, graphs.description) and not graphs.description.growing
         taped = options.capture == "tape" and stores
         soon = eager_picks(interface.about().software, graphs) == 1
@@ -237,10 +254,10 @@ async def load(
         stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
         run_tokens = await verdicts.read_run(memory.chunk, options.prefill_ms)
         # Nothing is awaited after this: a cancelled wait would leave all behind.
-        session = await asyncio.shield(making)
+        sessions = await asyncio.shield(making)
     except BaseException:
         # They continue if this wait is cancelled too.
-        await asyncio.shield(given_up(engine, coming, [made for made in (making, ahead) if made]))
+        await asyncio.shield(given_up(engine, coming, making, ahead))
         raise
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
@@ -249,7 +266,7 @@ async def load(
         graphs=graphs,
         leases=leases,
         weights=weights,
-        sessions={"prefill": session},
+        sessions=sessions,
         ahead=ahead,
         stored=stored,
         verdicts=verdicts,
@@ -294,7 +311,10 @@ async def weights_of(
 
 
 async def given_up(
-    engine: GpuSessions, coming: asyncio.Future[tuple[list[Lease], list[str | None]]], made: Sequence[Awaitable[int]]
+    engine: GpuSessions,
+    coming: asyncio.Future[tuple[list[Lease], list[str | None]]],
+    making: Awaitable[dict[str, int]] | None,
+    ahead: Awaitable[int] | None,
 ) -> None:
     """Free what a failed load made, once it is complete."""
     coming.cancel()
@@ -302,7 +322,12 @@ async def given_up(
     if not coming.cancelled() and coming.exception() is None:
         for held in coming.result()[0]:
             held.release()
-    await asyncio.gather(*(release_made(engine, each) for each in made))
+    if ahead is not None:
+        await release_made(engine, ahead)
+    if making is not None:
+        with suppress(CapstanError):
+            for session in (await making).values():
+                await engine.release_session(session)
 
 
 def by_location(weights: Sequence[WeightEntry]) -> list[tuple[str, list[WeightEntry]]]:
@@ -343,7 +368,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
             leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
             undo.callback(leases[-1].release)
             weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-        session = await make_session(engine, graphs, "prefill", owner, base.cache_bits)
+        sessions = await shared_sessions(engine, graphs, owner, base.cache_bits)
         undo.pop_all()
     stored, verdicts = remembered(interface, graphs, base.contents, base.notes, name, weights)
     interface.retain()
@@ -353,7 +378,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
         graphs=graphs,
         leases=leases,
         weights=weights,
-        sessions={"prefill": session},
+        sessions=sessions,
         ahead=None,
         stored=stored,
         verdicts=verdicts,

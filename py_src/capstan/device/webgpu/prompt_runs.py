@@ -45,6 +45,8 @@ class PromptRuns:
     pace: PrefillPace
     tapes: PrefillTapes | None
     maker: RunMaker
+    placed: int = 0
+    """The binding for prompts with pictures; 0 in a model of text."""
     scored: ScoredRuns | None = None
     snapshots: Snapshots | None = None
     step_tape: int = 0
@@ -82,7 +84,7 @@ class PromptRuns:
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         await self.rest()
-        tapes = self.tapes
+        tapes, buffers = self.tapes, self.buffers
         self._go_to(past)
         await self.pace.known()
         if tapes is not None and past == 0:
@@ -96,7 +98,9 @@ class PromptRuns:
             part = ids[run.start : done]
             valid = self._begin_run(part, past + run.start, done == len(ids))
             begun = self.pace.now()
-            if tapes is not None and tapes.play(len(part), valid):
+            if buffers.places_any(past + run.start, len(part)):
+                await self.run(self.placed, valid, len(part))
+            elif tapes is not None and tapes.play(len(part), valid):
                 pass
             elif tapes is not None and self.step_tape and len(part) < min(SHORT):
                 self.step_through(part, past + run.start)
@@ -114,8 +118,8 @@ class PromptRuns:
             await self.rest()
         scored = self.scored
         assert scored is not None
-        # Caches over a window may have dropped earlier positions.
-        back = 0 if buffers.sliding is None else past
+        # Caches over a window may have dropped earlier positions, and runs over ids alone place no features.
+        back = 0 if buffers.sliding is None and not self.placed else past
         self._go_to(past)
         if scored.tapes is not None and (wanted := scored.wanted(past, end, back)):
             before = len(scored.tapes.tapes)
@@ -270,5 +274,7 @@ class PromptRuns:
         if self.scored is not None:
             await self.scored.release()
         self.engine.unbind(self.binding)
+        if self.placed:
+            self.engine.unbind(self.placed)
         if self.tapes is not None:
             await self.tapes.release()

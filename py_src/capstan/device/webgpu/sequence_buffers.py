@@ -13,7 +13,7 @@ from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
-from ..run_inputs import CrossCaches, Room, Run, RunInput, run_inputs, sequence_items
+from ..run_inputs import CrossCaches, Placed, Room, Run, RunInput, run_inputs, sequence_items
 from ..snapshots import EMPTY
 from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow
@@ -256,6 +256,19 @@ class SequenceBuffers:
         held = [(each.span, self.spans[f"cross {name}"]) for name, each in heard.items()]
         # onnxruntime-web's buffers may be larger than their tensors.
         self.device.copy_tensors([(source.sub(0, target.length), target) for source, target in held])
+
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        """Copy features into the sequence's buffer, and place their rows in later runs over prompts."""
+        for each in self.inputs:
+            if isinstance(each, Placed):
+                each.see(None, places)
+        if features is not None:
+            size = byte_count(features.dtype, features.dims)
+            self.device.copy_tensors([(features.span.sub(0, size), self.spans["features"].sub(0, size))])
+
+    def places_any(self, start: int, count: int) -> bool:
+        """Whether features stand at some of these positions."""
+        return any(isinstance(each, Placed) and each.any(start, count) for each in self.inputs)
 
     def hear_noise(self) -> None:
         """Fill what an encoder is to fill with numbers, so that steps that are compared before any sound have some."""

@@ -258,6 +258,14 @@ class StepSource:
         tensors = self._tensors(buffers, which, length, "prefill")
         return self._engine.bind(session or self._loaded.sessions["prefill"], *tensors, self._loaded.graphs.lengths)
 
+    def bind_placed(self, buffers: SequenceBuffers) -> int:
+        """A binding of the session for prompts with pictures, for any number of ids; 0 in a model of text."""
+        session = self._loaded.sessions.get("placed prefill", 0)
+        if not session:
+            return 0
+        tensors = self._tensors(buffers, "prompt", FREE, "placed prefill")
+        return self._engine.bind(session, *tensors, self._loaded.graphs.lengths)
+
     def _tensors(
         self, buffers: SequenceBuffers, which: str, length: int, session: str = "decoder"
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
@@ -273,5 +281,5 @@ class StepSource:
         """Release the sessions, after all that was made with them."""
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
-        for session in filter(None, (self._scoring, self._loaded.sessions["prefill"])):
+        for session in filter(None, (self._scoring, *self._loaded.sessions.values())):
             await self._engine.release_session(session)

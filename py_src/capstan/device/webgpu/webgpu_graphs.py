@@ -49,7 +49,8 @@ class Graphs:
     sessions: dict[str, SessionGraph]
     """The graphs by name. 'decoder' is for steps. 'prefill' outputs the logits of the last position only; it takes the
     sequence's lengths as inputs, or computes them itself if `lengths` is None. 'captured prefill' is the same for graph
-    capture: it computes the lengths itself, and attention keeps its soft caps.
+    capture: it computes the lengths itself, and attention keeps its soft caps. 'placed prefill', in models that see, is
+    'prefill' for ids among which features of pictures stand.
     """
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
@@ -133,6 +134,9 @@ async def rewrite(
             sessions["captured prefill"] = SessionGraph.of(model, facts.weights)
             model = rewritten(model, "prefill", facts)
             sessions["prefill"] = SessionGraph.of(model, facts.weights)
+            if facts.placing is not None:
+                placed = rewritten(model, "placed prefill", facts)
+                sessions["placed prefill"] = SessionGraph.of(placed, facts.weights)
         return Graphs(
             sessions,
             facts.about,

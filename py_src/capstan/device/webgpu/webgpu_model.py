@@ -97,6 +97,7 @@ class WebGpuModel:
                 free.require(self._steps.key(capacity))
                 found = self._free.pop(i)
                 found.rotate(False)
+                found.see(None, ())
                 if not unrecorded:
                     await self._completed(found)
                 return found
@@ -273,7 +274,10 @@ class WebGpuModel:
         prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
         undo.callback(self._engine.unbind, prompt)
         tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
-        runs = PromptRuns(self._engine, buffers, prompt, self._pace, tapes, self)
+        placed = self._steps.bind_placed(buffers)
+        if placed:
+            undo.callback(self._engine.unbind, placed)
+        runs = PromptRuns(self._engine, buffers, prompt, self._pace, tapes, self, placed)
         return WebGpuDecoder(self._engine, buffers, scratch, step, runs, self)
 
     async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
@@ -325,7 +329,7 @@ class WebGpuModel:
     def _joint(self, rows: int, capacity: int) -> bool:
         """Whether one step advances that number of rows."""
         loaded = self._loaded
-        able = self._capture == "tape" and loaded.in_place and not loaded.about.states
+        able = self._capture == "tape" and loaded.in_place and not loaded.about.alone
         possible = able and capacity not in self._untaped
         return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
 
