@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from capstan.tape import PASSES
 from tests.browser.page_scripts import PageScripts
 from tests.pictures import checks, gradient, png_file
 
@@ -45,6 +46,14 @@ def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScrip
     assert [each["ids"] for each in found] == [CASES[name]["ids"] for name in names]
     assert [(each["capture"], each["note"]) for each in found] == [("tape", None)] * len(names)
     assert found[3]["reused"] > 256
+
+
+@pytest.mark.extended
+def test_prompts_from_tapes_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
+    # The passes that software adapters leave out by default.
+    names = ["no picture", "gradient", "no picture", "checks", "both"]
+    found = seen(scripts, *((name, {}) for name in names), device="webgpu", passes=list(PASSES))
+    assert [each["ids"] for each in found] == [CASES[name]["ids"] for name in names]
 
 
 @pytest.mark.extended

@@ -27,11 +27,12 @@ async def seen(
     name: str = "nano-gemma3-vl",
     device: str = "wasm",
     capture: str = "tape",
+    passes: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """For each case, with its `prompt`, the names of its `pictures` and search options, the ids that a generator
     picked; `pictures` are files in base 64."""
     before = fallbacks()
-    model = await Model.load(models[name], device=device, capture=capture, prefix_cache=1 << 24)
+    model = await Model.load(models[name], device=device, capture=capture, passes=passes, prefix_cache=1 << 24)
     encoder, file = model.picture_encoder, model.config.processor
     assert isinstance(encoder, PictureEncoder)
     assert file is not None
