@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from buildtools import ROOT
+from capstan import Model, Transcriber
 from capstan.model_files.gguf.header import GgmlType
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests.gguf_models import FURTHER, make, write
+from tests.sounds import glide, wave_file
 from tests.trace_format import slices_by_track
 
 NANO = ROOT / "tests/fixtures/nano-llama"
@@ -73,6 +75,19 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
     streamed = done.stdout.removesuffix(done.stdout.splitlines()[-1] + "\n")
     assert streamed.rstrip("\n") == result["text"].rstrip("\n")
     assert done.stderr.splitlines()[-1].startswith("nano-llama, 0.2 MB: 6 tokens, ")
+
+
+def test_a_speech_model_writes_captions_of_a_sound(tmp_path: Path) -> None:
+    folder, sound = ROOT / "tests/fixtures/speech/nano-whisper", tmp_path / "a sound.wav"
+    data = wave_file(glide(0.5))
+    sound.write_bytes(data)
+    done = build_py("run", str(sound), "--model", str(folder), "--vtt", "--language", "en")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == Transcriber(Model(str(folder))).transcribe(data, language="en", timestamps=True).vtt()
+    sound.write_bytes(data[:-9])
+    done = build_py("run", str(sound), "--model", str(folder))
+    assert done.returncode == 2
+    assert "the sound is truncated: 16000 bytes of samples were announced" in done.stderr
 
 
 @pytest.mark.extended

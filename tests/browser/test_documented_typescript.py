@@ -80,7 +80,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
     errors = watch(page, [])
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
-    site.models["minilm"] = ENCODERS / "bert"
+    site.models |= {"minilm": ENCODERS / "bert", "whisper": ROOT / "tests/fixtures/speech/nano-whisper"}
     try:
         page.goto(site.url + "blank.html")
         page.evaluate(
@@ -91,7 +91,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
             made.read_text(encoding="utf-8"),
         )
     finally:
-        del site.models["minilm"]
+        del site.models["minilm"], site.models["whisper"]
         page.close()
     assert not errors, f"the page reported {errors}"
     assert said[-1] == "nano v3"

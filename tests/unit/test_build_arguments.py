@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import pytest
@@ -95,6 +95,43 @@ def test_a_plain_prompt_asks_for_the_best_device_and_nothing_else(model: Path) -
 def test_a_text_to_continue_and_ids_are_no_message(model: Path) -> None:
     assert "as_message" not in request(model, "x", "--raw")
     assert "as_message" not in request(model, "--prompt-ids", "1")
+
+
+WHISPER = FIXTURES / "speech/nano-whisper"
+
+
+def test_a_speech_model_takes_a_sound(tmp_path: Path) -> None:
+    sound = tmp_path / "a.wav"
+    sound.touch()
+    load, asked = cast(list[dict[str, Any]], request(WHISPER, str(sound), "--greedy", "--device", "wasm"))
+    assert load == {"kind": "load_transcriber", "model": "/models/nano-whisper/", "device": "wasm"}
+    file = {"kind": "transcribe", "file": "/files/sound"}
+    assert asked == {**file, "language": None, "task": None, "timestamps": False}
+    _, asked = cast(list[dict[str, Any]], request(WHISPER, str(sound), "--vtt", "--language", "de"))
+    assert (asked["timestamps"], asked["language"]) == (True, "de")
+    for argv, message in (
+        ([], "no sound: give a WAV file"),
+        ([str(tmp_path / "none.wav")], "there is no sound file"),
+        ([str(tmp_path)], "there is no sound file"),
+        ([str(sound), "--top-k", "3"], "--top-k is for models of text"),
+        ([str(sound), "--chat"], "--chat is for models of text"),
+        ([str(sound), "--max-new-tokens", "3"], "--max-new-tokens is for models of text"),
+        ([str(sound), "--vtt", "--json"], "--vtt and --json were both given"),
+    ):
+        with pytest.raises(CommandError, match=re.escape(message)):
+            request(WHISPER, *argv)
+
+
+def test_a_model_of_text_takes_no_sound(model: Path, tmp_path: Path) -> None:
+    sound = tmp_path / "a.wav"
+    assert request(model, str(sound))["prompt"] == str(sound)
+    sound.touch()
+    with pytest.raises(CommandError, match=r"a\.wav is a sound, but .*nano takes text: give --model a Whisper folder"):
+        request(model, str(sound))
+    with pytest.raises(CommandError, match="--language and --vtt were given, but"):
+        request(model, "a", "--vtt", "--language", "de")
+    with pytest.raises(CommandError, match="is a sound, but SmolLM2"):
+        run_command.check(cli.parse(["run", str(sound)]))
 
 
 @pytest.fixture

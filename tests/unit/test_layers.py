@@ -60,7 +60,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "fleet locks machine model_arguments piped testing trace",
         "chat_model digests evaluation model_folder",
         "site_server",
-        "terminal_conversation",
+        "speech terminal_conversation",
         "commands",
         "cli",
     ),
@@ -175,7 +175,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "page": (
         "requests",
-        "adapter_requests chat_answers embedding_requests inspection memory_requests read_request",
+        "adapter_requests chat_answers embedding_requests inspection memory_requests read_request "
+        "transcription_requests",
         "score_requests text_events",
         "completion",
         "page_session",
@@ -248,6 +249,7 @@ INSIDE_FUNCTIONS = {
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.answers", "page.embedding_requests"): "for pages that embed texts only",
+    ("page.answers", "page.transcription_requests"): "for pages that hear only",
     ("page.read_request", "difflib"): "for an unknown field only",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",

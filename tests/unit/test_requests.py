@@ -52,6 +52,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "tokenizer": {**MODEL, "action": "encode"},
     "load_embedder": {"model": HUB, "pooling": "cls"},
     "embed": {"texts": ["a"]},
+    "load_transcriber": {"model": HUB},
+    "transcribe": {},
     "end_session": {"session": "session 1"},
     "trace": {"action": "start"},
 }
@@ -88,6 +90,8 @@ MOST: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False,
     },
     "load_embedder": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "load_transcriber": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "transcribe": {"file": "/a.wav", "language": "de", "task": "translate", "timestamps": True},
     "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
 }
 """The fields that it may have besides."""
@@ -118,6 +122,9 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 WORDS = {
     **dict.fromkeys(("source", "filename"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
+    **dict.fromkeys(("file", "language"), "a string or null"),
+    "timestamps": "true or false or null",
+    "task": "'transcribe', 'translate' or null",
     **dict.fromkeys(
         ("run_ahead", "max_new_tokens", "max_length", "most_calls", "recoveries", "prefix_cache", "log_probabilities"),
         "a whole number or null",

@@ -114,7 +114,7 @@ class FitOptions(DeviceOptions, CacheOptions, total=False):
 
 
 class EmbedderOptions(DeviceOptions, GraphOptions, StoreOptions, total=False):
-    """The options of an encoder of texts."""
+    """The options of an encoder of texts, and of a speech model."""
 
 
 class FleetOptions(FitOptions, total=False):

@@ -45,11 +45,13 @@ from .requests import (
     GenerateRequest,
     LoadEmbedderRequest,
     LoadRequest,
+    LoadTranscriberRequest,
     OperationsRequest,
     PlanRequest,
     ScoreRequest,
     TokenizerRequest,
     TraceRequest,
+    TranscribeRequest,
 )
 from .score_requests import score
 from .text_events import likelihood, text_event, watch
@@ -222,6 +224,15 @@ async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedR
     return await load_embedder(request, folder_of(request["model"]))
 
 
+async def speech(session: PageSession, request: LoadTranscriberRequest | TranscribeRequest) -> dict[str, Any]:
+    """Load a speech model, or turn speech into text with it."""
+    from .transcription_requests import load_transcriber, transcribe
+
+    if request["kind"] == "transcribe":
+        return await transcribe(request, session.samples)
+    return await load_transcriber(request, folder_of(request["model"]))
+
+
 async def operations(session: PageSession, request: OperationsRequest) -> dict[str, Any]:
     """The operations of a decode step, and the GPU time of each."""
     model = await session.load_once(request)
@@ -303,6 +314,8 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "tokenizer": tokenized,
     "load_embedder": embeddings,
     "embed": embeddings,
+    "load_transcriber": speech,
+    "transcribe": speech,
     "operations": operations,
     "end_session": end_session,
     "trace": traced,

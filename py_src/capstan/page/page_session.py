@@ -41,6 +41,8 @@ class PageSession:
     """The model of the last request and its conversations, for the requests that follow."""
 
     def __init__(self) -> None:
+        self.samples: Any = None
+        """The samples that came with the request, float32."""
         self.loaded: tuple[Key, Model] | None = None
         """The last model and what it was loaded for: the next request for the same one finds it ready."""
         self.loading: asyncio.Task[Model] | None = None

@@ -33,8 +33,9 @@ class RequestHandler:
         self.verify_after = math.inf
         """Seconds without a request until stored weights are compared with their digests."""
 
-    async def handle(self, text: str, number: int) -> str:
-        """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
+    async def handle(self, text: str, number: int, samples: Any = None) -> str:
+        """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback.
+        `samples` is a Float32Array of JavaScript that came with it."""
         self.running, self.number = asyncio.current_task(), number
         host_calls.be_interrupted_once()
         try:
@@ -43,6 +44,7 @@ class RequestHandler:
             await self.session.idle.stop()
             self.session.leave_unrecorded()
             request = read_request(text)
+            self.session.samples = None if samples is None else samples.to_memoryview()
             with span(f"answer: {request['kind']}", request=number):
                 reply = {"ok": True, "result": await ANSWERS[request["kind"]](self.session, request)}
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -52,7 +54,7 @@ class RequestHandler:
             host_calls.be_interrupted_no_more()
             reply = failure_of(error)
         finally:
-            self.running = None
+            self.running = self.session.samples = None
             self.stopped.discard(number)
             self.session.idle.begin(self.verify_after)
         return json.dumps(reply)

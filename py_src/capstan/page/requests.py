@@ -29,6 +29,7 @@ __all__ = [
     "GenerateRequest",
     "LoadEmbedderRequest",
     "LoadRequest",
+    "LoadTranscriberRequest",
     "MemoryRequest",
     "ModelFolder",
     "ModelRequest",
@@ -40,6 +41,7 @@ __all__ = [
     "ScoredSequence",
     "TokenizerRequest",
     "TraceRequest",
+    "TranscribeRequest",
 ]
 
 
@@ -194,6 +196,28 @@ class EmbedRequest(TypedDict):
     texts: list[str]
 
 
+class LoadTranscriberRequest(EmbedderOptions):
+    """Load a speech model; see capstan.Transcriber. It is this worker's until it ends."""
+
+    kind: Literal["load_transcriber"]
+    model: ModelFolder
+
+
+class TranscribeRequest(TypedDict):
+    """Turn speech into text with the model that was loaded: float32 samples that came with the request, of one channel
+    at 16,000 Hz, or a WAV file. Parts arrive as `segment` events; see TranscribeResult."""
+
+    kind: Literal["transcribe"]
+    file: NotRequired[str | None]
+    """The address of the file; null for samples."""
+    language: NotRequired[str | None]
+    """A code, such as "de"; null for the one that the model finds."""
+    task: NotRequired[Literal["transcribe", "translate"] | None]
+    """null is "transcribe"."""
+    timestamps: NotRequired[bool | None]
+    """Whether segments have times; null for false."""
+
+
 class ExecRequest(TypedDict):
     """Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply."""
 
@@ -244,6 +268,8 @@ AnsweredRequest = (
     | TokenizerRequest
     | LoadEmbedderRequest
     | EmbedRequest
+    | LoadTranscriberRequest
+    | TranscribeRequest
     | EndSessionRequest
     | TraceRequest
 )

@@ -23,6 +23,7 @@ from ..model_arguments import (
     repository,
 )
 from ..piped import is_piped, read_piped, with_piped
+from ..speech import add_speech_arguments, hears, require_no_sound, sound_file, speech_requests, transcribe
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, trace_query, write_trace
 
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--system", metavar="TEXT", help=SYSTEM)
     add("--chat", action="store_true", help="hold a conversation, as the command chat does")
     output = add_shared_arguments(parser)
+    add_speech_arguments(parser)
     output.add_argument("--json", action="store_true", help="end stdout with one line of JSON")
 
 
@@ -117,22 +119,35 @@ def add_search_arguments(parser: argparse._ActionsContainer) -> None:
 def check(args: argparse.Namespace) -> None:
     """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.served`, the
     models to serve. Both lack the model if none was named."""
-    asked = read_chat(args) if args.chat else read_completion(args)
-    given = [given_options(args, table) for table in tables()]
-    search = read_search(args)
-    args.trace = trace_file(args.trace)
     args.served = []
-    args.request = {
-        "model": None,
-        "search": search,
-        **{name: value for each in given for name, value in each.items()},
-        **read_speculation(args),
-        **read_guidance(args),
-        **read_adapter(args),
-        **asked,
-    }
+    args.hears = args.model is not None and hears(Path(args.model))
+    if args.hears:
+        check_speech(args)
+        return
+    require_no_sound(args, args.model or SMOLLM2.title)
+    asked = read_chat(args) if args.chat else read_completion(args)
+    args.trace = trace_file(args.trace)
+    args.request = {"model": None, "search": read_search(args), **read_options(args), **asked}
     if args.model is not None:
         args.request["model"] = repository(args.model, args.hub, args.revision) or mounted(Path(args.model), args)
+
+
+def read_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given besides those of a search and of the prompt, by the names of a request's fields."""
+    given = [given_options(args, table) for table in tables()]
+    found = {name: value for each in given for name, value in each.items()}
+    return {**found, **read_speculation(args), **read_guidance(args), **read_adapter(args)}
+
+
+def check_speech(args: argparse.Namespace) -> None:
+    """The same for a speech model: `args.request` is a list of requests."""
+    ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "chat", "trace")}
+    others = {name: value for name, value in ours.items() if value not in (None, False)}
+    sound_file(args)
+    search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
+    given = {**others, **search, **read_options(args)}
+    load, asked = speech_requests(args, given)
+    args.request = [{**load, "model": mounted(Path(args.model), args)}, asked]
 
 
 def mounted(path: Path, args: argparse.Namespace) -> str:
@@ -277,6 +292,8 @@ def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
+    if args.hears:
+        return asyncio.run(transcribe(args))
     if args.model is None:
         args.request["model"] = mounted(default_model(), args)
     if args.chat:

@@ -35,6 +35,7 @@ import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { Session } from "./chat_session";
 import { sharedName } from "./sharing";
 import { Tokenizer } from "./model_tokenizer";
+import { Transcriber, type TranscriberOptions } from "./transcriber";
 
 export * from "./client";
 export { Embedder, type EmbedderOptions } from "./embedder";
@@ -73,6 +74,12 @@ export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stor
 export { Tokenizer } from "./model_tokenizer";
 export type { TemplateOptions } from "./run_options";
 export type { LoadProgress } from "./progress";
+export { Transcriber, type TranscriberOptions } from "./transcriber";
+export { type TranscribeOptions, type Transcription, TranscriptionRun } from "./transcription_run";
+export type { TranscriptionParams, TranscriptionResponse, Transcriptions } from "./transcriptions";
+export type { TranscriptionStreamEvent } from "./transcriptions";
+export type { Sound } from "./sound_samples";
+export type { SpeechSegment } from "../wire/protocol";
 
 export interface LoadOptions extends ModelOptions, WorkerOptions {
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
@@ -201,6 +208,14 @@ export class Capstan {
    */
   static loadEmbedder(model: ModelFolder, options: EmbedderOptions = {}): Promise<Embedder> {
     return Embedder.load(model, options);
+  }
+
+  /**
+   * Load a speech model (Whisper, as onnxruntime-genai's builder writes it): the URL of a folder, a hub's id, or what the
+   * user picked. Rejects as `load`.
+   */
+  static loadTranscriber(model: ModelFolder, options: TranscriberOptions = {}): Promise<Transcriber> {
+    return Transcriber.load(model, options);
   }
 
   /** The models that are known to fit; `list`, `size`, `delete` and `verify` are about those that this origin keeps. */

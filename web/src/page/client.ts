@@ -60,6 +60,8 @@ interface Pending {
   request: Request;
   /** The request that this one cancels. */
   stops: number | null;
+  /** They are empty once they were sent. */
+  samples: Float32Array | null;
   onEvent: ((event: CapstanEvent, id: number) => void) | undefined;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
@@ -153,8 +155,15 @@ export class Client {
     return client;
   }
 
-  /** Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. */
-  request(given: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
+  /**
+   * Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. `samples`
+   * are transferred: the caller's array is empty afterwards.
+   */
+  request(
+    given: Request,
+    onEvent?: (event: CapstanEvent, id: number) => void,
+    samples: Float32Array | null = null,
+  ): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.numbers.next++;
     let request: Request;
@@ -167,10 +176,10 @@ export class Client {
     if (request.kind === "trace") this.tracing = request.action === "start";
     const stops = request.kind === "cancel" ? this.running() : null;
     const reply = new Promise<Reply>((resolve, reject) =>
-      this.pending.set(id, { request, stops, onEvent, resolve, reject }),
+      this.pending.set(id, { request, stops, samples, onEvent, resolve, reject }),
     );
     // While a worker boots they are kept.
-    if (!this.booted) this.post({ tag: "request", id, request, stops });
+    if (!this.booted) this.send(id);
     if (stops !== null) this.insist(stops);
     return reply;
   }
@@ -206,7 +215,17 @@ export class Client {
       globalThis.document?.removeEventListener("resume", again);
     }
     this.booted = null;
-    for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
+    for (const id of this.pending.keys()) this.send(id);
+  }
+
+  private send(id: number): void {
+    const { request, stops, samples, reject } = this.pending.get(id)!;
+    if (!samples) this.post({ tag: "request", id, request, stops, samples });
+    else if (samples.length) this.post({ tag: "request", id, request, stops, samples }, [samples.buffer]);
+    else {
+      this.pending.delete(id);
+      reject(new EngineError("WorkerLostError", "the worker that had the sound was replaced; ask again"));
+    }
   }
 
   private connect(about: Omit<Boot, "interrupt" | "life" | "shared">): void {
@@ -242,8 +261,8 @@ export class Client {
     this.post({ ...about, interrupt: signal, life, shared: shared && { tab: shared.tab, device: shared.device } });
   }
 
-  private post(message: ToWorker): void {
-    this.link!.post(message);
+  private post(message: ToWorker, transfer: Transferable[] = []): void {
+    this.link!.post(message, transfer);
   }
 
   /** Share no worker from now on. */

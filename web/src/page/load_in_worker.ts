@@ -90,12 +90,14 @@ export async function ask(
   client: Client,
   request: Request,
   onEvent?: (event: CapstanEvent, id: number) => void,
+  samples: Float32Array | null = null,
 ): Promise<unknown> {
   let number: number | null = null;
-  const reply = await client.request(request, (event, id) => {
+  const heard = (event: CapstanEvent, id: number): void => {
     number = id;
     onEvent?.(event, id);
-  });
+  };
+  const reply = await client.request(request, heard, samples);
   if (!reply.ok) throw new CapstanError(reply.error, number);
   return reply.result;
 }

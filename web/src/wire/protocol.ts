@@ -122,6 +122,33 @@ export interface EmbedResult {
   tokens: number[];
 }
 
+/** The result of a LoadTranscriberRequest. */
+export interface LoadTranscriberResult {
+  device: string;
+  /** Codes; none for a model of English only. */
+  languages: string[];
+}
+
+/** A part of a sound's text, with its times in seconds; null without timestamps. */
+export interface SpeechSegment {
+  text: string;
+  start: number | null;
+  end: number | null;
+}
+
+/** The result of a TranscribeRequest; see capstan.Transcription. */
+export interface TranscribeResult {
+  text: string;
+  /** Empty without timestamps. */
+  segments: SpeechSegment[];
+  language: string;
+  duration: number;
+  /** The segments as captions; null without timestamps. */
+  vtt: string | null;
+  /** False if it was cancelled. */
+  ended: boolean;
+}
+
 /** The result of a ScoreRequest. */
 export interface ScoreResult {
   /** In the order of the request's. */
@@ -248,6 +275,7 @@ export type CapstanEvent =
       row?: number;
       parts?: AnswerPart[];
     }
+  | ({ kind: "segment" } & SpeechSegment)
   /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }
@@ -295,8 +323,8 @@ export type ToWorker =
       /** Count the bytes of the load. */
       bytes: boolean;
     }
-  /** `stops` is the request that a cancel is for, if there is one. */
-  | { tag: "request"; id: number; request: Request; stops: number | null }
+  /** `stops` is the request that a cancel is for, if there is one; `samples` are the sound of a TranscribeRequest. */
+  | { tag: "request"; id: number; request: Request; stops: number | null; samples: Float32Array | null }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
 

@@ -5,7 +5,8 @@ import { holdLife, isHeld, lifeName, whileAlone } from "./life";
 import type { FromWorker, ToWorker } from "./protocol";
 
 export interface Link {
-  post(message: ToWorker): void;
+  /** Send a message; the page no longer has what is transferred. */
+  post(message: ToWorker, transfer?: Transferable[]): void;
   /** End the worker, or leave it to the other pages. */
   end(): void;
 }
@@ -31,7 +32,7 @@ export function ownWorker(assets: Assets, { heard, failed }: Listener): Link {
     if (event.message) failed(event.message);
     else void loadFailure(assetUrl(assets, "worker.js")).then(failed);
   };
-  return { post: (message) => worker.postMessage(message), end: () => worker.terminate() };
+  return { post: (message, transfer = []) => worker.postMessage(message, transfer), end: () => worker.terminate() };
 }
 
 /** The reason why this page can share no worker; null if there is none. */
@@ -88,10 +89,10 @@ export function sharedWorker(
   };
   void join().catch((error: unknown) => failed(String(error)));
   return {
-    post: (message) => {
+    post: (message, transfer = []) => {
       // The page asks nothing else before the first answer.
       if (message.tag === "boot") unanswered.push(message);
-      port?.postMessage(message);
+      port?.postMessage(message, transfer);
     },
     end: () => {
       ended = true;

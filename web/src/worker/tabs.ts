@@ -7,6 +7,7 @@ export interface Asked {
   tab: Tab | null;
   id: number;
   request: Request;
+  samples?: Float32Array | null;
 }
 
 /** The requests of conversations, whose caches are kept for each session. */

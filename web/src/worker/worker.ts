@@ -30,8 +30,8 @@ import { tracer } from "./trace";
 import { doorName } from "../wire/worker_link";
 
 type Handler = PyCallable & {
-  (request: string, id: number): Promise<string>;
-  callPromising(request: string, id: number): Promise<string>;
+  (request: string, id: number, samples?: Float32Array): Promise<string>;
+  callPromising(request: string, id: number, samples?: Float32Array): Promise<string>;
 };
 
 /** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
@@ -295,11 +295,11 @@ async function serve(): Promise<void> {
   }
 }
 
-async function answer({ tab, id, request }: Asked): Promise<void> {
+async function answer({ tab, id, request, samples }: Asked): Promise<void> {
   number = Math.max(id, number + 1);
   // A signal that came too late for the request before is not meant for this one.
   if (signal) signal[0] = 0;
-  const reply = await replyOf(number, tab ? tab.owned(request) : request);
+  const reply = await replyOf(number, tab ? tab.owned(request) : request, samples ?? undefined);
   tabs.end();
   if (!reply) return;
   tab?.post({ tag: "reply", id, reply });
@@ -310,7 +310,7 @@ async function answer({ tab, id, request }: Asked): Promise<void> {
 }
 
 /** Python's reply; null if Python ended, or has no memory left. Any other error of Python's own is a reply as well. */
-async function replyOf(id: number, request: Request): Promise<Reply | null> {
+async function replyOf(id: number, request: Request, samples?: Float32Array): Promise<Reply | null> {
   let asked: string;
   try {
     asked = await prepared(request);
@@ -318,7 +318,9 @@ async function replyOf(id: number, request: Request): Promise<Reply | null> {
     return failure(error);
   }
   try {
-    return JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
+    return JSON.parse(
+      await (CAN_WAIT ? handler!.callPromising(asked, id, samples) : handler!(asked, id, samples)),
+    ) as Reply;
   } catch (error) {
     const { name, type } = error as { name?: string; type?: string };
     if (name === "PythonError" && type !== "MemoryError") return failure(error);
@@ -360,7 +362,7 @@ function listen(to: MessagePort): void {
       if (ready) tab.post({ tag: "event", id: data.id, event: ready });
       tab.post({ tag: "reply", id: data.id, reply: loaded.reply });
     } else {
-      tab.waiting.push({ tab, id: data.id, request: data.request });
+      tab.waiting.push({ tab, id: data.id, request: data.request, samples: data.samples });
       void serve();
     }
   };

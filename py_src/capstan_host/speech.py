@@ -1,0 +1,117 @@
+"""Speech to text at the command line: `run` with a speech model and a sound file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .command_errors import CommandError, raise_remote
+from .model_arguments import CONFIG, mounts, read_json
+from .terminal import Event, Output, say
+
+__all__ = ["add_speech_arguments", "hears", "require_no_sound", "sound_file", "speech_requests", "transcribe"]
+
+SOUNDS = (".wav", ".mp3", ".m4a", ".ogg", ".flac", ".opus", ".webm")
+"""The endings of sound files."""
+ADDRESS = "/files/sound"
+
+
+def add_speech_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a speech model."""
+    add = parser.add_argument_group("speech", "with a speech model the prompt is a WAV file").add_argument
+    add("--language", metavar="CODE", help="the spoken language, as de (default: the model finds it)")
+    add("--task", choices=("transcribe", "translate"), help="translate: English text of any language")
+    add("--timestamps", action="store_true", help="a line for each segment, with its times")
+    add("--vtt", action="store_true", help="captions in the WebVTT format")
+
+
+def hears(model: Path) -> bool:
+    """Whether a model's folder has a model that hears."""
+    config = read_json(model / CONFIG) if (model / CONFIG).is_file() else {}
+    about = config.get("model") if isinstance(config, dict) else None
+    return isinstance(about, dict) and isinstance(about.get("encoder"), dict)
+
+
+def speech_options(args: argparse.Namespace) -> list[str]:
+    """The options of a speech model that were given."""
+    return [f"--{name}" for name in ("language", "task", "timestamps", "vtt") if getattr(args, name)]
+
+
+def require_no_sound(args: argparse.Namespace, model: str) -> None:
+    """Refuse a sound file, and the options of a speech model, for a model of text."""
+    given = speech_options(args)
+    text = args.text or ""
+    sound = Path(text).suffix.lower() in SOUNDS and Path(text).is_file()
+    if sound or given:
+        what = f"{text} is a sound" if sound else f"{' and '.join(given)} were given"
+        raise CommandError(f"{what}, but {model} takes text: give --model a Whisper folder, or --prompt TEXT")
+
+
+def sound_file(args: argparse.Namespace) -> Path:
+    """The file that the prompt names."""
+    if not args.text:
+        raise CommandError(f"no sound: give a WAV file, as in {args.machine.program} run --model whisper speech.wav")
+    path = Path(args.text)
+    if not path.is_file():
+        raise CommandError(f"there is no sound file {path}: give a WAV file")
+    return path
+
+
+def speech_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The requests that load the model, whose address is left open, and transcribe. `given` are all options that were
+    given besides those of speech."""
+    from capstan.loading.load_options import EmbedderOptions, rows
+
+    others = [name for name in given if name not in rows(EmbedderOptions)]
+    if others:
+        raise CommandError(f"--{others[0].replace('_', '-')} is for models of text: leave it out for {args.model}")
+    if args.vtt and args.json:
+        raise CommandError("--vtt and --json were both given: give one of them")
+    load = {"kind": "load_transcriber", **given}
+    stamped = args.timestamps or args.vtt or args.json
+    asked = {"language": args.language, "task": args.task, "timestamps": stamped}
+    return load, {"kind": "transcribe", "file": ADDRESS, **asked}
+
+
+def shown(event: Event, args: argparse.Namespace) -> str:
+    """A segment as stdout has it while it comes."""
+    if args.vtt or event["kind"] != "segment":
+        return ""
+    if args.timestamps:
+        return f"[{event['start']:.2f} - {event['end']:.2f}] {event['text'].strip()}\n"
+    return str(event["text"])
+
+
+async def transcribe(args: argparse.Namespace) -> int:
+    """Open the page, send the requests, print the text as it comes."""
+    from .digests import Digests
+    from .headless.headless_page import HeadlessPage
+    from .site_server import serving
+
+    output = Output()
+
+    def show(event: Event) -> None:
+        output.show({"kind": "text", "text": text} if (text := shown(event, args)) else event)
+
+    files = {ADDRESS: sound_file(args)}
+    try:
+        with serving(args.machine.site(), mounts(args.served), files=files, digests=Digests()) as server:
+            page = HeadlessPage(server.url, show, None, args.machine.browser(), args.device, debug=args.debug)
+            async with page, output.ticking():
+                for request in args.request:
+                    reply = await page.request(request)
+                    if not reply["ok"]:
+                        output.end_line()
+                        raise_remote(reply["error"])
+    finally:
+        output.end_line()
+    result = reply["result"]
+    if args.vtt:
+        print(result["vtt"], end="", flush=True)
+    say(f"{result['duration']:.1f} s of sound, language {result['language']}")
+    if args.json:
+        print(json.dumps({name: value for name, value in result.items() if name != "vtt"}), flush=True)
+    return 0

@@ -1,0 +1,69 @@
+// `Capstan.loadTranscriber`: speech to text by a model in a worker of its own.
+
+import type { Client } from "./client";
+import { type Kinds, read } from "./kinds";
+import { loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
+import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
+import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
+import { reading, readOptions } from "./arguments";
+import { Turns } from "./run";
+import { type Sound, sound as soundKind } from "./sound_samples";
+import { TRANSCRIBE_KINDS, type TranscribeOptions, TranscriptionRun } from "./transcription_run";
+import { type Transcriptions, transcriptions } from "./transcriptions";
+import type {
+  EmbedderOptions as Asked,
+  LoadTranscriberRequest,
+  LoadTranscriberResult,
+  ModelFolder,
+} from "../wire/protocol";
+
+type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token">;
+
+export interface TranscriberOptions extends WorkerOptions, PlaceOptions, ModelEmbedderOptions {}
+
+const KINDS: Kinds = { ...WORKER_KINDS, ...PLACE_KINDS, ...EMBEDDER_KINDS };
+
+/** A speech model in one worker. Runs wait for one another, in the order of their calls. */
+export class Transcriber {
+  /** OpenAI's `audio.transcriptions.create` and `audio.translations.create`. */
+  readonly audio: { transcriptions: Transcriptions; translations: Transcriptions };
+  private readonly turns = new Turns();
+
+  private constructor(
+    private readonly client: Client,
+    private readonly about: LoadTranscriberResult,
+  ) {
+    const made = (task: "transcribe" | "translate"): Transcriptions =>
+      transcriptions(task, (sound, options) => this.transcribe(sound, options));
+    this.audio = { transcriptions: made("transcribe"), translations: made("translate") };
+  }
+
+  static async load(model: ModelFolder, given: TranscriberOptions = {}): Promise<Transcriber> {
+    const options = readOptions("the options", given, KINDS);
+    options.signal?.throwIfAborted();
+    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
+    const asked = requested<Asked>(options, EMBEDDER_KINDS);
+    const request: LoadTranscriberRequest = { kind: "load_transcriber", model: folder, ...asked };
+    const { client, about } = await loadInWorker(options, {}, () => request);
+    return new Transcriber(client, about as LoadTranscriberResult);
+  }
+
+  /** The device that computes, and the codes of the languages; none for a model of English only. */
+  get stats(): { device: string; languages: string[] } {
+    return { ...this.about, languages: [...this.about.languages] };
+  }
+
+  /**
+   * The text of a sound of up to 4 hours, as it comes: a file's content, which the browser decodes, or samples of one channel
+   * at 16,000 Hz. The caller's own arrays do not change.
+   */
+  transcribe(sound: Sound, given: TranscribeOptions = {}): TranscriptionRun {
+    const options = readOptions("the options", given, TRANSCRIBE_KINDS);
+    return new TranscriptionRun(this.client, this.turns, read("the sound", sound, soundKind) as Sound, options);
+  }
+
+  /** End the worker and give its memory back; runs under way reject with ClosedError. */
+  close(): void {
+    this.client.close();
+  }
+}
