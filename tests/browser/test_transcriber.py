@@ -211,7 +211,7 @@ BLOCKS = """async (block) => {
 
 
 def test_the_code_of_the_documentation_runs(page: Page) -> None:
-    [block] = re.findall(
+    block, _ = re.findall(
         r"^```js\n(.*?)^```", (ROOT / "docs/hear.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
     page.route("**/models/speech.wav", lambda route: route.fulfill(body=SOUND))

@@ -20,7 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
-from ..model_files.genai_config import GENERATION_CONFIG, GenaiConfig, with_room
+from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions

@@ -34,6 +34,7 @@ import { Run, type RunResult, Turns } from "./run";
 import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { Session } from "./chat_session";
 import { sharedName } from "./sharing";
+import { Microphone, type MicrophoneOptions } from "./microphone";
 import { Tokenizer } from "./model_tokenizer";
 import { Transcriber, type TranscriberOptions } from "./transcriber";
 
@@ -74,6 +75,7 @@ export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stor
 export { Tokenizer } from "./model_tokenizer";
 export type { TemplateOptions } from "./run_options";
 export type { LoadProgress } from "./progress";
+export { Microphone, type MicrophoneOptions } from "./microphone";
 export { Transcriber, type TranscriberOptions } from "./transcriber";
 export { type TranscribeOptions, type Transcription, TranscriptionRun } from "./transcription_run";
 export type { TranscriptionParams, TranscriptionResponse, Transcriptions } from "./transcriptions";
@@ -216,6 +218,11 @@ export class Capstan {
    */
   static loadTranscriber(model: ModelFolder, options: TranscriberOptions = {}): Promise<Transcriber> {
     return Transcriber.load(model, options);
+  }
+
+  /** Ask for a microphone, whose samples a transcriber takes. Rejects with a SoundError if it is refused or missing. */
+  static microphone(options: MicrophoneOptions = {}): Promise<Microphone> {
+    return Microphone.open(options);
   }
 
   /** The models that are known to fit; `list`, `size`, `delete` and `verify` are about those that this origin keeps. */

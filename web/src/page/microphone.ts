@@ -1,0 +1,89 @@
+// A microphone as a source of samples, which are kept until they are taken.
+
+import { CapstanError, told } from "../wire/errors";
+import { type Kinds, text } from "./kinds";
+import { readOptions } from "./arguments";
+import { samplesOf } from "./sound_samples";
+
+export interface MicrophoneOptions {
+  /** Which one, by `navigator.mediaDevices.enumerateDevices()`; by default the browser's choice. */
+  deviceId?: string;
+}
+
+const KINDS: Kinds = { deviceId: text };
+
+/** The worklet posts the first channel of each block. */
+const WORKLET = `registerProcessor("capstan-microphone", class extends AudioWorkletProcessor {
+  process([[samples]]) {
+    if (samples) this.port.postMessage(samples.slice());
+    return true;
+  }
+});`;
+
+/** An open microphone. `take` gives the samples since the last time; `close` lets the device go. */
+export class Microphone {
+  private blocks: Float32Array[] = [];
+
+  private constructor(
+    private readonly stream: MediaStream,
+    private readonly context: AudioContext,
+    worklet: AudioWorkletNode,
+  ) {
+    worklet.port.onmessage = ({ data }: MessageEvent<Float32Array>) => this.blocks.push(data);
+  }
+
+  /** Ask for a microphone. Rejects with a SoundError if there is none, or the user or the page's policy refuses it. */
+  static async open(given: MicrophoneOptions = {}): Promise<Microphone> {
+    const { deviceId } = readOptions("the options", given, KINDS);
+    let stream: MediaStream | null = null;
+    let context: AudioContext | null = null;
+    try {
+      if (!navigator.mediaDevices) throw new Error("a page needs https:// or localhost for it");
+      const audio = { channelCount: 1, ...(deviceId === undefined ? {} : { deviceId: { exact: deviceId } }) };
+      stream = await navigator.mediaDevices.getUserMedia({ audio });
+      context = new AudioContext();
+      const code = URL.createObjectURL(new Blob([WORKLET], { type: "text/javascript" }));
+      await context.audioWorklet.addModule(code).finally(() => URL.revokeObjectURL(code));
+      const worklet = new AudioWorkletNode(context, "capstan-microphone", { numberOfOutputs: 0 });
+      context.createMediaStreamSource(stream).connect(worklet);
+      // A browser may wait for a click before it lets sound flow.
+      void context.resume();
+      return new Microphone(stream, context, worklet);
+    } catch (error) {
+      for (const track of stream?.getTracks() ?? []) track.stop();
+      void context?.close();
+      const message = `the microphone cannot be heard (${told(error)}); allow it for this page, and plug one in`;
+      throw new CapstanError({ type: "SoundError", message });
+    }
+  }
+
+  /** Whether it was closed, unplugged, or is no longer allowed. Earlier samples can still be taken. */
+  get ended(): boolean {
+    return this.stream.getTracks().every(({ readyState }) => readyState === "ended");
+  }
+
+  /** Seconds that were heard and not taken yet. */
+  get seconds(): number {
+    return this.blocks.reduce((sum, { length }) => sum + length, 0) / this.context.sampleRate;
+  }
+
+  /** The samples since the last call, at 16,000 Hz, as `transcribe` takes them; there may be none. */
+  async take(): Promise<Float32Array> {
+    const blocks = this.blocks.splice(0);
+    const length = blocks.reduce((sum, block) => sum + block.length, 0);
+    if (!length) return new Float32Array();
+    const buffer = new AudioBuffer({ length, numberOfChannels: 1, sampleRate: this.context.sampleRate });
+    let at = 0;
+    for (const block of blocks) {
+      buffer.copyToChannel(block as Float32Array<ArrayBuffer>, 0, at);
+      at += block.length;
+    }
+    return samplesOf(buffer);
+  }
+
+  /** Let the device go. Samples can still be taken. */
+  async close(): Promise<void> {
+    for (const track of this.stream.getTracks()) track.stop();
+    if (this.context.state !== "closed") await this.context.close();
+  }
+}
