@@ -36,8 +36,8 @@ def hears(model: Path) -> bool:
 
 
 def speech_options(args: argparse.Namespace) -> list[str]:
-    """The options of a speech model that were given."""
-    return [f"--{name}" for name in ("language", "task", "timestamps", "vtt") if getattr(args, name)]
+    """The options of a speech model that were given; `chat` has none of them."""
+    return [f"--{name}" for name in ("language", "task", "timestamps", "vtt") if getattr(args, name, None)]
 
 
 def require_no_sound(args: argparse.Namespace, model: str) -> None:

@@ -253,6 +253,9 @@ class Buffers:
     def room_of(self, pair: Pair) -> int:
         return self.capacity
 
+    def recorded_positions(self, recorded_id: object) -> None:
+        """The decoder has no input for positions."""
+
     def held(self, handle: int, size: int) -> DeviceBuffer:
         return DeviceBuffer(
             handle, size, GPU, label="", category="io", owner=OWNER, free=lambda: self.lent.remove(handle)

@@ -243,6 +243,7 @@ INSIDE_FUNCTIONS = {
         "genai.multimodal_processor",
         "sound.sound_processor",
     ): "numpy is in the extra `reference`, and fetched by pages that hear",
+    ("loading.opening", "device.speech_encoder"): "for models that hear only",
     ("loading.opening", "loading.graphs_beside"): "for models that hear or see only",
     ("loading.planning", "loading.graphs_beside"): "for models that see only",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",

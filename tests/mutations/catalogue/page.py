@@ -128,8 +128,7 @@ PAGE = (
     Mutation(
         "client.kept_requests",
         "web/src/page/client.ts",
-        """    for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
-""",
+        "    for (const id of this.pending.keys()) this.send(id);\n",
         "",
         "requests that came while a worker booted are never sent",
         browser("life::test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered"),
