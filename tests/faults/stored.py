@@ -76,7 +76,10 @@ VISIT = """async ({ device, limit, ids, prompt, maxTokens }) => {
     llm = await Capstan.load("/models/nano-llama/", { device, verifyAfter: 0, onEvent });
     for (;;) {
       const before = damaged;
-      const { tokenIds } = await llm.complete(prompt, { maxTokens, temperature: 0 }).result;
+      const { tokenIds } = await llm.complete(prompt, { maxTokens, temperature: 0 }).result.catch((error) => {
+        if (error.code === "LogitsError") return { tokenIds: error.code };
+        throw error;
+      });
       if (String(tokenIds) === String(ids)) return { damaged };
       // Damage is told while nothing runs, and what is asked after that is right.
       if (before) return { name: "wrong", message: `${tokenIds} after damage was told` };
@@ -92,7 +95,8 @@ VISIT = """async ({ device, limit, ids, prompt, maxTokens }) => {
     llm?.close();
   }
 }"""
-"""Damage found while a run is under way is told behind it, so that a first wrong answer may have come before."""
+"""Damage found while a run is under way is told behind it, so that a wrong answer, or logits that are NaN, may have
+come before."""
 
 
 def attack_stored(browser: Browser, root: Path, share: Share) -> Outcome:

@@ -26,7 +26,8 @@ async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRep
         await loaded[0].aclose()
         loaded = None
     host_calls.emit({"kind": "status", "text": f"loading {folder}"})
-    model = await Model.load(folder, **taken(EmbedderOptions, request))
+    # For speech, onnxruntime-genai's builder writes into every folder that nothing is captured.
+    model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape")
     try:
         loaded = model, Transcriber(model)
     except BaseException:
