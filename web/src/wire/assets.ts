@@ -47,6 +47,9 @@ export function startWorker(assets: Assets): Worker {
   return new Worker(URL.createObjectURL(source), { type: "module" });
 }
 
+/** Milliseconds for a server to say why a script was not loaded. */
+const ANSWER_MS = 10000;
+
 /** Why a script was not loaded, which a browser does not tell: what its server answers now. */
 export async function loadFailure(url: string): Promise<string> {
   const because = (reason: string): string => `${url} cannot be loaded (${reason})`;
@@ -57,7 +60,7 @@ export async function loadFailure(url: string): Promise<string> {
     );
   let response: Response;
   try {
-    response = await fetch(url);
+    response = await fetch(url, { signal: AbortSignal.timeout(ANSWER_MS) });
   } catch (error) {
     return because(`${String(error)}: is it there, and does its server allow this page by CORS headers?`);
   }
