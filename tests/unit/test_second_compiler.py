@@ -23,6 +23,7 @@ from capstan.tape.ops.gemv import Factor
 from capstan.tape.ops.lookup import Lookup
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
+from capstan.tape.ops.position_row import PositionRow
 from capstan.tape.witness import CacheRows, Witness, cache_rows
 from tests.second_compiler import Naga
 from tests.unit.shader_declarations import answered
@@ -122,6 +123,10 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
             yield Lookup(tables, 256, element, 4, scales, group, 32, Factor(5), element == "f16"), 1, 1
             yield Lookup(tables, 256, element, 4, size=32, factor=Factor(5, divides=True)), 1, 1
             yield Lookup(tables, 256, element, 1, size=32, wide=element == "f16"), 1, 1
+        yield Lookup((6,), 256, element, 1, (7,), group, signed=True), 1, 1
+    for element, rows in combinations(("f32", "f16"), (1, 4)):
+        yield Attention(8, 8, head, 300, 0.25, 0, 0, 23, 24, element, prepared=True, whole=True, rows=rows), 3, 1
+        yield PositionRow(6, 256, element, rows, along=rows > 1), 1, 1
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:
@@ -164,7 +169,7 @@ def refused(modules: Mapping[str, str]) -> list[str]:
 
 PARTS = [f"{part}{of}" for part in ("scales", "zeros", "minima") for of in ("", "_up")]
 ONE_WAY = [
-    *("attention_append APPENDED", "attention_append SEVERAL", "attention_append table"),  # its only use
+    *(f"attention_append {name}" for name in ("APPENDED", "SEVERAL", "WHOLE", "table")),  # its only use
     *(f"{shader} {name}" for shader in ("few_rows_dense", "matvec_dense") for name in ("weights", "up", *PARTS)),
     *(f"{shader} {name}" for shader in ("few_rows_q4", "matmul_q4", "matvec_q4") for name in ("weights", "scales")),
     *(f"matmul_q4 {name}" for name in ("bias", "residual", "minima", "minima_up")),  # no plan asks for them yet
@@ -175,7 +180,7 @@ ONE_WAY = [
     # These texts have no caches of fewer bits and of a window.
     *(f"attention_append {name}" for name in ("FOUR_BITS", "PREPARED", "QUANTIZED", "WRITTEN")),
     *("judge FOUR_BITS", "judge QUANTIZED", "judge SLIDING", "rows SLIDING"),
-    *("truth_attention PREPARED", "truth_attention SLIDING"),
+    "truth_attention SLIDING",
 ]
 """Conditions of templates that no plan asks for both ways."""
 
