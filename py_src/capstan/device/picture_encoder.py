@@ -119,7 +119,7 @@ async def open_picture_encoder(
     decoder: GraphDescription,
     keep: bool,
 ) -> PictureEncoder:
-    """The vision graph of a model folder on the decoder's device; `graphs` are its file and the embedding graph's.
+    """Open the vision graph of a model folder on the decoder's device. `graphs` has the vision and the embedding file.
     Raises ModelFileError, UncomputedError, UnsupportedModelError, OutOfMemoryError."""
     about = config.vision
     assert about is not None
