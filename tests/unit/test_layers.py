@@ -151,7 +151,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options repository", "folder graphs_beside", "opening", "planning"),
+    "loading": ("load_options repository", "folder graphs_beside", "opening planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -244,6 +244,7 @@ INSIDE_FUNCTIONS = {
         "sound.sound_processor",
     ): "numpy is in the extra `reference`, and fetched by pages that hear",
     ("loading.opening", "device.speech_encoder"): "for models that hear only",
+    ("loading.planning", "device.speech_encoder"): "for models that hear only",
     ("loading.opening", "loading.graphs_beside"): "for models that hear or see only",
     ("loading.planning", "loading.graphs_beside"): "for models that see only",
     ("model", "onnxruntime.layered_run"): "protobuf is in the extra `reference`",

@@ -167,8 +167,10 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
 
         if config.encoder is not None:
+            from ..device.speech_encoder import with_weights
+
             graphs[ENCODER] = await read_graph(ENCODER)
-            config = with_encoder(config, graphs[ENCODER])
+            config = with_weights(config, graphs[ENCODER])
 
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
@@ -189,13 +191,6 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
     return Opened(folder, config, facts, loaded, files, times.phases, open_on, read_graph, tokenizer)
-
-
-def with_encoder(config: GenaiConfig, data: bytes) -> GenaiConfig:
-    """The configuration with the bytes that the encoder needs beside the decoder; `data` is the file of its graph."""
-    from ..device.speech_encoder import with_weights
-
-    return with_weights(config, data)
 
 
 class TokenizerBeside:

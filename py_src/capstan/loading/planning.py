@@ -11,7 +11,6 @@ from ..memory import Fit
 from ..model_files.genai_config import with_room
 from .folder import find_model, no_progress, place_of, with_caches
 from .load_options import FitOptions, require_options
-from .opening import with_encoder
 
 __all__ = ["open_device", "plan"]
 
@@ -51,7 +50,9 @@ async def plan(
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
     if config.encoder is not None:
-        config = with_encoder(config, await host.read_graph(place.folder, config.encoder.filename, True, no_progress))
+        from ..device.speech_encoder import with_weights
+
+        config = with_weights(config, await host.read_graph(place.folder, config.encoder.filename, True, no_progress))
     graphs = dict(found.graphs)
     if config.vision is not None:
         from .graphs_beside import read_beside
