@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from capstan import graph
 from capstan.device.reference.reference_model import ReferenceModel
 from capstan.device.reference.reference_sequence import ReferenceSequence
 from capstan.errors import ClosedError, ModelFileError, PromptError
@@ -47,6 +48,36 @@ def with_eos(folder: Path, eos: int, place: Path) -> Path:
     tree["model"]["eos_token_id"] = eos
     (twin / "genai_config.json").write_text(json.dumps(tree))
     return twin
+
+
+def with_norms_in_attention(folder: Path, place: Path) -> Path:
+    """A copy of a folder as the builder writes it for WebGPU: attention norms q and k itself."""
+    twin = place / folder.name
+    shutil.copytree(folder, twin)
+    model = graph.parse((twin / "model.onnx").read_bytes())
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    for node in [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]:
+        norms = []
+        for place_of in (0, 1):
+            back = made_by[node.input[place_of]]
+            norm = made_by[back.input[0]]
+            split = made_by[norm.input[0]]
+            node.input[place_of] = split.input[0]
+            norms.append(norm)
+            for gone in (back, norm, split):
+                model.graph.node.remove(gone)
+        node.input.extend(["", "", *(norm.input[1] for norm in norms)])
+        epsilon = node.attribute.add(name="qk_norm_epsilon", type=1)
+        epsilon.f = next(item.f for item in norms[0].attribute if item.name == "epsilon")
+    (twin / "model.onnx").write_bytes(graph.serialize(model))
+    return twin
+
+
+def test_norms_within_attention_are_computed(tmp_path: Path) -> None:
+    folder = LLAMA.parent / "nano-qwen3"
+    sequence = ReferenceModel(with_norms_in_attention(folder, tmp_path)).sequence()
+    sequence.prefill(PROMPT)
+    assert generate(sequence, 12) == oracle.greedy(folder, PROMPT, 12)
 
 
 @pytest.mark.one_in(7)

@@ -385,7 +385,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
     GraphPass("group_query_attention", DEVICES, attention_recognised),
     GraphPass("whole_caches", DEVICES, lambda model, _: whole_caches(model)),
-    GraphPass("norms_apart", WASM, lambda model, _: norms_apart(model)),
+    GraphPass("norms_apart", WASM | {"reference"}, lambda model, _: norms_apart(model)),
     GraphPass("shared_caches_apart", WASM, shared_apart),
     GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
     GraphPass("computed_on_wasm", WASM, computed_on_wasm),

@@ -46,12 +46,11 @@ def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
 def described(
     model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None, file: bytes = b""
 ) -> tuple[ModelMemory, LoraGraph, ModelProto]:
-    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless it chooses
-    rotary factors by the length of one run, with experts of a GGUF file in float32. `defaults` are the bytes of those
-    inputs' defaults in data files, `file` the bytes of the graph's file."""
+    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless a pass changed
+    it. `defaults` are the bytes of those inputs' defaults in data files, `file` the bytes of the graph's file."""
     facts = Rewriting(config, defaults=defaults or {}, file=file)
     made = rewritten(model, "reference", facts)
-    runs = made if facts.rope is not None or facts.experts_widened else model
+    runs = model if made == model else made
     weights = tuple(graph.external_entries(made if facts.experts_widened else model))
     context = facts.about.context_within(config.context_length)
     sizes = (weights, PREFILL_CHUNK, context, graph.activations(model))
@@ -93,7 +92,7 @@ class ReferenceModel(HostSampledModel):
         options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
         if made := made_weights(runs, self.folder / decoder.folder):
             options.add_external_initializers(list(made), list(made.values()))
-        if made or self._tables is not None:
+        if runs is not parsed:
             onnx = runs.SerializeToString()
         file = self.folder / decoder.filename
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
