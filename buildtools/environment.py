@@ -77,7 +77,7 @@ def ensure(group: str = "run") -> None:
     downloads = [
         Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
         Stage(
-            "numpy and Pillow for the page, inside 106 MB",
+            "numpy, Pillow and a detector of speech for the page, inside 117 MB",
             CARRIED_FOLDER / ".capstan",
             [Path(__file__).with_name("carried_wheels.py")],
             lambda: fetch_carried(venv_python()),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from . import ROOT
-from .carried_wheels import CARRIED
+from .carried_wheels import CARRIED, DETECTOR
 from .environment import distribution, site_packages
 
 __all__ = ["NOTICES", "notices", "onnxruntime_notices", "python_version"]
@@ -92,6 +92,13 @@ def notices() -> str:
                 each.licence_text(),
             )
             for each in CARRIED
+        ),
+        section(
+            f"{DETECTOR.title} {DETECTOR.version}",
+            DETECTOR.licence,
+            "in capstan/wheels/, one of the forms of its model",
+            "It is loaded for the first live captions.",
+            DETECTOR.licence_text(),
         ),
         section(
             f"ONNX {python_version('onnx')}",

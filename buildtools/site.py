@@ -14,10 +14,10 @@ from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
 from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
-from .carried_wheels import CARRIED
+from .carried_wheels import CARRIED, DETECTOR
 from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
-from .wheels import page_wheels, template_wheels, wheel_inputs
+from .wheels import detector_wheel, page_wheels, template_wheels, wheel_inputs
 
 __all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "assemble"]
 
@@ -113,6 +113,7 @@ def copy_python(headers: Sequence[Header]) -> list[Path]:
     snapshot = make_snapshot(wheels, [*templates.values()])
     copied = Path(shutil.copy(snapshot.path, target))
     later = {each.module: each.path() for each in CARRIED} | dict(zip(templates, snapshot.later, strict=True))
+    later[DETECTOR.module] = detector_wheel()
     vendored = {name: Path(shutil.copy(wheel, target / "wheels")) for name, wheel in later.items()}
     index = {
         "folder": WHEELS_FOLDER,

@@ -1,4 +1,5 @@
-"""The wheels: ours, built from py_src, protobuf's pure-Python one, and those of Jinja2 and what it imports."""
+"""The wheels: ours, built from py_src, protobuf's pure-Python one, those of Jinja2 and what it imports, and one with
+the file of Silero's detector of speech."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from capstan_host.locks import locked
 
 from . import CACHE, ROOT
 from .bundles import WHEEL_HOST, bundle_wheel_host
+from .carried_wheels import DETECTOR
 from .environment import PROTOBUF_WHEELS, distribution, run_tool, venv_python
 
-__all__ = ["NO_HOOKS", "ON_CPYTHON", "build_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
+__all__ = ["NO_HOOKS", "ON_CPYTHON", "build_wheel", "detector_wheel", "page_wheels", "template_wheels", "wheel_inputs"]
 
 ON_CPYTHON = ("capstan_host/", "capstan/local/", "capstan/device/reference/")
 """Folders of our wheel that no page imports."""
 NO_HOOKS = {"HATCH_BUILD_NO_HOOKS": "true"}
 """Has hatchling leave the page's files out (page_in_wheel.py)."""
+DETECTOR_FILE = "data/silero_vad_16k_sequence.onnx"
 PURE = "Wheel-Version: 1.0\nGenerator: capstan\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -73,9 +76,20 @@ def template_wheels() -> dict[str, Path]:
     return made
 
 
-def _add(wheel: zipfile.ZipFile, name: str, text: str) -> None:
+def detector_wheel() -> Path:
+    """Silero's wheel without its code, which needs torch, and without the forms of its model that are not read."""
+    made = CACHE / "templates" / DETECTOR.file_name
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(DETECTOR.path()) as whole, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name in whole.namelist():
+            if name.endswith(DETECTOR_FILE) or (".dist-info/" in name and not name.endswith("RECORD")):
+                _add(wheel, name, whole.read(name))
+    return made
+
+
+def _add(wheel: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     """A file without a date: what is made of equal contents is equal."""
-    wheel.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    wheel.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
 
 
 def _built(target: Path, *, with_host: bool) -> Path:

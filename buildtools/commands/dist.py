@@ -17,7 +17,7 @@ from capstan_host.terminal import say
 
 from .. import BUILD, ROOT, SITE
 from ..bundles import COLOURS, ENTRIES, bundle, bundle_colours
-from ..carried_wheels import CARRIED
+from ..carried_wheels import CARRIED, DETECTOR
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import ensure, run_tool
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
@@ -273,7 +273,7 @@ def bill_of_materials() -> dict[str, Any]:
     # npm gives the name of the checkout's folder.
     bill["metadata"]["component"]["name"] = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))["name"]
     packages = {name: python_version(name) for name in ("protobuf", "onnx", "jinja2", "markupsafe")}
-    packages |= {each.package: each.version for each in CARRIED}
+    packages |= {each.package: each.version for each in (*CARRIED, DETECTOR)}
     for name, version in packages.items():
         address = f"pkg:pypi/{name}@{version}"
         component = {"type": "library", "bom-ref": address, "name": name, "version": version, "purl": address}

