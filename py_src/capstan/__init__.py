@@ -31,6 +31,7 @@ from .model_files.hub import HubRepository
 from .model_files.known_models import KnownModel, models
 from .model_files.model_facts import ModelFacts
 from .signatures import check_arguments
+from .speech.caption import Caption
 from .speech.transcriber import Transcriber
 from .speech.transcription_run import Segment, Transcription, TranscriptionRun
 from .stages.search import SearchOptions
@@ -50,6 +51,7 @@ else:
 
 __all__ = [
     "Adapters",
+    "Caption",
     "FallbackWarning",
     "Generator",
     "GeneratorParams",

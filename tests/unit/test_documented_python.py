@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 
 import capstan
 from buildtools import ROOT
+from buildtools.carried_wheels import DETECTOR
 from capstan import errors, measure, memory, notebook
-from tests.sounds import glide, wave_file
+from capstan.speech import speech_detector
+from tests.sounds import glide, voice, wave_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DOCS = ROOT / "docs"
@@ -39,10 +42,14 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(capstan, "models", list(capstan.models))
     names: dict[str, Any] = {"folder": str(FIXTURES / "nano-llama"), "lora": str(FIXTURES / "nano-lora")}
-    names |= {"whisper": str(FIXTURES / "speech/nano-whisper"), "sound": wave_file(glide(0.5))}
+    names |= {"whisper": str(FIXTURES / "speech/nano-whisper"), "sound": wave_file(glide(0.5)), "samples": voice(1.0)}
+    with zipfile.ZipFile(DETECTOR.path()) as wheel:
+        detector = wheel.read(f"silero_vad/{speech_detector.FILE}")
+    monkeypatch.setattr(speech_detector, "installed", lambda: detector)
     with warnings.catch_warnings():
         asyncio.run(run_blocks(REFERENCE, names))
     assert names["fit"]
+    assert names["caption"].final
     assert names["answer"].finish_reason == "length"
     assert (tmp_path / "trace.json").stat().st_size > 0
 

@@ -185,7 +185,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "picture": ("picture_file", "picture_processor"),
     "sound": ("resampling spectrum wave_file", "sound_processor"),
-    "speech": ("segments speech_tokens", "timestamp_rules", "transcription_run", "transcriber"),
+    "speech": (
+        "caption segments speech_tokens utterances",
+        "speech_detector timestamp_rules",
+        "transcription_run",
+        "listener",
+        "transcriber",
+    ),
     "stages": (
         "option",
         "float_arithmetic stage",
@@ -265,6 +271,8 @@ INSIDE_FUNCTIONS = {
     ): "in the extra `testing`; a pytest plugin is imported by each run",
     ("capstan_host.testing.plugin", "capstan_host.testing.pages"): "Playwright is in the extra `testing`",
     ("speech.transcriber", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
+    ("speech.transcriber", "speech.listener"): "numpy, as in genai.multimodal_processor",
+    ("speech.transcriber", "speech.speech_detector"): "numpy, as in genai.multimodal_processor",
     ("speech.transcription_run", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
     ("speech.transcription_run", "device.speech_encoder"): "for models that hear only",
     ("speech.transcription_run", "speech.timestamp_rules"): "numpy, as in genai.multimodal_processor",

@@ -15,10 +15,10 @@ import capstan
 from capstan.device.device_host import DeviceHost
 
 PUBLIC = """
-Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError
-DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileError OptionError OutOfMemoryError PictureError
-PromptError Score
+Adapters ArgumentTypeError AsyncRequiredError BindingError BufferMismatchError CapstanError Caption ClosedError
+ConfigError DeviceError DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError
+HubRepository KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileError OptionError OutOfMemoryError
+PictureError PromptError Score
 SearchOptions Segment SoundError Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError
 TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace Transcriber Transcription TranscriptionRun
 UncomputedError UnsupportedModelError ValidationError Verification VersionError WeightStore WeightsChangedError

@@ -54,6 +54,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "embed": {"texts": ["a"]},
     "load_transcriber": {"model": HUB},
     "transcribe": {},
+    "listen": {"live": 1, "action": "begin"},
     "end_session": {"session": "session 1"},
     "trace": {"action": "start"},
 }
@@ -92,6 +93,7 @@ MOST: dict[str, dict[str, Any]] = {
     "load_embedder": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "load_transcriber": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "transcribe": {"file": "/a.wav", "language": "de", "task": "translate", "timestamps": True},
+    "listen": {"language": "de", "task": "translate", "silence": 0.3, "threshold": 0.6, "interval": 2},
     "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
 }
 """The fields that it may have besides."""
@@ -124,6 +126,8 @@ WORDS = {
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     **dict.fromkeys(("file", "language"), "a string or null"),
     "timestamps": "true or false or null",
+    "live": "a whole number",
+    **dict.fromkeys(("silence", "threshold", "interval"), "a number or null"),
     "task": "'transcribe', 'translate' or null",
     **dict.fromkeys(
         ("run_ahead", "max_new_tokens", "max_length", "most_calls", "recoveries", "prefix_cache", "log_probabilities"),
@@ -156,6 +160,7 @@ OF_A_KIND = {
     ("tokenizer", "action"): "'encode', 'decode' or 'template'",
     ("trace", "action"): "'start' or 'stop'",
     ("models", "action"): "'list', 'evict' or 'verify'",
+    ("listen", "action"): "'begin', 'hear', 'end' or 'drop'",
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelFileError, SoundError, UnsupportedModelError
 from ..host import wait_here
@@ -11,8 +13,12 @@ from ..host.disk_file import read_file
 from ..model import Model
 from ..model_files.genai_config import GENERATION_CONFIG
 from ..tokenizer import Tokenizer
+from .caption import Caption, LiveOptions
 from .speech_tokens import SpeechTokens
 from .transcription_run import SpeechModel, Transcription, TranscriptionRun
+
+if TYPE_CHECKING:
+    from .listener import Listener
 
 __all__ = ["MOST_BYTES", "Transcriber"]
 
@@ -79,6 +85,44 @@ class Transcriber:
         made = self.transcribe_async(sound, language=language, task=task, timestamps=timestamps)
         return wait_here(self._speech.model.host, made, "transcribe", "await transcribe_async(...)")
 
+    async def listen(
+        self,
+        blocks: AsyncIterable[Any] | Iterable[Any],
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        silence: float = 0.5,
+        threshold: float = 0.5,
+        interval: float = 1.0,
+        vad: str | None = None,
+    ) -> AsyncIterator[Caption]:
+        """Captions of a sound while it comes, as arrays of samples at 16,000 Hz of any length:
+        `async for caption in transcriber.listen(blocks)`. Silero's detector cuts it where nobody speaks for `silence`
+        seconds. Each `interval` seconds, or less often on a slow machine, an utterance gives the text so far, and its
+        whole text (`final`) when it ends. `interval=0` gives final texts alone.
+
+        Speech begins where its probability reaches `threshold`. `vad` is the path of another file of the detector.
+        Raises SoundError, OptionError."""
+        listener = await self.listener(LiveOptions(language, task, silence, threshold, interval), vad)
+        try:
+            async for block in each_of(blocks):
+                async for caption in listener.hear(block):
+                    yield caption
+            async for caption in listener.end():
+                yield caption
+        finally:
+            await listener.aclose()
+
+    async def listener(self, options: LiveOptions, vad: str | None = None) -> Listener:
+        """Takes the blocks of `listen`. Raises SoundError, OptionError."""
+        from ..sound.sound_processor import RATE
+        from .listener import Listener
+        from .speech_detector import SpeechDetector
+
+        self._speech.tokens.require(options.language, options.task)
+        transcribe = partial(self.transcribe_async, language=options.language, task=options.task)
+        return Listener(await SpeechDetector.load(vad), transcribe, options, self._speech.sounds.seconds * RATE)
+
     def _samples(self, sound: Any) -> Any:
         """The samples of a sound at 16,000 Hz. Raises SoundError."""
         sounds = self._speech.sounds
@@ -90,3 +134,13 @@ class Transcriber:
         if isinstance(sound, bytes):
             return sounds.samples(sound, "the sound", LONGEST_SECONDS)
         return sounds.checked(sound, "the sound", LONGEST_SECONDS)
+
+
+async def each_of(blocks: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
+    """The items of either kind of iterable."""
+    if isinstance(blocks, AsyncIterable):
+        async for block in blocks:
+            yield block
+    else:
+        for block in blocks:
+            yield block

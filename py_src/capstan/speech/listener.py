@@ -1,0 +1,106 @@
+"""Live captions: samples are heard as they come, cut where somebody stops speaking, and each part becomes text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ..errors import SoundError
+from ..model_files.bounded_json import clipped
+from .caption import Caption, LiveOptions
+from .speech_detector import SpeechDetector
+from .transcription_run import Transcription
+from .utterances import RATE, WINDOW, Utterance, Utterances
+
+__all__ = ["Listener"]
+
+Samples = np.ndarray[Any, np.dtype[np.float32]]
+PADDING = RATE // 5
+"""The most silence that is heard with an utterance, at each end."""
+SHARE = 2
+"""Partial texts take at most one of so many parts of the time."""
+
+
+class Listener:
+    """A sound under way. `hear` takes the next samples, `end` says that there are no more."""
+
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        transcribe: Callable[[Samples], Awaitable[Transcription]],
+        options: LiveOptions,
+        longest: int,
+    ) -> None:
+        """An utterance has at most `longest` samples."""
+        self._detector, self._transcribe, self._options = detector, transcribe, options
+        silence = round(options.silence * RATE)
+        self._cutter = Utterances(options.threshold, silence, min(PADDING, silence // 2), longest)
+        self._kept = np.zeros(0, np.float32)
+        self._first = 0
+        """The place of the first sample that is kept."""
+        self._seen = 0
+        """Samples that the detector has heard."""
+        self._shown = 0
+        """The end of the last partial text."""
+        self._wait = options.interval
+        """Seconds of sound from one partial text to the next."""
+
+    async def hear(self, samples: Any) -> AsyncIterator[Caption]:
+        """The captions that the next samples give, of any number. Raises SoundError."""
+        self._kept = np.concatenate([self._kept, checked(samples)])
+        heard = self._first + len(self._kept)
+        whole = (heard - self._seen) // WINDOW * WINDOW
+        async for each in self._cuts(self._part(self._seen, self._seen + whole)):
+            yield each
+        begun = self._cutter.open
+        if self._options.interval and begun is not None and heard - max(begun, self._shown) >= self._wait * RATE:
+            before = monotonic()
+            yield await self._caption(Utterance(begun, heard), False)
+            self._shown = heard
+            self._wait = max(self._options.interval, SHARE * (monotonic() - before))
+
+    async def end(self) -> AsyncIterator[Caption]:
+        """The caption of what was being said when the sound ended."""
+        heard = self._first + len(self._kept)
+        rest = self._part(self._seen, heard)
+        if len(rest):
+            async for each in self._cuts(np.pad(rest, (0, WINDOW - len(rest)))):
+                yield each
+        for utterance in self._cutter.end(heard):
+            yield await self._caption(utterance, True)
+
+    async def aclose(self) -> None:
+        """Free the detector."""
+        await self._detector.aclose()
+
+    async def _cuts(self, samples: Samples) -> AsyncIterator[Caption]:
+        """The final captions of whole windows; what no later caption needs is dropped."""
+        for probability in await self._detector.probabilities(samples):
+            self._seen += WINDOW
+            for utterance in self._cutter.push(probability):
+                yield await self._caption(utterance, True)
+        needed = max(self._first, min(self._cutter.needed, self._seen))
+        self._kept, self._first = self._kept[needed - self._first :], needed
+
+    async def _caption(self, of: Utterance, final: bool) -> Caption:
+        found = await self._transcribe(self._part(of.start, of.end))
+        return Caption(found.text, of.start / RATE, of.end / RATE, final)
+
+    def _part(self, start: int, end: int) -> Samples:
+        return self._kept[start - self._first : end - self._first]
+
+
+def checked(samples: Any) -> Samples:
+    """A block of samples. Raises SoundError for NaN, infinity, and what is no array of one dimension."""
+    try:
+        found = np.array(samples, np.float32)
+    except (TypeError, ValueError) as error:
+        raise SoundError(f"a block is {clipped(samples)}; expected samples at {RATE} Hz, an array of floats") from error
+    if found.ndim != 1:
+        raise SoundError(f"a block is an array of {found.ndim} dimensions; expected [samples], of one channel")
+    if not np.isfinite(found).all():
+        raise SoundError("a block has samples that are NaN or infinite; the microphone or its driver is at fault")
+    return found

@@ -1,0 +1,131 @@
+"""Cuts a sound that is still being heard where nobody speaks, by how probable speech is in each window.
+
+The definition is that of Silero's `get_speech_timestamps`, which knows the whole sound: the cuts are the same, each as
+soon as nothing that comes later can move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["RATE", "WINDOW", "Utterance", "Utterances"]
+
+RATE = 16_000
+"""Samples a second."""
+WINDOW = 512
+"""Samples for each probability."""
+SHORTEST = RATE // 4
+"""Shorter utterances are taken for noise."""
+PAUSE = RATE * 98 // 1000
+"""Silence longer than this is a place to cut an utterance that grows too long."""
+HYSTERESIS = 0.15
+"""Speech ends where it is less probable by this than where it begins."""
+
+
+@dataclass
+class Utterance:
+    """Samples from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class Utterances:
+    """Cuts a sound into utterances."""
+
+    def __init__(self, threshold: float, silence: int, padding: int, longest: int) -> None:
+        """Speech begins where its probability reaches `threshold`, and ends where `silence` samples lack it. `padding`
+        samples of silence are kept at both ends; with them an utterance has at most about `longest` samples."""
+        self._begins, self._ends = threshold, max(threshold - HYSTERESIS, 0.01)
+        self._silence, self._padding = silence, padding
+        self._longest = longest - WINDOW - 2 * padding
+        self._heard = 0
+        """Samples up to the end of the last window."""
+        self._start: int | None = None
+        """The first sample of the utterance that has not ended."""
+        self._quiet: int | None = None
+        """The first sample of silence that may end it."""
+        self._pauses: list[tuple[int, int]] = []
+        """The silences within it: where they begin, and their lengths."""
+        self._before: Utterance | None = None
+        """The last one that ended, while its padding is open."""
+        self._last = -(1 << 60)
+        """The end of the one before the open one, without padding."""
+
+    @property
+    def open(self) -> int | None:
+        """The first sample of an utterance that has not ended and is too long for noise; None if there is none."""
+        long = self._start is not None and (self._quiet or self._heard) - self._start > SHORTEST
+        return self._padded(self._start) if long and self._start is not None else None
+
+    @property
+    def needed(self) -> int:
+        """Samples before this one are in no later utterance."""
+        open_from = self._heard if self._start is None else self._start
+        return min(self._before.start if self._before else open_from, max(0, open_from - self._padding))
+
+    def push(self, probability: float) -> Iterator[Utterance]:
+        """The utterances of which the next window tells that they have ended."""
+        here, self._heard = self._heard, self._heard + WINDOW
+        yield from self._hear(here, probability)
+        yield from self._settle()
+
+    def end(self, length: int) -> Iterator[Utterance]:
+        """The utterances that have not ended when the sound does, after so many samples."""
+        if self._start is not None and length - self._start > SHORTEST:
+            yield from self._close(length)
+        if self._before is not None:
+            self._before.end = min(length, self._before.end + self._padding)
+            yield self._before
+        self._start = self._before = None
+
+    def _hear(self, here: int, probability: float) -> Iterator[Utterance]:
+        if probability >= self._begins:
+            if self._quiet is not None and here - self._quiet > PAUSE:
+                self._pauses.append((self._quiet, here - self._quiet))
+            self._quiet = None
+            if self._start is None:
+                self._start = here
+                return
+        if self._start is None:
+            return
+        if here - self._start > self._longest:
+            if not self._pauses:
+                yield from self._close(here)
+                return
+            pause, length = max(self._pauses, key=lambda each: each[1])
+            yield from self._close(pause)
+            self._start = pause + length
+        if probability < self._ends:
+            self._quiet = here if self._quiet is None else self._quiet
+            if here - self._quiet < self._silence:
+                return
+            if self._quiet - self._start > SHORTEST:
+                yield from self._close(self._quiet)
+            self._start, self._quiet, self._pauses = None, None, []
+
+    def _close(self, end: int) -> Iterator[Utterance]:
+        """End the open utterance; the one before it, if it waits, gets half of the silence between them."""
+        assert self._start is not None
+        if self._before is not None:
+            yield self._released(self._start)
+        self._before = Utterance(self._padded(self._start), end)
+        self._last = end
+        self._start, self._quiet, self._pauses = None, None, []
+
+    def _settle(self) -> Iterator[Utterance]:
+        """The utterance that waits, if no later one can come near it."""
+        follows = self._heard if self._start is None else self._start
+        if self._before is not None and follows - self._before.end >= 2 * self._padding:
+            yield self._released(follows)
+
+    def _released(self, follows: int) -> Utterance:
+        found, self._before = self._before, None
+        assert found is not None
+        found.end += min(self._padding, (follows - found.end) // 2)
+        return found
+
+    def _padded(self, start: int) -> int:
+        gap = start - self._last
+        return max(0, start - (gap // 2 if gap < 2 * self._padding else self._padding))
