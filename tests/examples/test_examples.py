@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -23,10 +24,12 @@ from capstan_host.model_arguments import BUNDLED
 from tests import products
 from tests.browser.test_testing_example import run_tests
 from tests.plain_server import serving_plainly
+from tests.sounds import quiet, voice, wave_file
 
 EXAMPLES = ROOT / "examples"
 CHAT_MODEL = ROOT / "tests/fixtures/nano-qwen2"
 """A model with a chat template; its answers make no sense."""
+SPEECH_MODEL = ROOT / "tests/fixtures/speech/nano-whisper"
 BUILD_SECONDS = 600
 ANSWER_MS = 120_000
 
@@ -225,6 +228,22 @@ def test_the_ai_sdk_streams_stops_and_is_held_to_a_choice(browser: Browser, tarb
         assert answer.inner_text() in ("yes", "no")
 
 
+def test_live_captions_of_a_microphone(quick_browser: Path, browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    site = built("captions", tmp_path, tarball)
+    shutil.copytree(SPEECH_MODEL, site / "models/whisper")
+    sound = tmp_path / "said.wav"
+    sound.write_bytes(wave_file(np.concatenate([quiet(1.0), voice(1.5), quiet(1.0)]).tolist()))
+    fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    arguments = ["--headless=new", "--no-sandbox", *fake, f"--use-file-for-fake-audio-capture={sound}"]
+    speaking = browser.browser_type.launch(executable_path=str(quick_browser), args=arguments)
+    with serving_plainly(site) as url, opened(speaking, url) as page:
+        page.get_by_role("button", name="Listen").click()
+        expect(page.locator("span")).to_have_text(re.compile(r"\S"), timeout=ANSWER_MS)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("status")).to_have_text("Stopped.", timeout=ANSWER_MS)
+    speaking.close()
+
+
 MARKDOWN = f"""# Title
 
 [A link](https://a.test) and `code` are in **this**.
@@ -310,6 +329,7 @@ def test_every_example_is_built_and_named(tarball: Path) -> None:
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.name != "notebooks" and path.is_dir())
     assert folders == [
         "ai-sdk",
+        "captions",
         "chat",
         "esbuild",
         "extension",

@@ -43,6 +43,7 @@ from .requests import (
     EndSessionRequest,
     ExecRequest,
     GenerateRequest,
+    ListenRequest,
     LoadEmbedderRequest,
     LoadRequest,
     LoadTranscriberRequest,
@@ -224,12 +225,14 @@ async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedR
     return await load_embedder(request, folder_of(request["model"]))
 
 
-async def speech(session: PageSession, request: LoadTranscriberRequest | TranscribeRequest) -> dict[str, Any]:
+async def speech(session: PageSession, request: LoadTranscriberRequest | TranscribeRequest | ListenRequest) -> Any:
     """Load a speech model, or turn speech into text with it."""
-    from .transcription_requests import load_transcriber, transcribe
+    from .transcription_requests import listen, load_transcriber, transcribe
 
     if request["kind"] == "transcribe":
         return await transcribe(request, session.samples)
+    if request["kind"] == "listen":
+        return await listen(request, session.samples)
     return await load_transcriber(request, folder_of(request["model"]))
 
 
@@ -316,6 +319,7 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "embed": embeddings,
     "load_transcriber": speech,
     "transcribe": speech,
+    "listen": speech,
     "operations": operations,
     "end_session": end_session,
     "trace": traced,

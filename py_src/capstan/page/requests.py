@@ -27,6 +27,7 @@ __all__ = [
     "EndSessionRequest",
     "ExecRequest",
     "GenerateRequest",
+    "ListenRequest",
     "LoadEmbedderRequest",
     "LoadRequest",
     "LoadTranscriberRequest",
@@ -218,6 +219,23 @@ class TranscribeRequest(TypedDict):
     """Whether segments have times; null for false."""
 
 
+class ListenRequest(TypedDict):
+    """Make captions of a sound while it comes; they arrive as `caption` events. The result is false if it was
+    cancelled. See capstan.Transcriber.listen."""
+
+    kind: Literal["listen"]
+    live: int
+    """The page's number for the sound."""
+    action: Literal["begin", "hear", "end", "drop"]
+    """`begin` takes the options, `hear` the next samples, which come with the request; `end` gives the last caption,
+    `drop` gives none."""
+    language: NotRequired[str | None]
+    task: NotRequired[Literal["transcribe", "translate"] | None]
+    silence: NotRequired[float | None]
+    threshold: NotRequired[float | None]
+    interval: NotRequired[float | None]
+
+
 class ExecRequest(TypedDict):
     """Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply."""
 
@@ -270,6 +288,7 @@ AnsweredRequest = (
     | EmbedRequest
     | LoadTranscriberRequest
     | TranscribeRequest
+    | ListenRequest
     | EndSessionRequest
     | TraceRequest
 )

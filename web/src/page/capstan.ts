@@ -77,11 +77,12 @@ export type { TemplateOptions } from "./run_options";
 export type { LoadProgress } from "./progress";
 export { Microphone, type MicrophoneOptions } from "./microphone";
 export { Transcriber, type TranscriberOptions } from "./transcriber";
+export type { ListenOptions } from "./live_captions";
 export { type TranscribeOptions, type Transcription, TranscriptionRun } from "./transcription_run";
 export type { TranscriptionParams, TranscriptionResponse, Transcriptions } from "./transcriptions";
 export type { TranscriptionStreamEvent } from "./transcriptions";
 export type { Sound } from "./sound_samples";
-export type { SpeechSegment } from "../wire/protocol";
+export type { Caption, SpeechSegment } from "../wire/protocol";
 
 export interface LoadOptions extends ModelOptions, WorkerOptions {
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */

@@ -1,4 +1,4 @@
-// A microphone as a source of samples, which are kept until they are taken.
+// A microphone as a source of samples at 16,000 Hz, which are kept until they are taken.
 
 import { CapstanError, told } from "../wire/errors";
 import { type Kinds, text } from "./kinds";
@@ -12,6 +12,10 @@ export interface MicrophoneOptions {
 
 const KINDS: Kinds = { deviceId: text };
 
+const RATE = 16_000;
+/** Seconds of a block. */
+const BLOCK = 0.1;
+
 /** The worklet posts the first channel of each block. */
 const WORKLET = `registerProcessor("capstan-microphone", class extends AudioWorkletProcessor {
   process([[samples]]) {
@@ -20,16 +24,24 @@ const WORKLET = `registerProcessor("capstan-microphone", class extends AudioWork
   }
 });`;
 
-/** An open microphone. `take` gives the samples since the last time; `close` lets the device go. */
-export class Microphone {
+/**
+ * An open microphone: iterate over blocks of samples until it is closed or unplugged, or `take` the samples since the last
+ * time. `close` lets the device go.
+ */
+export class Microphone implements AsyncIterable<Float32Array> {
   private blocks: Float32Array[] = [];
+  private wake = (): void => {};
 
   private constructor(
     private readonly stream: MediaStream,
     private readonly context: AudioContext,
     worklet: AudioWorkletNode,
   ) {
-    worklet.port.onmessage = ({ data }: MessageEvent<Float32Array>) => this.blocks.push(data);
+    worklet.port.onmessage = ({ data }: MessageEvent<Float32Array>) => {
+      this.blocks.push(data);
+      if (this.seconds >= BLOCK) this.wake();
+    };
+    for (const track of stream.getTracks()) track.addEventListener("ended", () => this.wake());
   }
 
   /** Ask for a microphone. Rejects with a SoundError if there is none, or the user or the page's policy refuses it. */
@@ -41,11 +53,20 @@ export class Microphone {
       if (!navigator.mediaDevices) throw new Error("a page needs https:// or localhost for it");
       const audio = { channelCount: 1, ...(deviceId === undefined ? {} : { deviceId: { exact: deviceId } }) };
       stream = await navigator.mediaDevices.getUserMedia({ audio });
-      context = new AudioContext();
+      // Some browsers connect a microphone only at its own rate.
+      let source: MediaStreamAudioSourceNode;
+      try {
+        context = new AudioContext({ sampleRate: RATE });
+        source = context.createMediaStreamSource(stream);
+      } catch {
+        void context?.close();
+        context = new AudioContext();
+        source = context.createMediaStreamSource(stream);
+      }
       const code = URL.createObjectURL(new Blob([WORKLET], { type: "text/javascript" }));
       await context.audioWorklet.addModule(code).finally(() => URL.revokeObjectURL(code));
       const worklet = new AudioWorkletNode(context, "capstan-microphone", { numberOfOutputs: 0 });
-      context.createMediaStreamSource(stream).connect(worklet);
+      source.connect(worklet);
       // A browser may wait for a click before it lets sound flow.
       void context.resume();
       return new Microphone(stream, context, worklet);
@@ -81,9 +102,20 @@ export class Microphone {
     return samplesOf(buffer);
   }
 
+  /** Blocks of a tenth of a second or more. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<Float32Array, void, undefined> {
+    while (true) {
+      if (this.seconds < BLOCK && !this.ended) await new Promise<void>((resolve) => (this.wake = resolve));
+      const samples = await this.take();
+      if (samples.length) yield samples;
+      else if (this.ended) return;
+    }
+  }
+
   /** Let the device go. Samples can still be taken. */
   async close(): Promise<void> {
     for (const track of this.stream.getTracks()) track.stop();
     if (this.context.state !== "closed") await this.context.close();
+    this.wake();
   }
 }

@@ -8,7 +8,7 @@ export type Sound = Blob | ArrayBuffer | AudioBuffer | Float32Array;
 
 const RATE = 16_000;
 
-function isA(name: string, value: unknown): boolean {
+export function isA(name: string, value: unknown): boolean {
   return Object.prototype.toString.call(value) === `[object ${name}]`;
 }
 

@@ -2,6 +2,7 @@
 
 import type { Client } from "./client";
 import { type Kinds, read } from "./kinds";
+import { type Blocks, blocks as blocksKind, liveCaptions, LISTEN_KINDS, type ListenOptions } from "./live_captions";
 import { loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
 import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
 import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
@@ -11,6 +12,7 @@ import { type Sound, sound as soundKind } from "./sound_samples";
 import { TRANSCRIBE_KINDS, type TranscribeOptions, TranscriptionRun } from "./transcription_run";
 import { type Transcriptions, transcriptions } from "./transcriptions";
 import type {
+  Caption,
   EmbedderOptions as Asked,
   LoadTranscriberRequest,
   LoadTranscriberResult,
@@ -60,6 +62,16 @@ export class Transcriber {
   transcribe(sound: Sound, given: TranscribeOptions = {}): TranscriptionRun {
     const options = readOptions("the options", given, TRANSCRIBE_KINDS);
     return new TranscriptionRun(this.client, this.turns, read("the sound", sound, soundKind) as Sound, options);
+  }
+
+  /**
+   * Captions of a sound while it comes: of a microphone, or of any source of samples of one channel at 16,000 Hz. A
+   * detector of speech cuts it where nobody speaks. While somebody does, the text so far comes about once a second, and
+   * the whole one (`final`) at the end. The iteration ends with the sound; leaving it lets the microphone go on.
+   */
+  listen(sound: Blocks, given: ListenOptions = {}): AsyncGenerator<Caption, void, undefined> {
+    const options = readOptions("the options", given, LISTEN_KINDS);
+    return liveCaptions(this.client, this.turns, read("the sound", sound, blocksKind) as Blocks, options);
   }
 
   /** End the worker and give its memory back; runs under way reject with ClosedError. */

@@ -136,6 +136,15 @@ export interface SpeechSegment {
   end: number | null;
 }
 
+/** The text of an utterance, so far or in full; its times in seconds from the first sample. */
+export interface Caption {
+  text: string;
+  start: number;
+  end: number;
+  /** Whether the utterance has ended. Until then later captions take this one's place. */
+  final: boolean;
+}
+
 /** The result of a TranscribeRequest; see capstan.Transcription. */
 export interface TranscribeResult {
   text: string;
@@ -276,6 +285,7 @@ export type CapstanEvent =
       parts?: AnswerPart[];
     }
   | ({ kind: "segment" } & SpeechSegment)
+  | ({ kind: "caption" } & Caption)
   /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }
@@ -323,7 +333,7 @@ export type ToWorker =
       /** Count the bytes of the load. */
       bytes: boolean;
     }
-  /** `stops` is the request that a cancel is for, if there is one; `samples` are the sound of a TranscribeRequest. */
+  /** `stops` is the request that a cancel is for, if there is one; `samples` are the sound of a TranscribeRequest or ListenRequest. */
   | { tag: "request"; id: number; request: Request; stops: number | null; samples: Float32Array | null }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
