@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from .command_errors import CommandError, raise_remote
@@ -21,7 +23,7 @@ ADDRESS = "/files/sound"
 
 def add_speech_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a speech model."""
-    add = parser.add_argument_group("speech", "with a speech model the prompt is a WAV file").add_argument
+    add = parser.add_argument_group("speech", "with a speech model the prompt is a sound file").add_argument
     add("--language", metavar="CODE", help="the spoken language, as de (default: the model finds it)")
     add("--task", choices=("transcribe", "translate"), help="translate: English text of any language")
     add("--timestamps", action="store_true", help="a line for each segment, with its times")
@@ -53,11 +55,38 @@ def require_no_sound(args: argparse.Namespace, model: str) -> None:
 def sound_file(args: argparse.Namespace) -> Path:
     """The file that the prompt names."""
     if not args.text:
-        raise CommandError(f"no sound: give a WAV file, as in {args.machine.program} run --model whisper speech.wav")
+        raise CommandError(f"no sound: give a sound file, as in {args.machine.program} run --model whisper speech.wav")
     path = Path(args.text)
     if not path.is_file():
-        raise CommandError(f"there is no sound file {path}: give a WAV file")
+        raise CommandError(f"there is no sound file {path}")
     return path
+
+
+def as_wave(path: Path, folder: Path) -> Path:
+    """The file if it is a WAV file, else one of its samples, which is written into the folder."""
+    with path.open("rb") as file:
+        if file.read(4) == b"RIFF":
+            return path
+    try:
+        import soundfile
+
+        from capstan.errors import CapstanError
+        from capstan.host.disk_file import read_file
+        from capstan.sound.sound_file import opened
+        from capstan.speech.transcriber import LONGEST_SECONDS, MOST_BYTES
+    except (ImportError, OSError) as error:
+        raise CommandError(
+            f"{path} is no WAV file, and others cannot be read here ({error}): pip install "
+            '"capstan-webgpu[reference]", or `ffmpeg -i FILE sound.wav`'
+        ) from error
+    try:
+        found = opened(read_file(path, MOST_BYTES), str(path), LONGEST_SECONDS)
+        samples = found.samples(0, found.frames).mean(axis=1)
+    except CapstanError as error:
+        raise CommandError(str(error)) from error
+    made = folder / "sound.wav"
+    soundfile.write(made, samples, found.rate, subtype="FLOAT")
+    return made
 
 
 def speech_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,9 +125,11 @@ async def transcribe(args: argparse.Namespace) -> int:
     def show(event: Event) -> None:
         output.show({"kind": "text", "text": text} if (text := shown(event, args)) else event)
 
-    files = {ADDRESS: sound_file(args)}
     try:
-        with serving(args.machine.site(), mounts(args.served), files=files, digests=Digests()) as server:
+        with ExitStack() as held:
+            files = {ADDRESS: as_wave(sound_file(args), Path(held.enter_context(TemporaryDirectory())))}
+            site = args.machine.site()
+            server = held.enter_context(serving(site, mounts(args.served), files=files, digests=Digests()))
             page = HeadlessPage(server.url, show, None, args.machine.browser(), args.device, debug=args.debug)
             async with page, output.ticking():
                 for request in args.request:

@@ -110,7 +110,7 @@ def test_a_speech_model_takes_a_sound(tmp_path: Path) -> None:
     _, asked = cast(list[dict[str, Any]], request(WHISPER, str(sound), "--vtt", "--language", "de"))
     assert (asked["timestamps"], asked["language"]) == (True, "de")
     for argv, message in (
-        ([], "no sound: give a WAV file"),
+        ([], "no sound: give a sound file"),
         ([str(tmp_path / "none.wav")], "there is no sound file"),
         ([str(tmp_path)], "there is no sound file"),
         ([str(sound), "--top-k", "3"], "--top-k is for models of text"),

@@ -184,7 +184,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "request_handler",
     ),
     "picture": ("picture_file", "picture_processor"),
-    "sound": ("resampling spectrum wave_file", "sound_processor"),
+    "sound": ("resampling spectrum wave_file", "sound_file", "sound_processor"),
     "speech": (
         "caption segments speech_tokens utterances",
         "speech_detector timestamp_rules",
@@ -270,6 +270,7 @@ INSIDE_FUNCTIONS = {
         "playwright.sync_api",
     ): "in the extra `testing`; a pytest plugin is imported by each run",
     ("capstan_host.testing.plugin", "capstan_host.testing.pages"): "Playwright is in the extra `testing`",
+    ("sound.sound_file", "soundfile"): "in the extra `reference`",
     ("speech.transcriber", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
     ("speech.transcriber", "speech.listener"): "numpy, as in genai.multimodal_processor",
     ("speech.transcriber", "speech.speech_detector"): "numpy, as in genai.multimodal_processor",

@@ -225,7 +225,7 @@ def test_bad_input_is_refused_by_name(transcriber: capstan.Transcriber, tmp_path
     refused(SoundError, "36000.0 seconds long; at most 14400", lambda: hear(hours))
     refused(SoundError, "has 159 samples", lambda: hear(array("f", tone[:159])))
     refused(SoundError, "2 dimensions", lambda: hear(np.zeros((2, 16000), np.float32)))
-    refused(SoundError, "expected a WAV file or samples", lambda: hear(object()))
+    refused(SoundError, "expected a sound file or samples", lambda: hear(object()))
     refused(OptionError, "language is 'xx'; it must be one of en, de", lambda: hear(whole, language="xx"))
     refused(OptionError, "task is 'sing'; it must be one of transcribe, translate", lambda: hear(whole, task="sing"))
 

@@ -51,9 +51,9 @@ class MediaFiles:
 
 
 class Audios(MediaFiles):
-    """Sound files in the WAV format."""
+    """Sound files: WAV, and on CPython what the package soundfile reads."""
 
-    _kind, _error, _remedy = "sound", SoundError, "give the content of a WAV file"
+    _kind, _error, _remedy = "sound", SoundError, "give the content of a sound file"
     # 30 seconds of 8 channels at 192 kHz have 368 MB as 64-bit floats.
     _most = 1 << 29
 

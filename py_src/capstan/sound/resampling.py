@@ -1,5 +1,5 @@
-"""Samples at a lower rate, as onnxruntime-extensions' AudioDecoder makes them: a low pass, then sums over a Kaiser
-window around each sample."""
+"""Samples at another rate. A lower one is made as by onnxruntime-extensions' AudioDecoder: a low pass, then sums over a
+Kaiser window around each sample; a higher one, which that refuses, as by torchaudio's `resample`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["downsampled"]
+__all__ = ["downsampled", "upsampled"]
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 POLES = 4
 BETA = 6.0
 FADED = 1e-12
 """The impulse response ends where it has faded to this share of its largest value."""
+CROSSINGS, ROLLOFF = 6, 0.99
+"""Zeros of the interpolating wave on each side, and its frequency as a share of the highest one."""
 AT_ONCE = 1 << 16
 """Samples that are computed at once."""
 
@@ -22,6 +24,22 @@ AT_ONCE = 1 << 16
 def downsampled(samples: Samples, rate: int, wanted: int) -> Samples:
     """Samples at a `wanted` rate, of some at a higher `rate`: float32 [samples]."""
     return interpolated(low_passed(samples, 0.5 * wanted / rate), rate, wanted)
+
+
+def upsampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Samples at a `wanted` rate, of some at a lower `rate`: sums of the nearest ones, weighted by sin(x)/x of the
+    distance under a Hann window."""
+    count = math.ceil(len(samples) * wanted / rate)
+    offsets = np.arange(-CROSSINGS - 1, CROSSINGS + 2)
+    padded = np.pad(samples, CROSSINGS + 2)
+    found = np.empty(count, np.float32)
+    for start in range(0, count, AT_ONCE):
+        places = np.arange(start, min(start + AT_ONCE, count)) * (rate / wanted)
+        near = places.astype(np.int64)[:, None] + offsets
+        distances = np.clip((near - places[:, None]) * ROLLOFF, -CROSSINGS, CROSSINGS)
+        weights = ROLLOFF * np.sinc(distances) * np.cos(np.pi * distances / (2 * CROSSINGS)) ** 2
+        found[start : start + AT_ONCE] = (padded[near + CROSSINGS + 2] * weights).sum(axis=1)
+    return found
 
 
 def low_passed(samples: Samples, cutoff: float) -> Samples:

@@ -11,15 +11,17 @@ import numpy as np
 from ..errors import ConfigError, SoundError, UnsupportedModelError
 from ..model_files.bounded_json import clipped
 from ..model_files.config_section import parse_object
-from .resampling import downsampled
+from .resampling import downsampled, upsampled
+from .sound_file import SoundFile, opened
 from .spectrum import hann, log_mel, mel_filters, scaled
-from .wave_file import WaveFile, opened, require_finite, too_long
+from .wave_file import require_finite, too_long
 
 __all__ = ["RATE", "HeardSound", "SoundProcessor"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RATE = 16_000
 """The sample rate of the features, in Hz."""
+LEAST_RATE = 4000
 STEPS = ("AudioDecoder", "STFTNorm", "LogMelSpectrum")
 KNOWN = {
     "AudioDecoder": {"target_sample_rate": RATE, "downsampling_rate": RATE, "stereo_to_mono": 1},
@@ -74,20 +76,17 @@ class SoundProcessor:
         return self.seconds * RATE // self.hop
 
     def features(self, files: Sequence[bytes], names: Sequence[str]) -> Array:
-        """The features of WAV files, float32 [files, bands, frames]; `names` are what messages call them. Raises
+        """The features of sound files, float32 [files, bands, frames]; `names` are what messages call them. Raises
         SoundError."""
         sounds = [self.samples(data, name, self.seconds) for data, name in zip(files, names, strict=True)]
         return np.stack([HeardSound(self, samples).window(0) for samples in sounds])
 
     def samples(self, data: bytes, name: str, longest: float) -> Array:
-        """The mean of a WAV file's channels, of at most `longest` seconds, at RATE: float32 [samples]. Raises
+        """The mean of a sound file's channels, of at most `longest` seconds, at RATE: float32 [samples]. Raises
         SoundError."""
         file = opened(data, name, longest)
-        if file.frames and file.rate < RATE:
-            raise SoundError(
-                f"{name} has {file.rate} samples a second, at least {RATE} are needed; resample it, as by "
-                f"`ffmpeg -i FILE -ar {RATE} sound.wav`"
-            )
+        if file.frames and file.rate < LEAST_RATE:
+            raise SoundError(f"{name} has {file.rate} samples a second; speech needs at least {LEAST_RATE}")
         step = self.seconds * file.rate
         parts = [self._resampled(file, start, start + step) for start in range(0, file.frames, step)]
         return self.checked(np.concatenate(parts) if parts else np.zeros(0, np.float32), name, longest)
@@ -98,7 +97,7 @@ class SoundProcessor:
         try:
             found = np.asarray(samples, np.float32)
         except (TypeError, ValueError) as error:
-            raise SoundError(f"{name} is {clipped(samples)}; expected a WAV file or samples") from error
+            raise SoundError(f"{name} is {clipped(samples)}; expected a sound file or samples") from error
         if found.ndim != 1:
             raise SoundError(f"{name} is an array of {found.ndim} dimensions; expected [samples], of one channel")
         if not len(found):
@@ -110,12 +109,13 @@ class SoundProcessor:
             raise too_long(name, len(found) / RATE, longest)
         return found
 
-    def _resampled(self, file: WaveFile, start: int, stop: int) -> Array:
+    def _resampled(self, file: SoundFile, start: int, stop: int) -> Array:
         """The frames from `start` to before `stop` at RATE. The filter also hears a second before and after them."""
         if file.rate == RATE:
             return mean(file.samples(start, stop))
         before, after = max(0, start - file.rate), stop + file.rate
-        found = downsampled(mean(file.samples(before, after)), file.rate, RATE)
+        resampled = downsampled if file.rate > RATE else upsampled
+        found = resampled(mean(file.samples(before, after)), file.rate, RATE)
         first = RATE if start else 0
         return found[first : first + self.seconds * RATE]
 

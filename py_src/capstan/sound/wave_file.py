@@ -11,12 +11,20 @@ import numpy as np
 
 from ..errors import SoundError
 
-__all__ = ["WaveFile", "opened", "too_long"]
+__all__ = ["REMEDY", "Unread", "WaveFile", "opened", "require_finite", "too_long"]
 
 INTEGERS, FLOATS, EXTENSIBLE = 1, 3, 0xFFFE
 UNKNOWN = 0xFFFFFFFF
 """The announced length of a file that was written as a stream."""
-OTHERS = {b"fLaC": "a FLAC file", b"OggS": "an Ogg file", b"ID3": "an MP3 file", b"RF64": "a WAV file of 64 bits"}
+OTHERS = {
+    (0, b"fLaC"): "a FLAC file",
+    (0, b"OggS"): "an Ogg file",
+    (0, b"ID3"): "an MP3 file",
+    (0, b"RF64"): "a WAV file of 64 bits",
+    (0, b"\x1aE\xdf\xa3"): "a WebM file",
+    (4, b"ftyp"): "an M4A or MP4 file",
+}
+"""Files by the bytes at a place."""
 OTHER_CODINGS = {
     2: "ADPCM",
     6: "A-law",
@@ -25,6 +33,10 @@ OTHER_CODINGS = {
     0x55: "MP3",
 }
 REMEDY = "give a WAV file, as `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes it"
+
+
+class Unread(Exception):  # noqa: N818
+    """The error for a file in another format, which its message names."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +83,12 @@ class WaveFile:
 
 
 def opened(data: bytes, name: str, longest: float) -> WaveFile:
-    """A WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError."""
+    """A WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError, Unread."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        kind = next((what for start, what in OTHERS.items() if data.startswith(start)), "")
+        kind = next((what for (place, start), what in OTHERS.items() if data.startswith(start, place)), "")
         if not kind and len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
             kind = "an MP3 file"
-        found = f"{name} is {kind}" if kind else f"{name} has {len(data)} bytes and is no WAV file"
-        raise SoundError(f"{found}; {REMEDY}")
+        raise Unread(f"{name} is {kind}" if kind else f"{name} has {len(data)} bytes and is no WAV file")
     form: Format | None = None
     for chunk, start, length in chunks(data):
         if chunk == b"fmt ":
@@ -125,7 +136,7 @@ def format_of(chunk: bytes, name: str) -> Format:
         raise SoundError(f"{name} has {channels} channels at {rate} samples a second; {REMEDY}")
     if (coding, bits) not in CODINGS:
         kind = OTHER_CODINGS.get(coding, f"coding {coding}")
-        raise SoundError(f"{name} has samples of {bits} bits in {kind}; integers and floats are read: {REMEDY}")
+        raise Unread(f"{name} is a WAV file with samples of {bits} bits in {kind}")
     return Format(coding, channels, rate, bits)
 
 

@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 29
 class Transcriber:
     """Turns speech into text with a Whisper model.
 
-    `sound` is the content of a WAV file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
+    `sound` is the content of a sound file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
     floats. It may have 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
     openai's `transcribe` and transformers' `generate`. Search is greedy.
 
