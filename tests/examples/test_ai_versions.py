@@ -14,7 +14,7 @@ VERSIONS = {"5": "v2", "6": "v3", "7": "v4"}
 """The specification of each major version of npm's `ai`."""
 SCRIPT = """
 import * as ai from "ai";
-import { capstanModel } from "capstan-webgpu/ai";
+import { capstanModel, capstanTranscription } from "capstan-webgpu/ai";
 
 // Names that a version lacks are undefined.
 const { generateText, jsonSchema, stepCountIs, isStepCount, streamText, tool } = ai;
@@ -44,7 +44,20 @@ const tools = { add: tool({ description: "adds", inputSchema, execute: ({ a, b }
 const stopWhen = (stepCountIs ?? isStepCount)(3);
 const used = await generateText({ model, prompt: "add", tools, stopWhen });
 const answers = used.steps.flatMap(({ toolResults }) => toolResults.map(({ output }) => output));
-console.log(JSON.stringify({ text, reasoningText, usage, finishReason, parts, answers, used: used.text }));
+const heard = [];
+const transcribe = (sound, options) => {
+  heard.push([sound.size, options.language, options.timestamps]);
+  const segments = [{ text: " Hi.", start: 0.5, end: 1.25 }];
+  return { result: Promise.resolve({ text: "Hi.", segments, language: "de", duration: 2, vtt: null, aborted: false }) };
+};
+const hearing = capstanTranscription({ transcribe }, { specification: process.argv[2] });
+const providerOptions = { capstan: { language: "de", beams: 2 } };
+const spoken = await (ai.transcribe ?? ai.experimental_transcribe)({
+  ...{ model: hearing, audio: new Uint8Array(100), providerOptions },
+});
+const { segments, language, durationInSeconds, warnings } = spoken;
+const transcript = { text: spoken.text, segments, language, durationInSeconds, warnings: warnings.length, heard };
+console.log(JSON.stringify({ transcript, text, reasoningText, usage, finishReason, parts, answers, used: used.text }));
 """
 
 
@@ -67,3 +80,11 @@ def test_each_version_of_the_sdk_drives_a_model(version: str, tarball: Path, tmp
     assert (told["finishReason"], told["usage"]["inputTokens"], told["usage"]["outputTokens"]) == ("stop", 5, 2)
     assert told["answers"] == [3]
     assert told["used"] == 'said "3"'
+    assert told["transcript"] == {
+        "text": "Hi.",
+        "segments": [{"text": " Hi.", "startSecond": 0.5, "endSecond": 1.25}],
+        "language": "de",
+        "durationInSeconds": 2,
+        "warnings": 1,
+        "heard": [[100, "de", True]],
+    }

@@ -26,15 +26,11 @@ import {
   type CompletionUsage,
   type FinishReason,
 } from "capstan-webgpu";
-import { asV2, asV3 } from "./ai_versions";
+import { asV2, asV3, type CapstanModelOptions, requireVersion } from "./ai_versions";
 import { oneLine, told } from "../wire/errors";
 
-export interface CapstanModelOptions {
-  /** The model's name in the AI SDK's results and telemetry. */
-  modelId?: string;
-  /** The version of the SDK's language model specification: "v4" (unless given) for `ai` 7, "v3" for 6, "v2" for 5. */
-  specification?: "v2" | "v3" | "v4";
-}
+export type { CapstanModelOptions } from "./ai_versions";
+export { capstanTranscription } from "./ai_transcription";
 
 type Llm = Pick<Capstan, "chat">;
 
@@ -50,11 +46,8 @@ export function capstanModel(
   llm: Llm,
   { modelId = "local", specification = "v4" }: CapstanModelOptions = {},
 ): LanguageModelV2 | LanguageModelV3 | LanguageModelV4 {
+  requireVersion(specification);
   const versions = { v2: asV2, v3: asV3, v4: (model: LanguageModelV4) => model };
-  if (!Object.hasOwn(versions, specification))
-    throw optionError(
-      `specification is ${JSON.stringify(specification)}; it must be "v4" (ai 7), "v3" (ai 6) or "v2" (ai 5)`,
-    );
   if (typeof llm?.chat?.completions?.create !== "function")
     throw optionError("the model is none that Capstan.load gave; give what its promise resolves to");
   return versions[specification](latest(llm, modelId));

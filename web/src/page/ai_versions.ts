@@ -15,6 +15,21 @@ import type {
   LanguageModelV4Usage,
   SharedV4Warning,
 } from "@ai-sdk/provider";
+import { CapstanError } from "capstan-webgpu";
+
+export interface CapstanModelOptions {
+  /** The model's name in the AI SDK's results and telemetry. */
+  modelId?: string;
+  /** The version of the SDK's specification: "v4" (unless given) for `ai` 7, "v3" for 6, "v2" for 5. */
+  specification?: "v2" | "v3" | "v4";
+}
+
+/** Throw an OptionError for another version. */
+export function requireVersion(specification: unknown): void {
+  if (["v2", "v3", "v4"].includes(specification as string)) return;
+  const message = `specification is ${JSON.stringify(specification)}; it must be "v4" (ai 7), "v3" (ai 6) or "v2" (ai 5)`;
+  throw new CapstanError({ type: "OptionError", message });
+}
 
 /** Specification 3 differs in parts that the model neither takes nor gives. */
 export function asV3(model: LanguageModelV4): LanguageModelV3 {
@@ -66,7 +81,7 @@ function used({
   return { inputTokens, outputTokens: made, totalTokens, cachedInputTokens: cacheRead };
 }
 
-function warning(given: SharedV4Warning): LanguageModelV2CallWarning {
+export function warning(given: SharedV4Warning): LanguageModelV2CallWarning {
   const message = given.type === "other" || given.type === "deprecated" ? given.message : told(given);
   return { type: "other", message };
 }
