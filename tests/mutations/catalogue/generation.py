@@ -24,6 +24,22 @@ GENERATION = (
         unit("transcriber::test_windows_are_cut_where_timestamps_come_in_pairs"),
     ),
     Mutation(
+        "speech.pauses_forgotten",
+        "py_src/capstan/speech/utterances.py",
+        "pause, length = max(self._pauses, key=lambda each: each[1])",
+        "pause, length = self._pauses[-1]",
+        "a long utterance is cut at its last pause, not at its longest",
+        unit("utterances::test_cuts_are_those_of_the_package"),
+    ),
+    Mutation(
+        "speech.windows_without_context",
+        "py_src/capstan/speech/speech_detector.py",
+        "self._context = near[-CONTEXT:]",
+        "self._context = near[:CONTEXT]",
+        "the detector hears other samples before a block's first window than those before it",
+        unit("live_captions::test_probabilities_are_those_of_the_package_in_blocks_of_any_size"),
+    ),
+    Mutation(
         "row.rewind_keeps_last_row",
         "py_src/capstan/generation/row.py",
         "        self.unsettle(max(0, length - 1))\n        if not length:",
