@@ -115,12 +115,13 @@ def test_cuts_are_those_of_the_package(transcriber: capstan.Transcriber, silero:
 
 @pytest.mark.usefixtures("quick")
 def test_partial_texts_come_before_each_final_one(transcriber: capstan.Transcriber, package: Path) -> None:
-    captions = heard(transcriber, blocks(said()), interval=0.4)
+    captions = heard(transcriber, blocks(said()), interval=0.3)
     first = [each for each in captions if each.start == captions[0].start]
     assert [each.final for each in first] == [*[False] * (len(first) - 1), True]
     assert len(first) > 3
     ends = [each.end for each in first[:-1]]
-    assert all(math.isclose(after - before, 0.4) for before, after in itertools.pairwise(ends))
+    assert all(after - before > 0.29 for before, after in itertools.pairwise(ends))
+    assert ends[-1] < first[-1].end, "no text is made of the silence that ends an utterance"
     assert [each.text for each in captions] == [str(round((each.end - each.start) * RATE)) for each in captions]
     assert [each for each in captions if each.final] == heard(transcriber, [said()], interval=0)
 
@@ -140,7 +141,7 @@ def test_a_slow_machine_makes_fewer_partial_texts(
     captions = heard(transcriber, blocks(said()), interval=0.2)
     ends = [each.end for each in captions if not each.final and each.start == captions[0].start]
     # Each text takes 0.4 seconds, which is to be half of the time.
-    assert len(ends) == 3
+    assert len(ends) == 2
     assert all(0.79 < after - before < 0.91 for before, after in itertools.pairwise(ends))
 
 

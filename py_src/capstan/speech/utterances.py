@@ -55,9 +55,10 @@ class Utterances:
 
     @property
     def open(self) -> int | None:
-        """The first sample of an utterance that has not ended and is too long for noise; None if there is none."""
-        long = self._start is not None and (self._quiet or self._heard) - self._start > SHORTEST
-        return self._padded(self._start) if long and self._start is not None else None
+        """The first sample of an utterance that goes on and is too long for noise; None if there is none."""
+        if self._start is None or self._quiet is not None or self._heard - self._start <= SHORTEST:
+            return None
+        return self._padded(self._start)
 
     @property
     def needed(self) -> int:
