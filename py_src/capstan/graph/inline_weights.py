@@ -3,7 +3,8 @@
 Such a file may have hundreds of megabytes, of which the graph is a small part. It is read in pieces, and each large
 tensor becomes external data of the same file, so that its bytes go from the file to the device like those of any
 weight. This walks the file by protobuf's wire format (a key, then a number or a length and so many bytes); of ONNX it
-knows where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5.
+knows where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5, and a graph inside a node, as a
+branch of an If, is at GraphProto.node, NodeProto.attribute, AttributeProto.g: fields 1, 5 and 6.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from .weight_inputs import CONSTANT_BYTES
 __all__ = ["without_weights"]
 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
+WITHIN: dict[str, dict[int, str]] = {
+    "model": {GRAPH: "graph"},
+    "graph": {1: "node"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph"},
+}
+"""The messages on the way to tensors, by the message that they are in and their field."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 LEAST_BYTES = 128
 """Float tensors of fewer bytes stay in the graph; others up to `CONSTANT_BYTES`: those may be shapes or axes."""
@@ -40,19 +48,22 @@ async def without_weights(read: Read, size: int, name: str, location: str) -> by
     """
     refuse_pointer(await read(0, min(size, POINTER_BYTES)), size, name)
     file = Pieces(read, size, name)
+    return await rewritten(file, "model", 0, size, location)
+
+
+async def rewritten(file: Pieces, kind: str, start: int, end: int, location: str) -> bytes:
+    """A message's content, with large tensors below it as external data."""
     made = bytearray()
-    async for field, start, body, end in file.fields(0, size):
-        if field != GRAPH:
-            made += await file.bytes(start, end)
+    async for field, first, body, last in file.fields(start, end):
+        inner = WITHIN[kind].get(field) if last - body >= LEAST_BYTES else None
+        if inner is not None:
+            part = await rewritten(file, inner, body, last, location)
+        elif kind == "graph" and field == INITIALIZER and last - body >= LEAST_BYTES:
+            part = await tensor_without_data(file, body, last, location)
+        else:
+            made += await file.bytes(first, last)
             continue
-        graph = bytearray()
-        async for inner, first, content, last in file.fields(body, end):
-            if inner == INITIALIZER and last - content >= LEAST_BYTES:
-                tensor = await tensor_without_data(file, content, last, location)
-                graph += key(INITIALIZER) + varint(len(tensor)) + tensor
-            else:
-                graph += await file.bytes(first, last)
-        made += key(GRAPH) + varint(len(graph)) + graph
+        made += key(field) + varint(len(part)) + part
     return bytes(made)
 
 

@@ -26,6 +26,7 @@ from ..model_files.gguf.gguf_tokenizer import tokenizer_files
 from ..model_files.gguf.header import GgufFile, read_header
 from ..model_files.gguf.shards import first_shard, joined, require_shard, shard_names
 from ..model_files.hub import HubRepository
+from ..model_files.model_types import HEARD_TYPES
 from .load_options import CacheOptions
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
 
@@ -115,8 +116,13 @@ async def find_model(
             return replace(found, config=overlaid(found.config, overlay or {}))
         config = await host.read_optional(folder, "config.json")
         if config is not None:
-            chosen = await choose_dtype(host, folder, device, wanted)
-            found = await find_in_repository(host, folder, config, chosen, keep, progress)
+            if hears(config, folder):
+                from .speech_repository import find_speech
+
+                found = FoundModel(*await find_speech(host, folder, config, device, wanted, keep, progress))
+            else:
+                chosen = await choose_dtype(host, folder, device, wanted)
+                found = await find_in_repository(host, folder, config, chosen, keep, progress)
             return replace(found, config=overlaid(found.config, overlay or {}))
         data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
     if wanted is not None:
@@ -342,6 +348,11 @@ async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[s
     # The graph refuses a larger one.
     small = [tensor for tensor in small if tensor.length <= MOST_BYTES]
     return Header(file, {tensor.name: await data.read(tensor.offset, tensor.length) for tensor in small})
+
+
+def hears(config: bytes, folder: str) -> bool:
+    """Whether config.json is of a model of speech. Raises ConfigError."""
+    return parse_object(config, folder + "config.json").get("model_type") in HEARD_TYPES
 
 
 async def find_in_repository(

@@ -23,6 +23,7 @@ RATE = 16_000
 """The sample rate of the features, in Hz."""
 LEAST_RATE = 4000
 STEPS = ("AudioDecoder", "STFTNorm", "LogMelSpectrum")
+EXTRACTOR = "WhisperFeatureExtractor"
 KNOWN = {
     "AudioDecoder": {"target_sample_rate": RATE, "downsampling_rate": RATE, "stereo_to_mono": 1},
     "STFTNorm": {},
@@ -47,9 +48,12 @@ class SoundProcessor:
 
     @classmethod
     def of_config(cls, data: str | bytes, name: str) -> SoundProcessor:
-        """The processor of a file's content; `name` is what messages call it. Raises ConfigError, UnsupportedModelError
-        for steps that are not computed."""
-        steps = steps_of(parse_object(data, name), name)
+        """The processor of a file's content, which may be transformers' preprocessor_config.json; `name` is what
+        messages call it. Raises ConfigError, UnsupportedModelError for steps that are not computed."""
+        config = parse_object(data, name)
+        if "feature_extractor_type" in config:
+            return cls.of_extractor(config, name)
+        steps = steps_of(config, name)
         if tuple(kind for kind, _ in steps) != STEPS:
             kinds = ", ".join(kind for kind, _ in steps)
             raise UnsupportedModelError(f"{name}: its steps are {kinds}; the computed ones are {', '.join(STEPS)}")
@@ -69,6 +73,17 @@ class SoundProcessor:
             )
         seconds = positive(mel, "chunk_size", f"{name}: LogMelSpectrum", LONGEST_SECONDS)
         return cls(size, hop, bands, seconds, window_of(transform, size, name))
+
+    @classmethod
+    def of_extractor(cls, config: Mapping[str, Any], name: str) -> SoundProcessor:
+        """The processor of transformers' WhisperFeatureExtractor. Raises ConfigError, UnsupportedModelError."""
+        kind, rate = config["feature_extractor_type"], config.get("sampling_rate", RATE)
+        if kind != EXTRACTOR or rate != RATE:
+            raise UnsupportedModelError(
+                f"{name}: {clipped(kind)} of {rate} samples a second; {EXTRACTOR} of {RATE} is computed"
+            )
+        size, hop, bands = (positive(config, key, name) for key in ("n_fft", "hop_length", "feature_size"))
+        return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size))
 
     @property
     def frames(self) -> int:

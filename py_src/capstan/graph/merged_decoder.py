@@ -1,0 +1,279 @@
+"""An encoder and a merged decoder, as Optimum exports them, become the pair that the model builder writes.
+
+    encoder_model:         features -> last_hidden_state
+    decoder_model_merged:  If(use_cache_branch, the decoder over caches, the decoder that makes them)
+
+The branch over caches is the decoder. Keys and values of the encoder's output, which the other branch makes, are made
+behind the encoder. Attention, norms and activations become one operator each, and positions the rows of a table from
+the length of the caches on, as `speech_decoder` reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UnsupportedModelError
+from .attention_writer import tidy
+from .node_writer import NodeWriter, new_node, place_of
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .total_length import ancestry
+from .whole_attention import whole_attention
+from .whole_layers import whole_layers
+from .wiring import Wiring, attribute, copied, delete, value_info
+
+__all__ = ["SpeechSizes", "speech_graphs"]
+
+FLAG, IDS, HIDDEN, LOGITS = "use_cache_branch", "input_ids", "encoder_hidden_states", "logits"
+WITH_CACHES, WITHOUT = "then_branch", "else_branch"
+BESIDE = "cross/"
+"""The front of the names of what comes from the decoder's file into the encoder's graph."""
+LEAST_OPSET = 13
+STEADY = set(
+    "Add Cast Concat Constant Conv ConvInteger DequantizeLinear Div DynamicQuantizeLinear Erf Gather Gelu Identity "  # noqa: SIM905
+    "LayerNormalization MatMul MatMulInteger MatMulNBits Mul MultiHeadAttention Reshape Shape Slice Sub Tanh "
+    "Transpose".split()
+)
+"""Operators that mean the same in the older versions of the operator set, from 11 on, as in LEAST_OPSET."""
+
+
+@dataclass(frozen=True)
+class SpeechSizes:
+    """The sizes of a model of speech, as config.json says them, and the files of its graphs, for messages."""
+
+    encoder: str
+    decoder: str
+    features: tuple[int, ...]
+    """Of the encoder's input, behind the batch."""
+    frames: int
+    """Positions of the encoder's output."""
+    layers: int
+    """Of the decoder."""
+    heads: int
+    encoder_heads: int
+
+    def caches(self, front: str, source: str) -> list[tuple[str, str]]:
+        """The names of keys and values of each layer: `front` is "past_key_values" or "present", `source` "decoder" or
+        "encoder"."""
+        return [
+            (f"{front}.{layer}.{source}.key", f"{front}.{layer}.{source}.value") for layer in range(self.layers)
+        ]
+
+
+def speech_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
+    """The encoder with keys and values of its output as outputs, and the decoder that reads them. Raises
+    UnsupportedModelError for other graphs, and for those of two models."""
+    require_pair(encoder, merged, sizes)
+    return encoder_of(encoder, alone(merged, WITHOUT, sizes), sizes), decoder_of(alone(merged, WITH_CACHES, sizes), sizes)
+
+
+def require_pair(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> None:
+    names = {value.name: value for value in merged.graph.input}
+    needed = [IDS, HIDDEN, *(name for pair in sizes.caches("past_key_values", "decoder") for name in pair)]
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise UnsupportedModelError(
+            f"{sizes.decoder} has no input {missing[0]}, and config.json says {sizes.layers} layers; take both from one "
+            "model"
+        )
+    made, read = (value.type.tensor_type.shape.dim[-1].dim_value for value in (encoder.graph.output[0], names[HIDDEN]))
+    if made and read and made != read:
+        raise UnsupportedModelError(
+            f"{sizes.encoder} makes rows of {made} numbers, and {sizes.decoder} reads rows of {read}; take both from "
+            "one model"
+        )
+
+
+def alone(merged: ModelProto, branch: str, sizes: SpeechSizes) -> ModelProto:
+    """A merged decoder with one of its branches in the place of the If."""
+    chosen = next((node for node in merged.graph.node if node.op_type == "If" and list(node.input) == [FLAG]), None)
+    if chosen is None:
+        raise UnsupportedModelError(
+            f"{sizes.decoder}: no If over {FLAG}; take an export of Optimum or of Transformers.js' scripts"
+        )
+    inner = next(item.g for item in chosen.attribute if item.name == branch)
+    names = {value.name: name for value, name in zip(inner.output, chosen.output, strict=True)}
+    made = copied(merged)
+    graph = made.graph
+    del graph.value_info[:]
+    delete(graph.node, lambda node: node.output[0] == chosen.output[0])
+    graph.node.extend(renamed(node, names) for node in inner.node)
+    graph.initializer.extend(inner.initializer)
+    delete(graph.input, lambda value: value.name == FLAG)
+    in_half(made)
+    tidy(made)
+    return made
+
+
+def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
+    """The node with other names of tensors."""
+    made = NodeProto()
+    made.CopyFrom(node)
+    made.input[:], made.output[:] = ([names.get(name, name) for name in part] for part in (node.input, node.output))
+    return made
+
+
+def in_half(model: ModelProto) -> None:
+    """Have inputs and outputs that are cast from and to float32 be float16 as they are computed, in place."""
+    graph, names = model.graph, dict[str, str]()
+    told = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
+    for node in graph.node:
+        if node.op_type != "Cast":
+            continue
+        source, target = node.input[0], node.output[0]
+        if source in told and attribute(node, "to", 0) == TensorProto.FLOAT16:
+            told[source].elem_type = TensorProto.FLOAT16
+            names[target] = source
+        elif target in told and attribute(node, "to", 0) == TensorProto.FLOAT and source not in told:
+            told[target].elem_type = TensorProto.FLOAT16
+            names[source] = target
+    nodes = [renamed(node, names) for node in graph.node if node.op_type != "Cast" or not names.keys() & {*node.input, *node.output}]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
+    """The branch over caches, as a decoder."""
+    graph = made.graph
+    caches, crosses = sizes.caches("past_key_values", "decoder"), sizes.caches("past_key_values", "encoder")
+    written = {name for pair in sizes.caches("present", "decoder") for name in pair}
+    delete(graph.output, lambda value: value.name not in (LOGITS, *written))
+    delete(graph.input, lambda value: value.name == HIDDEN)
+    shaped = {node.output[0]: IDS for node in graph.node if node.op_type == "Reshape" and node.input[0] == IDS}
+    for node in graph.node:
+        node.input[:] = [shaped.get(name, name) for name in node.input]
+    whole_layers(made)
+    whole_attention(made, sizes.heads, caches, crosses, sizes.decoder)
+    positions_from_caches(made, caches[0][0], sizes)
+    for value in graph.input:
+        if any(value.name in pair for pair in crosses):
+            dim = value.type.tensor_type.shape.dim[2]
+            dim.Clear()
+            dim.dim_value = sizes.frames
+    return finished(made, sizes.decoder)
+
+
+def positions_from_caches(model: ModelProto, past: str, sizes: SpeechSizes) -> None:
+    """Take the rows of the table of positions from the length of a cache on, in place. Raises
+    UnsupportedModelError."""
+    graph, wiring = model.graph, Wiring(model.graph)
+    tables = [
+        node
+        for node in graph.node
+        if node.op_type in ("Slice", "Gather") and node.input[0] in wiring.constants and of_lengths(wiring, node)
+    ]
+    if len(tables) != 1:
+        raise UnsupportedModelError(f"{sizes.decoder}: {len(tables)} tables of positions; one is known how to read")
+    [table] = tables
+    writer = NodeWriter(graph, "/capstan/positions")
+    before, added = (
+        writer.add("Gather", [writer.add("Shape", [name]), writer.ints([axis])], axis=0)
+        for name, axis in ((past, 2), (IDS, 1))
+    )
+    after = writer.add("Add", [before, added])
+    axes = writer.ints([0])
+    writer.add("Slice", [table.input[0], before, after, axes], outputs=list(table.output))
+    place = place_of(graph, table)
+    del graph.node[place]
+    writer.insert(place)
+
+
+def of_lengths(wiring: Wiring, node: NodeProto) -> bool:
+    """Whether the rows that are taken of a table depend on lengths of inputs, and on nothing else of them."""
+    shapes = [item for name in node.input[1:] for item in ancestry_of_lengths(wiring, name)]
+    return bool(shapes) and all(shapes) and len(wiring.constants[node.input[0]].dims) == 2
+
+
+def ancestry_of_lengths(wiring: Wiring, name: str) -> list[bool]:
+    """For each way from a tensor up to an input: whether there is a Shape on it."""
+    found, pending, seen = list[bool](), [name], {name}
+    while pending:
+        current = pending.pop()
+        node = wiring.producer.get(current)
+        if node is None:
+            if current in wiring.inputs:
+                found.append(False)
+        elif node.op_type == "Shape":
+            found.append(True)
+        else:
+            pending += [source for source in node.input if source and source not in seen]
+            seen.update(node.input)
+    return found
+
+
+def encoder_of(encoder: ModelProto, maker: ModelProto, sizes: SpeechSizes) -> ModelProto:
+    """The encoder, with keys and values of its output as outputs, which `maker` makes."""
+    made = copied(encoder)
+    graph = made.graph
+    [features, *_], [hidden, *_] = graph.input, graph.output
+    whole_layers(made)
+    whole_attention(made, sizes.encoder_heads, (), (), sizes.encoder)
+    crosses = cross_outputs(maker, sizes)
+    [source] = [value for value in maker.graph.input if value.name == HIDDEN]
+    names = {name: BESIDE + name for node in maker.graph.node for name in (*node.input, *node.output) if name}
+    names |= {BESIDE + value.name: value.name for value in crosses}
+    kinds = [value.type.tensor_type.elem_type for value in (hidden, source)]
+    if kinds[0] == kinds[1]:
+        names[HIDDEN] = hidden.name
+    else:
+        graph.node.append(new_node("Cast", [hidden.name], [names[HIDDEN]], to=kinds[1]))
+    graph.node.extend(renamed(node, names) for node in maker.graph.node)
+    for tensor in maker.graph.initializer:
+        graph.initializer.add().CopyFrom(tensor)
+        graph.initializer[-1].name = names[tensor.name]
+    feature_kind = features.type.tensor_type.elem_type
+    del graph.output[:], graph.value_info[:], graph.input[1:]
+    graph.input[0].CopyFrom(value_info(features.name, feature_kind, ["batch_size", *sizes.features]))
+    graph.output.extend(crosses)
+    versions = {item.domain: item.version for item in made.opset_import}
+    for item in maker.opset_import:
+        if item.domain not in versions:
+            made.opset_import.add().CopyFrom(item)
+    return finished(made, sizes.encoder)
+
+
+def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]:
+    """Keep of a branch what makes keys and values of the encoder's output, in place; the outputs that these are.
+    Raises UnsupportedModelError if they are made of anything else."""
+    graph, wiring = maker.graph, Wiring(maker.graph)
+    told = {value.name: value.type.tensor_type for value in graph.output}
+    writer, outputs = NodeWriter(graph, "/capstan/cross"), list[ValueInfoProto]()
+    for name in [name for pair in sizes.caches("present", "encoder") for name in pair]:
+        transpose = wiring.maker(name)
+        reshape = wiring.maker(transpose.input[0]) if transpose is not None and transpose.op_type == "Transpose" else None
+        if transpose is None or reshape is None or reshape.op_type != "Reshape" or name not in told:
+            raise UnsupportedModelError(f"{sizes.decoder}: {name} is no product whose heads are put apart")
+        size = told[name].shape.dim[3].dim_value
+        shape = writer.ints([0, 0, sizes.heads, size])
+        apart = writer.add("Reshape", [reshape.input[0], shape])
+        writer.add("Transpose", [apart], outputs=[BESIDE + name], perm=[0, 2, 1, 3])
+        outputs.append(value_info(name, told[name].elem_type, ["batch_size", sizes.heads, sizes.frames, size]))
+    graph.node.extend(writer.made)
+    for node in writer.made:
+        node.name = BESIDE + node.name
+    del graph.output[:]
+    graph.output.extend(outputs)
+    for value in graph.output:
+        value.name = BESIDE + value.name
+    tidy(maker)
+    read = {name for node in graph.node for name in node.input} & {value.name for value in graph.input}
+    if read != {HIDDEN}:
+        raise UnsupportedModelError(
+            f"{sizes.decoder}: keys and values of the encoder's output are made of {', '.join(sorted(read))}; "
+            f"{HIDDEN} alone is known"
+        )
+    return outputs
+
+
+def finished(model: ModelProto, filename: str) -> ModelProto:
+    """The model without what nothing reads, of an operator set from LEAST_OPSET on. Raises UnsupportedModelError."""
+    tidy(model)
+    for item in model.opset_import:
+        if item.domain in ("", "ai.onnx") and item.version < LEAST_OPSET:
+            others = {node.op_type for node in model.graph.node} - STEADY
+            if others:
+                raise UnsupportedModelError(
+                    f"{filename}: its operator set is {item.version}, in which {', '.join(sorted(others))} may mean "
+                    f"something else than in {LEAST_OPSET}; export it again"
+                )
+            item.version = LEAST_OPSET
+    return model

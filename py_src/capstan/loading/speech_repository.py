@@ -1,0 +1,142 @@
+"""Models of speech in Transformers.js' layout, and what genai_config.json would say of one.
+
+    config.json, generation_config.json, preprocessor_config.json, tokenizer.json
+    onnx/encoder_model.onnx, onnx/decoder_model_merged.onnx, onnx/encoder_model_q4.onnx, ...
+
+The graphs become those of onnxruntime-genai's builder (graph/merged_decoder.py) as they are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import ModelFileError
+from ..graph.merged_decoder import SpeechSizes, speech_graphs
+from ..graph.model_file import parse, serialize
+from ..host import Host
+from ..host.storage_interface import Progress
+from ..model_files.config_section import Section, parse_object
+from ..model_files.genai_config import (
+    DECODER,
+    ENCODER,
+    GENERATION_CONFIG,
+    DecoderConfig,
+    EncoderConfig,
+    GenaiConfig,
+    InputNames,
+    OutputNames,
+    Stated,
+)
+from .repository import DTYPES, REMEDY, field, special, stated_name
+
+__all__ = ["SPEECH_FILES", "find_speech", "speech_file"]
+
+ENCODER_FILE, DECODER_FILE = "encoder_model", "decoder_model_merged"
+SPEECH_FILES = (ENCODER_FILE, DECODER_FILE)
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def speech_file(name: str, dtype: str) -> str:
+    """A graph's file below the repository."""
+    return f"onnx/{name}{DTYPES[dtype]}.onnx"
+
+
+async def find_speech(
+    host: Host, folder: str, config: bytes, device: str, dtype: str | None, keep: bool, progress: Progress
+) -> tuple[GenaiConfig, Mapping[str, bytes]]:
+    """The configuration of a model of speech, and its graphs by name. `dtype` is that of both; None takes what suits the
+    device. Raises ConfigError, ModelFileError, UnsupportedModelError."""
+    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
+    files = [await choose_file(host, folder, name, device, dtype) for name in SPEECH_FILES]
+    said = await host.read_optional(folder, GENERATION_CONFIG)
+    found = derived_speech(root, said, folder, *files)
+    read = await asyncio.gather(*(host.read_graph(folder, name, keep, progress) for name in files))
+    encoder, decoder = (parse(data, folder + name) for data, name in zip(read, files, strict=True))
+    graphs = speech_graphs(encoder, decoder, sizes_of(root, *files))
+    return found, dict(zip((ENCODER, DECODER), map(serialize, graphs), strict=True))
+
+
+async def choose_file(host: Host, folder: str, name: str, device: str, dtype: str | None) -> str:
+    """The file of a graph in the requested dtype, else in the first that suits the device. Raises ModelFileError."""
+    names = await host.listing(folder)
+
+    async def is_there(each: str) -> bool:
+        file = speech_file(name, each)
+        return file in names if names is not None else await host.exists(folder, file)
+
+    for each in [dtype] if dtype is not None else await host.dtypes(device):
+        if await is_there(each):
+            return speech_file(name, each)
+    there = [each for each, found in zip(DTYPES, await asyncio.gather(*map(is_there, DTYPES)), strict=True) if found]
+    wanted = speech_file(name, dtype or "fp32")
+    if there:
+        raise ModelFileError(
+            f"{folder}{wanted} does not exist; dtype={dtype!r} was asked for, of {name} there are {', '.join(there)}"
+        )
+    raise ModelFileError(
+        f"{folder}{wanted} and its other dtypes do not exist; a model of speech has two graphs, "
+        f"{' and '.join(SPEECH_FILES)}: take a repository that has both"
+    )
+
+
+def sizes_of(root: Section, encoder: str, decoder: str) -> SpeechSizes:
+    """The sizes that config.json says. Raises ConfigError."""
+    frames = field(root, ("max_source_positions",))
+    return SpeechSizes(
+        encoder=encoder,
+        decoder=decoder,
+        features=(field(root, ("num_mel_bins",)), 2 * frames),
+        frames=frames,
+        layers=field(root, ("decoder_layers",)),
+        heads=field(root, ("decoder_attention_heads",)),
+        encoder_heads=field(root, ("encoder_attention_heads",)),
+    )
+
+
+def derived_speech(root: Section, generation: bytes | None, folder: str, encoder: str, decoder: str) -> GenaiConfig:
+    """The genai_config.json of the pair. Raises ConfigError."""
+    said = Section(folder + GENERATION_CONFIG, "", parse_object(generation or b"{}", folder + GENERATION_CONFIG))
+    vocab_size, width = field(root, ("vocab_size",)), field(root, ("d_model",))
+    heads = field(root, ("decoder_attention_heads",))
+    if width % heads:
+        raise root.error("decoder_attention_heads", f"a divisor of d_model ({width})", REMEDY)
+    eos, pad = (
+        (said if said.value.get(key) is not None else root).tokens(key, vocab_size)
+        for key in ("eos_token_id", "pad_token_id")
+    )
+    if not eos:
+        raise root.error("eos_token_id", f"a token id from 0 to {vocab_size - 1}", REMEDY)
+    return GenaiConfig(
+        model_type=root.text("model_type"),
+        vocab_size=vocab_size,
+        context_length=field(root, ("max_target_positions",)),
+        bos_token_id=special(root, "bos_token_id", vocab_size),
+        eos_token_ids=eos,
+        pad_token_id=pad[0] if pad else eos[0],
+        decoder=DecoderConfig(
+            filename=decoder,
+            head_size=width // heads,
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            num_hidden_layers=field(root, ("decoder_layers",)),
+            inputs=InputNames(
+                past_key_names="past_key_values.%d.decoder.key", past_value_names="past_key_values.%d.decoder.value"
+            ),
+            outputs=OutputNames(
+                present_key_names="present.%d.decoder.key", present_value_names="present.%d.decoder.value"
+            ),
+            cross=("past_key_values.%d.encoder.key", "past_key_values.%d.encoder.value"),
+        ),
+        encoder=EncoderConfig(
+            filename=encoder,
+            features="input_features",
+            cross=("present.%d.encoder.key", "present.%d.encoder.value"),
+            processor=PREPROCESSOR,
+        ),
+        search={},
+        name=root.file,
+        stated=Stated(name=stated_name(root.value)),
+    )
