@@ -124,6 +124,7 @@ def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 def site() -> Iterator[SiteServer]:
     """The assembled site on a free port, with every fixture model and the bundled model under /models/."""
     found = [path for place in ("*", "speech/*", "vision/*") for path in FIXTURES.glob(f"{place}/genai_config.json")]
+    found += FIXTURES.glob("speech/*-hub/config.json")
     folders = [config.parent for config in sorted(found)]
     if BUNDLED.is_dir():
         folders.insert(0, BUNDLED)

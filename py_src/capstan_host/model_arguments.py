@@ -72,7 +72,7 @@ def check_model(folder: Path) -> Path:
     require_folder(folder, remedy)
     if (folder / CONFIG).is_file() or not (folder / REPOSITORY_CONFIG).is_file():
         return check_genai(folder, remedy)
-    if not any(folder.glob("onnx/model*.onnx")):
+    if not graphs_of(folder):
         found = ", ".join(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.onnx"))[:12])
         there = f"its ONNX files are {found}" if found else "nor any other ONNX file"
         raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx ({there}): {remedy}")
@@ -171,10 +171,19 @@ def has_chat_template(model: Path) -> bool:
 
 
 def graphs_of(folder: Path) -> list[Path]:
-    """The graphs of a folder that `check_model` accepted: one, or those of a repository."""
+    """The graphs of a folder: one, or those of a repository."""
     if (folder / CONFIG).is_file():
         return [graph_of(folder / CONFIG, "export the model again")]
-    return sorted(folder.glob("onnx/model*.onnx"))
+    front = "*coder_model" if is_speech(folder) else "model"
+    return sorted(folder.glob(f"onnx/{front}*.onnx"))
+
+
+def is_speech(folder: Path) -> bool:
+    """Whether a repository in Transformers.js' layout has a model of speech."""
+    from capstan.model_files.model_types import HEARD_TYPES
+
+    config = read_json(folder / REPOSITORY_CONFIG) if (folder / REPOSITORY_CONFIG).is_file() else None
+    return isinstance(config, dict) and config.get("model_type") in HEARD_TYPES
 
 
 def about_model(model: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from .command_errors import CommandError, raise_remote
-from .model_arguments import CONFIG, mounts, read_json
+from .model_arguments import CONFIG, is_speech, mounts, read_json
 from .terminal import Event, Output, say
 
 __all__ = ["add_speech_arguments", "hears", "require_no_sound", "sound_file", "speech_requests", "transcribe"]
@@ -32,7 +32,9 @@ def add_speech_arguments(parser: argparse.ArgumentParser) -> None:
 
 def hears(model: Path) -> bool:
     """Whether a model's folder has a model that hears."""
-    config = read_json(model / CONFIG) if (model / CONFIG).is_file() else {}
+    if not (model / CONFIG).is_file():
+        return is_speech(model)
+    config = read_json(model / CONFIG)
     about = config.get("model") if isinstance(config, dict) else None
     return isinstance(about, dict) and isinstance(about.get("encoder"), dict)
 

@@ -17,12 +17,14 @@ SOUNDS = {"rising": wave_file(glide(2.0)), "falling": wave_file(glide(3.5, 2500.
 GREEDY, BEAMS = EXPECTED["greedy"], EXPECTED["beams"]
 
 
-def heard(scripts: PageScripts, *cases: tuple[list[int], int], **how: Any) -> list[dict[str, Any]]:
+def heard(
+    scripts: PageScripts, *cases: tuple[list[int], int], folder: str = "nano-whisper", **how: Any
+) -> list[dict[str, Any]]:
     """Runs each case, which has the numbers of its sounds and its beams."""
     given = [{"sounds": sounds, "num_beams": beams, "max_length": EXPECTED["max_length"]} for sounds, beams in cases]
     sounds = [b64encode(each).decode() for each in SOUNDS.values()]
     found: list[dict[str, Any]] = scripts.run(
-        "hearing", "heard", "nano-whisper", sounds=sounds, prompt=EXPECTED["prompt"], cases=given, **how
+        "hearing", "heard", folder, folder=folder, sounds=sounds, prompt=EXPECTED["prompt"], cases=given, **how
     )
     assert [each["stepped down"] for each in found] == [[]] * len(cases)
     return found
@@ -56,3 +58,16 @@ def test_rows_and_beams_in_one_step_pick_the_ids_of_the_native_package(scripts: 
 def test_rows_one_after_another_pick_them_too(scripts: PageScripts) -> None:
     found = heard(scripts, ([0], 3), ([0, 1], 1), ([0, 1], 2))
     assert [each["ids"] for each in found] == [[BEAMS["rising"]], [*GREEDY.values()], EXPECTED["beams of a batch"]]
+
+
+def test_a_repository_in_transformers_js_layout_runs_the_same_step(scripts: PageScripts) -> None:
+    [rising] = heard(scripts, ([0], 1), folder="nano-whisper-hub")
+    assert rising["ids"] == [GREEDY["rising"]]
+    assert (rising["capture"], rising["note"]) == ("tape", None)
+    assert rising["passes"]["fused"] == "51 operations became 19, 1 of them as recorded"
+
+
+@pytest.mark.extended
+def test_rows_and_beams_of_a_repository_in_one_step_pick_the_native_ids(scripts: PageScripts) -> None:
+    found = heard(scripts, ([0, 1], 1), ([0, 1], 2), folder="nano-whisper-hub", joint=True)
+    assert [each["ids"] for each in found] == [[*GREEDY.values()], EXPECTED["beams of a batch"]]

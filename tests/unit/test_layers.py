@@ -132,6 +132,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
         "speech_decoder spliced_embedding text_positions turned_weights uncomputed wide_products",
+        "whole_attention whole_layers",
+        "merged_decoder",
         "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
         "graph_passes",
@@ -151,7 +153,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options repository", "folder graphs_beside", "opening planning"),
+    "loading": ("load_options repository", "graphs_beside speech_repository", "folder", "opening planning"),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -259,6 +261,10 @@ INSIDE_FUNCTIONS = {
     ("page.answers", "page.embedding_requests"): "for pages that embed texts only",
     ("page.answers", "page.transcription_requests"): "for pages that hear only",
     ("page.read_request", "difflib"): "for an unknown field only",
+    (
+        "loading.folder",
+        "loading.speech_repository",
+    ): "protobuf, as in loading.folder, for models that hear",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",
     ("loading.folder", "graph.gguf.rotary"): "protobuf is in the extra `reference`, and needed for GGUF files only",

@@ -27,6 +27,8 @@ WITHIN: dict[str, dict[int, str]] = {
 }
 """The messages on the way to tensors, by the message that they are in and their field."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+LARGE_NODE = 1 << 14
+"""Nodes of fewer bytes have no graph inside whose tensors matter; walking each would take long."""
 LEAST_BYTES = 128
 """Float tensors of fewer bytes stay in the graph; others up to `CONSTANT_BYTES`: those may be shapes or axes."""
 MATRIX = 2
@@ -55,7 +57,7 @@ async def rewritten(file: Pieces, kind: str, start: int, end: int, location: str
     """A message's content, with large tensors below it as external data."""
     made = bytearray()
     async for field, first, body, last in file.fields(start, end):
-        inner = WITHIN[kind].get(field) if last - body >= LEAST_BYTES else None
+        inner = WITHIN[kind].get(field) if last - body >= (LARGE_NODE if kind == "graph" else LEAST_BYTES) else None
         if inner is not None:
             part = await rewritten(file, inner, body, last, location)
         elif kind == "graph" and field == INITIALIZER and last - body >= LEAST_BYTES:

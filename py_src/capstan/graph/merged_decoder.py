@@ -16,7 +16,6 @@ from ..errors import UnsupportedModelError
 from .attention_writer import tidy
 from .node_writer import NodeWriter, new_node, place_of
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .total_length import ancestry
 from .whole_attention import whole_attention
 from .whole_layers import whole_layers
 from .wiring import Wiring, attribute, copied, delete, value_info
@@ -54,16 +53,15 @@ class SpeechSizes:
     def caches(self, front: str, source: str) -> list[tuple[str, str]]:
         """The names of keys and values of each layer: `front` is "past_key_values" or "present", `source` "decoder" or
         "encoder"."""
-        return [
-            (f"{front}.{layer}.{source}.key", f"{front}.{layer}.{source}.value") for layer in range(self.layers)
-        ]
+        return [(f"{front}.{layer}.{source}.key", f"{front}.{layer}.{source}.value") for layer in range(self.layers)]
 
 
 def speech_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
     """The encoder with keys and values of its output as outputs, and the decoder that reads them. Raises
     UnsupportedModelError for other graphs, and for those of two models."""
     require_pair(encoder, merged, sizes)
-    return encoder_of(encoder, alone(merged, WITHOUT, sizes), sizes), decoder_of(alone(merged, WITH_CACHES, sizes), sizes)
+    maker, decoder = (alone(merged, branch, sizes) for branch in (WITHOUT, WITH_CACHES))
+    return encoder_of(encoder, maker, sizes), decoder_of(decoder, sizes)
 
 
 def require_pair(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> None:
@@ -72,8 +70,8 @@ def require_pair(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) ->
     missing = [name for name in needed if name not in names]
     if missing:
         raise UnsupportedModelError(
-            f"{sizes.decoder} has no input {missing[0]}, and config.json says {sizes.layers} layers; take both from one "
-            "model"
+            f"{sizes.decoder} has no input {missing[0]}, and config.json says {sizes.layers} layers; take both from "
+            "one model"
         )
     made, read = (value.type.tensor_type.shape.dim[-1].dim_value for value in (encoder.graph.output[0], names[HIDDEN]))
     if made and read and made != read:
@@ -126,9 +124,10 @@ def in_half(model: ModelProto) -> None:
         elif target in told and attribute(node, "to", 0) == TensorProto.FLOAT and source not in told:
             told[target].elem_type = TensorProto.FLOAT16
             names[source] = target
-    nodes = [renamed(node, names) for node in graph.node if node.op_type != "Cast" or not names.keys() & {*node.input, *node.output}]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    around = {*names, *names.values()}
+    delete(graph.node, lambda node: node.op_type == "Cast" and around.issuperset([*node.input, *node.output]))
+    for node in graph.node:
+        node.CopyFrom(renamed(node, names))
 
 
 def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
@@ -137,13 +136,13 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
     caches, crosses = sizes.caches("past_key_values", "decoder"), sizes.caches("past_key_values", "encoder")
     written = {name for pair in sizes.caches("present", "decoder") for name in pair}
     delete(graph.output, lambda value: value.name not in (LOGITS, *written))
-    delete(graph.input, lambda value: value.name == HIDDEN)
     shaped = {node.output[0]: IDS for node in graph.node if node.op_type == "Reshape" and node.input[0] == IDS}
     for node in graph.node:
         node.input[:] = [shaped.get(name, name) for name in node.input]
     whole_layers(made)
     whole_attention(made, sizes.heads, caches, crosses, sizes.decoder)
     positions_from_caches(made, caches[0][0], sizes)
+    delete(graph.input, lambda value: value.name == HIDDEN)
     for value in graph.input:
         if any(value.name in pair for pair in crosses):
             dim = value.type.tensor_type.shape.dim[2]
@@ -239,8 +238,9 @@ def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]
     writer, outputs = NodeWriter(graph, "/capstan/cross"), list[ValueInfoProto]()
     for name in [name for pair in sizes.caches("present", "encoder") for name in pair]:
         transpose = wiring.maker(name)
-        reshape = wiring.maker(transpose.input[0]) if transpose is not None and transpose.op_type == "Transpose" else None
-        if transpose is None or reshape is None or reshape.op_type != "Reshape" or name not in told:
+        reshape = wiring.maker(transpose.input[0]) if transpose is not None else None
+        kinds = [node.op_type for node in (transpose, reshape) if node is not None]
+        if reshape is None or kinds != ["Transpose", "Reshape"] or name not in told:
             raise UnsupportedModelError(f"{sizes.decoder}: {name} is no product whose heads are put apart")
         size = told[name].shape.dim[3].dim_value
         shape = writer.ints([0, 0, sizes.heads, size])

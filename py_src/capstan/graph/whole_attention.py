@@ -9,7 +9,7 @@ token. Scales stand before or after the heads are put apart.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import CapstanError, UnsupportedModelError
@@ -200,7 +200,8 @@ class Reader:
     def _appended(self, name: str) -> tuple[str, str]:
         """The cache and what is appended to it."""
         node = self._wiring.producer.get(name)
-        if node is None or node.op_type != "Concat" or len(node.input) != 2 or attribute(node, "axis", 0) not in (-2, 2):
+        appends = node is not None and node.op_type == "Concat" and attribute(node, "axis", 0) in (-2, 2)
+        if node is None or not appends or len(node.input) != 2:
             raise NotUnderstoodError(f"{name} is no cache with new positions behind it")
         return node.input[0], node.input[1]
 

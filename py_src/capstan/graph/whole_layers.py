@@ -1,12 +1,13 @@
 """Layer norms and Gelu in primitive operations, as Optimum exports them, rewritten to one operator each.
 
-    x - mean -> Pow(2) -> ReduceMean -> Add(epsilon) -> Sqrt -> (x - mean) / ... -> Mul(weight) -> Add(bias)
-    x -> Div(sqrt 2) -> Erf -> Add(1) -> Mul(x) -> Mul(0.5), the halving before or after
+x - mean -> Pow(2) -> ReduceMean -> Add(epsilon) -> Sqrt -> (x - mean) / ... -> Mul(weight) -> Add(bias)
+x -> Div(sqrt 2) -> Erf -> Add(1) -> Mul(x) -> Mul(0.5), the halving before or after
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from .attention_writer import tidy
 from .node_writer import new_node
@@ -95,7 +96,7 @@ def divisor_of(node: NodeProto) -> float:
     return {"Div": math.sqrt(2), "Mul": math.sqrt(0.5)}.get(node.op_type, math.nan)
 
 
-def factors_of(wiring: Wiring, names: list[str]) -> list[str]:
+def factors_of(wiring: Wiring, names: Iterable[str]) -> list[str]:
     """The factors of a product of two, one of which may be a product itself."""
     found = list[str]()
     for name in names:

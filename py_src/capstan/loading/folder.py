@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import ConfigError, ModelFileError, OptionError
+from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from ..fallback import fall_back
 from ..host import Host
 from ..host.notes import build, notes_of_files
@@ -97,26 +97,32 @@ async def find_model(
     keep: bool = False,
     progress: Progress = no_progress,
     overlay: Mapping[str, Any] | None = None,
+    hears: bool | None = None,
 ) -> FoundModel:
     """The model at a place. `dtype` names one of several that a repository has, or the activations' type over a GGUF
     file; None takes what suits the device. With `keep` a file that holds graph and weights is stored, if this host
-    stores files. `overlay` is laid over genai_config.json; see `laid_over`.
+    stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` says whether it has to be a model
+    of speech, or must not be.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
     folder, wanted = place.folder, require_dtype(dtype)
     if place.gguf is not None:
+        require_kind(hears, False, place.path, "a GGUF file")
         found = await find_gguf(host, folder, place.gguf, device, wanted, keep)
         return replace(found, config=overlaid(found.config, overlay or {}))
     data = await host.read_optional(folder, GENAI_CONFIG)
     if data is None:
         name = gguf_of(folder, await host.listing(folder) or {})
         if name is not None:
+            require_kind(hears, False, folder, "a GGUF file")
             found = await find_gguf(host, folder, name, device, wanted, keep)
             return replace(found, config=overlaid(found.config, overlay or {}))
         config = await host.read_optional(folder, "config.json")
         if config is not None:
-            if hears(config, folder):
+            kind = parse_object(config, folder + "config.json").get("model_type")
+            require_kind(hears, kind in HEARD_TYPES, folder, f"a model of type {kind!r}")
+            if kind in HEARD_TYPES:
                 from .speech_repository import find_speech
 
                 found = FoundModel(*await find_speech(host, folder, config, device, wanted, keep, progress))
@@ -133,7 +139,22 @@ async def find_model(
             text = json.dumps(laid_over(parse_object(data, folder + GENAI_CONFIG), overlay))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"overlay: {clipped(overlay)} cannot be written as JSON ({error})") from error
-    return FoundModel(parse_genai_config(text, folder + GENAI_CONFIG))
+    parsed = parse_genai_config(text, folder + GENAI_CONFIG)
+    require_kind(hears, parsed.encoder is not None, folder, f"a model of type {parsed.model_type!r}")
+    return FoundModel(parsed)
+
+
+def require_kind(wanted: bool | None, hears: bool, place: str, what: str) -> None:
+    """Raise UnsupportedModelError for a model of text where one of speech is wanted, and the other way round."""
+    if wanted and not hears:
+        raise UnsupportedModelError(
+            f"{place} is {what}, which takes text only and hears nothing; load a Whisper folder or repository"
+        )
+    if wanted is False and hears:
+        raise UnsupportedModelError(
+            f"{place} is {what}, which turns speech into text; load it by Capstan.loadTranscriber, in Python by "
+            "capstan.Transcriber(capstan.Model(...))"
+        )
 
 
 def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:
@@ -348,11 +369,6 @@ async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[s
     # The graph refuses a larger one.
     small = [tensor for tensor in small if tensor.length <= MOST_BYTES]
     return Header(file, {tensor.name: await data.read(tensor.offset, tensor.length) for tensor in small})
-
-
-def hears(config: bytes, folder: str) -> bool:
-    """Whether config.json is of a model of speech. Raises ConfigError."""
-    return parse_object(config, folder + "config.json").get("model_type") in HEARD_TYPES
 
 
 async def find_in_repository(

@@ -163,6 +163,8 @@ class LoadOptions(RequestOptions, total=False):
     """Tokens that the longest sequence will have, the context's length if that is less: if its caches do not fit the
     device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with which caches
     more. None asks for the shortest sequence."""
+    hears: bool | None
+    """Whether it has to be a model of speech, or must not be: the others are refused before any weight is read."""
     on_found: Callable[[ModelFacts], object] | None
     """Called once the small files were read, before any weight is, with what the model is: its name, parameters, bytes
     and licence."""

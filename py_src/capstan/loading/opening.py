@@ -302,7 +302,8 @@ async def read_small_files(
     tokenizer = asyncio.gather(read_tokenizer(host, place))
     try:
         dtype, overlay = source.options.get("dtype"), source.options.get("overlay")
-        found = await find_model(host, place, source.device_for(), dtype, keep, progress, overlay)
+        wanted = source.options.get("hears")
+        found = await find_model(host, place, source.device_for(), dtype, keep, progress, overlay, wanted)
         config = found.config
         search_options(config).tell_ignored()
         if config.no_tokens:

@@ -9,8 +9,7 @@ The graphs become those of onnxruntime-genai's builder (graph/merged_decoder.py)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ..errors import ModelFileError
 from ..graph.merged_decoder import SpeechSizes, speech_graphs
@@ -46,8 +45,8 @@ def speech_file(name: str, dtype: str) -> str:
 async def find_speech(
     host: Host, folder: str, config: bytes, device: str, dtype: str | None, keep: bool, progress: Progress
 ) -> tuple[GenaiConfig, Mapping[str, bytes]]:
-    """The configuration of a model of speech, and its graphs by name. `dtype` is that of both; None takes what suits the
-    device. Raises ConfigError, ModelFileError, UnsupportedModelError."""
+    """The configuration of a model of speech, and its graphs by name. `dtype` is that of both; None takes for each what
+    suits the device. Raises ConfigError, ModelFileError, UnsupportedModelError."""
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     files = [await choose_file(host, folder, name, device, dtype) for name in SPEECH_FILES]
     said = await host.read_optional(folder, GENERATION_CONFIG)

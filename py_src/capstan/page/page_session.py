@@ -99,7 +99,13 @@ class PageSession:
 
         try:
             model = await Model.load(
-                folder, **asked, max_length=max_length, stall_timeout=stall_timeout, progress=progress, on_found=found
+                folder,
+                **asked,
+                max_length=max_length,
+                stall_timeout=stall_timeout,
+                progress=progress,
+                on_found=found,
+                hears=False,
             )
             model.facts = replace(model.facts, bytes=model.facts.bytes or size)
             model.on_recovery = lambda reason, ms: host_calls.emit({"kind": "recovered", "reason": reason, "ms": ms})

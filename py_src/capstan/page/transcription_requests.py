@@ -35,7 +35,7 @@ async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRep
         loaded = None
     host_calls.emit({"kind": "status", "text": f"loading {folder}"})
     # For speech, onnxruntime-genai's builder writes into every folder that nothing is captured.
-    model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape")
+    model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape", hears=True)
     try:
         loaded = model, Transcriber(model)
     except BaseException:

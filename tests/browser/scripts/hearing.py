@@ -24,7 +24,7 @@ async def heard(
     sounds: Sequence[str],
     prompt: str,
     cases: Sequence[Mapping[str, Any]],
-    name: str = "nano-whisper",
+    folder: str = "nano-whisper",
     device: str = "webgpu",
     capture: str = "tape",
     joint: bool = False,
@@ -32,7 +32,7 @@ async def heard(
     """For each case of search options, with the numbers of its `sounds`, what a generator gave; `sounds` are WAV files
     in base 64. With `joint` several rows share a step on software adapters too."""
     before = fallbacks()
-    model = await load(models, name, device=device, capture=capture, passes=JOINT if joint else None)
+    model = await load(models, folder, device=device, capture=capture, passes=JOINT if joint else None)
     encoder = model.speech_encoder
     assert isinstance(encoder, SpeechEncoder)
     about = model.config.encoder

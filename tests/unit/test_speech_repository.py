@@ -1,0 +1,122 @@
+"""Whisper repositories in Transformers.js' layout pick the native package's ids; what is missing in one is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import capstan
+from capstan import ConfigError, ModelFileError, OptionError, UnsupportedModelError, genai
+from capstan.sound.sound_processor import SoundProcessor
+from tests.sounds import glide, wave_file
+from tests.unit.test_hearing import EXPECTED, FALLING, RISING, finished, hearing
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FOLDER, HUB, LLAMA = FIXTURES / "speech/nano-whisper", FIXTURES / "speech/nano-whisper-hub", FIXTURES / "nano-llama"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(HUB, tmp_path / "hub"))
+
+
+def changed(hub: Path, name: str, **fields: Any) -> Path:
+    file = hub / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    return hub
+
+
+def test_ids_of_searches_and_batches_are_the_native_packages() -> None:
+    model = genai.Model(str(HUB))
+    assert model.type == "whisper"
+    assert finished(hearing(genai, model, FALLING)) == [EXPECTED["greedy"]["falling"]]
+    assert finished(hearing(genai, model, RISING, num_beams=3)) == [EXPECTED["beams"]["rising"]]
+    assert finished(hearing(genai, model, RISING, FALLING, num_beams=2), 2) == EXPECTED["beams of a batch"]
+
+
+def test_an_older_export_picks_the_same_ids(hub: Path) -> None:
+    shutil.copy(hub / "others/older.onnx", hub / "onnx/decoder_model_merged.onnx")
+    model = genai.Model(str(hub))
+    assert finished(hearing(genai, model, RISING)) == [EXPECTED["greedy"]["rising"]]
+    assert finished(hearing(genai, model, FALLING, num_beams=3)) == [EXPECTED["beams"]["falling"]]
+
+
+def test_text_and_segments_are_those_of_the_builders_folder() -> None:
+    sound, options = wave_file(glide(2.0)), {"language": "de", "timestamps": True}
+    hub, folder = (capstan.Transcriber(capstan.Model(str(place))) for place in (HUB, FOLDER))
+    assert hub.transcribe(sound).text == folder.transcribe(sound).text
+    assert hub.transcribe(sound, **options).segments  # type: ignore[arg-type]
+    assert hub.languages == folder.languages
+
+
+def test_features_of_an_extractor_are_those_of_the_builders_steps() -> None:
+    made = [
+        SoundProcessor.of_config((place / name).read_bytes(), name).features([RISING], ["a sound"])
+        for place, name in ((HUB, "preprocessor_config.json"), (FOLDER, "audio_processor_config.json"))
+    ]
+    np.testing.assert_allclose(made[0], made[1], atol=2e-6)
+
+
+def test_each_graph_is_of_the_first_dtype_that_suits_the_device(hub: Path) -> None:
+    shutil.copy(hub / "others/q4.onnx", hub / "onnx/decoder_model_merged_q4.onnx")
+    config = capstan.Model(str(hub)).config
+    assert (config.decoder.filename, config.encoder and config.encoder.filename) == (
+        "onnx/decoder_model_merged_q4.onnx",
+        "onnx/encoder_model.onnx",
+    )
+    with pytest.raises(ModelFileError, match=r"encoder_model_q4\.onnx does not exist; .* there are fp32"):
+        capstan.Model(str(hub), dtype="q4")
+    with pytest.raises(OptionError, match="dtype is 'q5'; it must be one of fp32, fp16, q4"):
+        capstan.Model(str(hub), dtype="q5")
+
+
+@pytest.mark.parametrize("name", ["encoder_model", "decoder_model_merged"])
+def test_half_of_the_pair_is_not_enough(name: str, hub: Path) -> None:
+    (hub / f"onnx/{name}.onnx").unlink()
+    with pytest.raises(ModelFileError, match=rf"{name}\.onnx and its other dtypes do not exist; .* two graphs"):
+        capstan.Model(str(hub))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "kind", "message"),
+    [
+        ("config.json", {"decoder_layers": 3}, UnsupportedModelError, "has no input past_key_values.2.decoder.key"),
+        ("config.json", {"d_model": 33}, ConfigError, r"decoder_attention_heads: .* a divisor of d_model \(33\)"),
+        ("config.json", {"num_mel_bins": 0}, ConfigError, "num_mel_bins: expected a positive integer"),
+        ("preprocessor_config.json", {"feature_extractor_type": "X"}, UnsupportedModelError, "'X' of 16000 samples"),
+        ("preprocessor_config.json", {"hop_length": "a"}, ConfigError, "hop_length is 'a'; expected a whole number"),
+    ],
+)
+def test_wrong_fields_are_named(name: str, fields: dict[str, Any], kind: type, message: str, hub: Path) -> None:
+    with pytest.raises(kind, match=message):
+        capstan.Transcriber(capstan.Model(str(changed(hub, name, **fields))))
+
+
+def test_the_other_kind_of_model_is_refused_before_its_graphs_are_read(hub: Path, tmp_path: Path) -> None:
+    shutil.rmtree(hub / "onnx")
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    shutil.copy(HUB / "tokenizer.json", text)
+    for place, hears, message in (
+        (hub, False, "is a model of type 'whisper', which turns speech into text; load it by Capstan.loadTranscriber"),
+        (FOLDER, False, "is a model of type 'whisper', which turns speech into text"),
+        (text, True, "is a model of type 'llama', which takes text only and hears nothing"),
+        (LLAMA, True, "is a model of type 'llama', which takes text only and hears nothing"),
+        (tmp_path / "a.gguf", True, "is a GGUF file, which takes text only and hears nothing"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            asyncio.run(capstan.Model.load(str(place), hears=hears))
+
+
+def test_a_plan_counts_both_graphs() -> None:
+    fit = asyncio.run(capstan.plan(str(HUB), max_length=64))
+    both = sum((HUB / f"onnx/{name}.onnx").stat().st_size for name in ("encoder_model", "decoder_model_merged"))
+    assert fit
+    assert 0.75 * both < fit.requirements.weights.bytes < both
