@@ -14,7 +14,15 @@ from .command_errors import CommandError, raise_remote
 from .model_arguments import CONFIG, is_speech, mounts, read_json
 from .terminal import Event, Output, say
 
-__all__ = ["add_speech_arguments", "hears", "require_no_sound", "sound_file", "speech_requests", "transcribe"]
+__all__ = [
+    "add_speech_arguments",
+    "hears",
+    "names_sound",
+    "require_no_sound",
+    "sound_file",
+    "speech_requests",
+    "transcribe",
+]
 
 SOUNDS = (".wav", ".mp3", ".m4a", ".ogg", ".flac", ".opus", ".webm")
 """The endings of sound files."""
@@ -44,13 +52,17 @@ def speech_options(args: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in ("language", "task", "timestamps", "vtt") if getattr(args, name, None)]
 
 
+def names_sound(text: str | None) -> bool:
+    """Whether a prompt is the path of a sound file."""
+    return text is not None and Path(text).suffix.lower() in SOUNDS and Path(text).is_file()
+
+
 def require_no_sound(args: argparse.Namespace, model: str) -> None:
     """Refuse a sound file, and the options of a speech model, for a model of text."""
     given = speech_options(args)
-    text = args.text or ""
-    sound = Path(text).suffix.lower() in SOUNDS and Path(text).is_file()
+    sound = names_sound(args.text)
     if sound or given:
-        what = f"{text} is a sound" if sound else f"{' and '.join(given)} were given"
+        what = f"{args.text} is a sound" if sound else f"{' and '.join(given)} were given"
         raise CommandError(f"{what}, but {model} takes text: give --model a Whisper folder, or --prompt TEXT")
 
 

@@ -97,7 +97,7 @@ def test_a_text_to_continue_and_ids_are_no_message(model: Path) -> None:
     assert "as_message" not in request(model, "--prompt-ids", "1")
 
 
-WHISPER = FIXTURES / "speech/nano-whisper"
+WHISPER, WHISPER_HUB = FIXTURES / "speech/nano-whisper", FIXTURES / "speech/nano-whisper-hub"
 
 
 def test_a_speech_model_takes_a_sound(tmp_path: Path) -> None:
@@ -120,6 +120,26 @@ def test_a_speech_model_takes_a_sound(tmp_path: Path) -> None:
     ):
         with pytest.raises(CommandError, match=re.escape(message)):
             request(WHISPER, *argv)
+
+
+def test_a_repository_of_speech_is_a_folder_or_an_id(tmp_path: Path) -> None:
+    sound = tmp_path / "a.wav"
+    sound.touch()
+    load, _ = cast(list[dict[str, Any]], request(WHISPER_HUB, str(sound)))
+    assert (load["kind"], load["model"]) == ("load_transcriber", "/models/nano-whisper-hub/")
+    load, asked = cast(
+        list[dict[str, Any]], request(Path("onnx-community/whisper-tiny.en"), str(sound), "--dtype", "q4")
+    )
+    assert (load["kind"], load["model"]["repository"], load["dtype"]) == (
+        "load_transcriber",
+        "onnx-community/whisper-tiny.en",
+        "q4",
+    )
+    assert asked["kind"] == "transcribe"
+    assert request(Path("onnx-community/whisper-tiny.en"), "a.wav")["kind"] == "generate"
+    shutil.copytree(WHISPER_HUB, tmp_path / "hub", ignore=shutil.ignore_patterns("*.onnx"))
+    with pytest.raises(CommandError, match=r"no onnx/model\*\.onnx \(nor any other ONNX file\)"):
+        request(tmp_path / "hub", str(sound))
 
 
 def test_a_model_of_text_takes_no_sound(model: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def run(made: Any, feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def logits_of_export(encoder: ModelProto, merged: ModelProto, runs: list[list[int]]) -> list[Any]:
-    """What onnxruntime computes of the two files: the first run by the branch without caches."""
+    """The logits of onnxruntime over the two files, the first run by the branch without caches."""
     feeds: dict[str, Any] = {"encoder_hidden_states": session(encoder).run(None, {"input_features": SOUND})[0]}
     empty = np.zeros((1, HEADS, 0, WIDTH), np.float32)
     feeds |= {f"past_key_values.{n}.{source}.{kind}": empty for n, kind in KINDS for source in ("decoder", "encoder")}

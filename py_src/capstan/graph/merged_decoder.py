@@ -42,11 +42,11 @@ class SpeechSizes:
     encoder: str
     decoder: str
     features: tuple[int, ...]
-    """Of the encoder's input, behind the batch."""
+    """The encoder's input, without the batch."""
     frames: int
     """Positions of the encoder's output."""
     layers: int
-    """Of the decoder."""
+    """Layers of the decoder."""
     heads: int
     encoder_heads: int
 
@@ -231,7 +231,7 @@ def encoder_of(encoder: ModelProto, maker: ModelProto, sizes: SpeechSizes) -> Mo
 
 
 def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]:
-    """Keep of a branch what makes keys and values of the encoder's output, in place; the outputs that these are.
+    """Reduce a branch to the keys and values of the encoder's output, in place; gives them as outputs.
     Raises UnsupportedModelError if they are made of anything else."""
     graph, wiring = maker.graph, Wiring(maker.graph)
     told = {value.name: value.type.tensor_type for value in graph.output}

@@ -22,8 +22,8 @@ from .wiring import Wiring, attribute
 __all__ = ["whole_attention"]
 
 APART, JOINED = [0, 2, 1, 3], ([0, 1, 3, 2], [0, 2, 1])
-"""What puts heads before positions, and what turns keys for the product, with heads apart or in one dimension with
-rows."""
+"""The permutations that put heads before positions, and that turn keys for the product, with heads apart or in one
+dimension with rows."""
 BOTH = [0, 2, 3, 1]
 Pairs = Sequence[tuple[str, str]]
 
@@ -48,7 +48,7 @@ class Attention:
     key: str
     value: str
     past: tuple[str, str] | None
-    """The caches that keys and values are appended to."""
+    """The caches, to which keys and values are appended."""
     scale: float
     output: str
     present: tuple[str, str] | None
@@ -152,7 +152,7 @@ class Reader:
         return None
 
     def _scores(self, softmax: NodeProto) -> tuple[NodeProto, float]:
-        """The product of queries and keys below the mask, and what it is scaled by."""
+        """The product of queries and keys below the mask, and its scale."""
         name, scale = softmax.input[0], 1.0
         while (node := self._wiring.producer.get(name)) is not None and node.op_type != "MatMul":
             factor = self._factor(node)

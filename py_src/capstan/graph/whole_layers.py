@@ -19,7 +19,7 @@ from .wiring import Wiring
 __all__ = ["whole_layers"]
 
 NEAR = 1e-3
-"""How far a constant in float16 may be from the number that it stands for."""
+"""The difference that rounding to float16 may make to a constant."""
 
 
 def whole_layers(model: ModelProto) -> None:
@@ -92,7 +92,7 @@ def gelu(wiring: Wiring, node: NodeProto) -> NodeProto | None:
 
 
 def divisor_of(node: NodeProto) -> float:
-    """What the second input of a Div or Mul by the root of 2 has to be."""
+    """The second input of a Div or Mul that divides by the root of 2."""
     return {"Div": math.sqrt(2), "Mul": math.sqrt(0.5)}.get(node.op_type, math.nan)
 
 

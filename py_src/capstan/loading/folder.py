@@ -101,8 +101,8 @@ async def find_model(
 ) -> FoundModel:
     """The model at a place. `dtype` names one of several that a repository has, or the activations' type over a GGUF
     file; None takes what suits the device. With `keep` a file that holds graph and weights is stored, if this host
-    stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` says whether it has to be a model
-    of speech, or must not be.
+    stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` asks for a model of speech, or
+    for none.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """

@@ -23,7 +23,15 @@ from ..model_arguments import (
     repository,
 )
 from ..piped import is_piped, read_piped, with_piped
-from ..speech import add_speech_arguments, hears, require_no_sound, sound_file, speech_requests, transcribe
+from ..speech import (
+    add_speech_arguments,
+    hears,
+    names_sound,
+    require_no_sound,
+    sound_file,
+    speech_requests,
+    transcribe,
+)
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, trace_query, write_trace
 
@@ -120,7 +128,8 @@ def check(args: argparse.Namespace) -> None:
     """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.served`, the
     models to serve. Both lack the model if none was named."""
     args.served = []
-    args.hears = args.model is not None and hears(Path(args.model))
+    hub = None if args.model is None else repository(args.model, args.hub, args.revision)
+    args.hears = names_sound(args.text) if hub is not None else args.model is not None and hears(Path(args.model))
     if args.hears:
         check_speech(args)
         return
@@ -129,7 +138,7 @@ def check(args: argparse.Namespace) -> None:
     args.trace = trace_file(args.trace)
     args.request = {"model": None, "search": read_search(args), **read_options(args), **asked}
     if args.model is not None:
-        args.request["model"] = repository(args.model, args.hub, args.revision) or mounted(Path(args.model), args)
+        args.request["model"] = hub or mounted(Path(args.model), args)
 
 
 def read_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,7 +156,8 @@ def check_speech(args: argparse.Namespace) -> None:
     search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
     given = {**others, **search, **read_options(args)}
     load, asked = speech_requests(args, given)
-    args.request = [{**load, "model": mounted(Path(args.model), args)}, asked]
+    model = repository(args.model, args.hub, args.revision) or mounted(Path(args.model), args)
+    args.request = [{**load, "model": model}, asked]
 
 
 def mounted(path: Path, args: argparse.Namespace) -> str:
