@@ -106,3 +106,23 @@ def test_a_tensor_that_is_longer_than_its_graph_is_refused() -> None:
 def test_a_file_that_was_cut_is_refused(inside: File) -> None:
     with pytest.raises(ModelFileError, match=r"m\.onnx: 100000 bytes that are not an ONNX model \(byte \d+\)"):
         File(inside.data[:100000]).detached()
+
+
+def test_weights_in_a_branch_of_an_if_become_external_too() -> None:
+    file = File((LLAMA.parent / "speech/nano-whisper-hub/onnx/decoder_model_merged.onnx").read_bytes())
+    before, after = (
+        {
+            tensor.name: tensor
+            for item in graph.parse(data).graph.node[-1].attribute
+            for tensor in item.g.initializer
+            if tensor.name.startswith("onnx::MatMul")
+        }
+        for data in (file.data, file.detached())
+    )
+    assert len(after) == len(before) >= 4
+    for name, tensor in after.items():
+        told = {item.key: item.value for item in tensor.external_data}
+        start = int(told["offset"])
+        assert told["location"] == "self.onnx"
+        assert file.data[start : start + int(told["length"])] == before[name].raw_data
+        assert not tensor.raw_data

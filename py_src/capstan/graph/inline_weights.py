@@ -57,7 +57,7 @@ async def rewritten(file: Pieces, kind: str, start: int, end: int, location: str
     """A message's content, with large tensors below it as external data."""
     made = bytearray()
     async for field, first, body, last in file.fields(start, end):
-        inner = WITHIN[kind].get(field) if last - body >= (LARGE_NODE if kind == "graph" else LEAST_BYTES) else None
+        inner = WITHIN[kind].get(field) if kind != "graph" or last - body >= LARGE_NODE else None
         if inner is not None:
             part = await rewritten(file, inner, body, last, location)
         elif kind == "graph" and field == INITIALIZER and last - body >= LEAST_BYTES:

@@ -29,8 +29,8 @@ BESIDE = "cross/"
 LEAST_OPSET = 13
 STEADY = set(
     "Add Cast Concat Constant Conv ConvInteger DequantizeLinear Div DynamicQuantizeLinear Erf Gather Gelu Identity "  # noqa: SIM905
-    "LayerNormalization MatMul MatMulInteger MatMulNBits Mul MultiHeadAttention Pow ReduceMean Reshape Shape Slice Sqrt "
-    "Sub Tanh Transpose".split()
+    "LayerNormalization MatMul MatMulInteger MatMulNBits Mul MultiHeadAttention Pow ReduceMean Reshape Shape Slice "
+    "Sqrt Sub Tanh Transpose".split()
 )
 """Operators that mean the same in the older versions of the operator set, from 11 on, as in LEAST_OPSET."""
 
