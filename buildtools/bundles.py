@@ -10,7 +10,16 @@ from capstan_host.command_errors import CommandError
 from . import ROOT
 from .environment import run_tool
 
-__all__ = ["CLIENT_AND_WORKER", "COLOURS", "ENTRIES", "WHEEL_HOST", "bundle", "bundle_colours", "bundle_wheel_host"]
+__all__ = [
+    "CLIENT_AND_WORKER",
+    "COLOURS",
+    "ENTRIES",
+    "PHONEMES",
+    "WHEEL_HOST",
+    "bundle",
+    "bundle_colours",
+    "bundle_wheel_host",
+]
 
 SOURCES = ROOT / "web/src"
 ENTRIES = {"capstan": SOURCES / "page/capstan.ts", "chat": SOURCES / "chat/chat.ts", "ai": SOURCES / "page/ai.ts"}
@@ -20,6 +29,8 @@ CLIENT_AND_WORKER = {
     "worker.js": SOURCES / "worker/worker.ts",
     "ort_runtime.js": SOURCES / "worker/ort_runtime.ts",
 }
+PHONEMES = SOURCES / "worker/phonemes.ts"
+"""The worker imports it for the first text that is spoken."""
 COLOURS = "./highlight.js"
 """The module with the colours of code, which <capstan-chat> imports on demand: it is a file beside the element's."""
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"

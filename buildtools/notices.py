@@ -54,6 +54,7 @@ def notices() -> str:
             )
             for place, names in (
                 ("capstan/worker.js", ("@huggingface/tokenizers", "@noble/hashes")),
+                ("capstan/phonemes.js", ("phonemize",)),
                 ("demo.js of the demo page and chat.js of the npm package", ("dompurify", "marked")),
                 ("highlight.js of the demo page and of the npm package", ("highlight.js",)),
             )

@@ -13,7 +13,7 @@ from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
-from .bundles import CLIENT_AND_WORKER, COLOURS, bundle, bundle_colours
+from .bundles import CLIENT_AND_WORKER, COLOURS, PHONEMES, bundle, bundle_colours
 from .carried_wheels import CARRIED, DETECTOR
 from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
@@ -133,6 +133,7 @@ def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(source, SITE / "capstan" / name) for name, source in CLIENT_AND_WORKER.items()]
     made.append(bundle_colours(SITE))
+    made.append(bundle(PHONEMES, SITE / "capstan/phonemes.js", ["--minify", "--legal-comments=inline"]))
     for folder, (place, entries) in PAGE_FOLDERS.items():
         client = f"./{Path(CLIENT).relative_to(place).as_posix()}"
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):

@@ -4,8 +4,8 @@ usage: make_seeing.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py     needs torch, tra
 
 SHAPE is gemma3-4b or nano. The text decoder is int4 with float16 activations, as onnxruntime-genai's builder writes it
 with exclude_embeds; the vision graph (SigLIP and the projector) is torch's export, the embedding graph that of the
-guide for Gemma 3. TOKENIZER_FOLDER has a tokenizer with Gemma 3's tokens of pictures, which is put beside it. All layers
-but the last are sliding ones, which is the same up to the window. BUILDER.py is as for make_shape.py.
+guide for Gemma 3. TOKENIZER_FOLDER has a tokenizer with Gemma 3's tokens of pictures, which is put beside it. All
+layers but the last are sliding ones, which is the same up to the window. BUILDER.py is as for make_shape.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ import torch
 from make_shape import BUILDER
 from onnx import TensorProto, helper, numpy_helper
 from repeated_layers import repeat_layers
-from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig
-from transformers import SiglipVisionConfig
+from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    SiglipVisionConfig,
+)
 
 PLACEHOLDER = "<image_soft_token>"
 BUILT_LAYERS = 3

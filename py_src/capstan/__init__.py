@@ -34,6 +34,7 @@ from .signatures import check_arguments
 from .speech.caption import Caption
 from .speech.transcriber import Transcriber
 from .speech.transcription_run import Segment, Transcription, TranscriptionRun
+from .speech.voice import Voice
 from .stages.search import SearchOptions
 from .stages.speculation_options import Speculation
 from .text.stream import StoppingStream, TextStream
@@ -75,6 +76,7 @@ __all__ = [
     "Transcription",
     "TranscriptionRun",
     "Verification",
+    "Voice",
     "WeightStore",
     "configure",
     "logits_processor",

@@ -16,6 +16,7 @@ from buildtools.bundles import ENTRIES
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.encoders import ENCODERS
+from tests.voices import make_voice
 
 SOURCES = ROOT / "web/src"
 DOCUMENT = (ROOT / "docs/typescript.md").read_text(encoding="utf-8")
@@ -81,6 +82,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     site.models |= {"minilm": ENCODERS / "bert", "whisper": ROOT / "tests/fixtures/speech/nano-whisper"}
+    site.models["kokoro"] = make_voice(tmp_path / "kokoro")
     try:
         page.goto(site.url + "blank.html")
         page.evaluate(
@@ -91,7 +93,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
             made.read_text(encoding="utf-8"),
         )
     finally:
-        del site.models["minilm"], site.models["whisper"]
+        del site.models["minilm"], site.models["whisper"], site.models["kokoro"]
         page.close()
     assert not errors, f"the page reported {errors}"
     assert said[-1] == "nano v3"

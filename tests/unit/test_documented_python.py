@@ -21,6 +21,7 @@ from buildtools.carried_wheels import DETECTOR
 from capstan import errors, measure, memory, notebook
 from capstan.speech import speech_detector
 from tests.sounds import glide, voice, wave_file
+from tests.voices import make_voice
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DOCS = ROOT / "docs"
@@ -46,6 +47,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     with zipfile.ZipFile(DETECTOR.path()) as wheel:
         detector = wheel.read(f"silero_vad/{speech_detector.FILE}")
     monkeypatch.setattr(speech_detector, "installed", lambda: detector)
+    names["kokoro"] = str(make_voice(tmp_path / "kokoro"))
     with warnings.catch_warnings():
         asyncio.run(run_blocks(REFERENCE, names))
     assert names["fit"]

@@ -178,7 +178,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "page": (
         "requests",
         "adapter_requests chat_answers embedding_requests inspection memory_requests read_request "
-        "transcription_requests",
+        "transcription_requests voice_requests",
         "score_requests text_events",
         "completion",
         "page_session",
@@ -188,9 +188,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "picture": ("picture_file", "picture_processor"),
     "sound": ("resampling spectrum wave_file", "sound_file", "sound_processor"),
     "speech": (
-        "caption segments speech_tokens utterances",
-        "speech_detector timestamp_rules",
-        "transcription_run",
+        "caption phonemes segments speech_tokens utterances",
+        "speech_detector timestamp_rules voice_model",
+        "transcription_run voice",
         "listener",
         "transcriber",
     ),
@@ -260,6 +260,7 @@ INSIDE_FUNCTIONS = {
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.answers", "page.embedding_requests"): "for pages that embed texts only",
     ("page.answers", "page.transcription_requests"): "for pages that hear only",
+    ("page.answers", "page.voice_requests"): "for pages that speak only",
     ("page.read_request", "difflib"): "for an unknown field only",
     (
         "loading.folder",
@@ -282,6 +283,7 @@ INSIDE_FUNCTIONS = {
     ("speech.transcriber", "speech.speech_detector"): "numpy, as in genai.multimodal_processor",
     ("speech.transcription_run", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
     ("speech.transcription_run", "device.speech_encoder"): "for models that hear only",
+    ("speech.voice", "speech.voice_model"): "protobuf is in the extra `reference`",
     ("speech.transcription_run", "speech.timestamp_rules"): "numpy, as in genai.multimodal_processor",
     ("text.chat_prompts", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }

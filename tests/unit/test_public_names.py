@@ -21,8 +21,8 @@ HubRepository KnownModel LogitsError MemoryTypeError Model ModelFacts ModelFileE
 PictureError PromptError Score
 SearchOptions Segment SoundError Speculation SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError
 TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream Trace Transcriber Transcription TranscriptionRun
-UncomputedError UnsupportedModelError ValidationError Verification VersionError WeightStore WeightsChangedError
-configure logits_processor measure memory models notebook open_device plan shortlist_processor trace
+UncomputedError UnsupportedModelError ValidationError Verification VersionError Voice WeightStore
+WeightsChangedError configure logits_processor measure memory models notebook open_device plan shortlist_processor trace
 """
 
 GENAI = {

@@ -55,6 +55,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "load_transcriber": {"model": HUB},
     "transcribe": {},
     "listen": {"live": 1, "action": "begin"},
+    "load_voice": {"model": HUB},
+    "speak": {"text": "a"},
     "end_session": {"session": "session 1"},
     "trace": {"action": "start"},
 }
@@ -94,6 +96,8 @@ MOST: dict[str, dict[str, Any]] = {
     "load_transcriber": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "transcribe": {"file": "/a.wav", "language": "de", "task": "translate", "timestamps": True},
     "listen": {"language": "de", "task": "translate", "silence": 0.3, "threshold": 0.6, "interval": 2},
+    "load_voice": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
     "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
 }
 """The fields that it may have besides."""
@@ -124,10 +128,10 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 WORDS = {
     **dict.fromkeys(("source", "filename"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
-    **dict.fromkeys(("file", "language"), "a string or null"),
-    "timestamps": "true or false or null",
     "live": "a whole number",
-    **dict.fromkeys(("silence", "threshold", "interval"), "a number or null"),
+    **dict.fromkeys(("silence", "threshold", "interval", "speed"), "a number or null"),
+    **dict.fromkeys(("file", "language", "voice"), "a string or null"),
+    **dict.fromkeys(("timestamps", "phonemes"), "true or false or null"),
     "task": "'transcribe', 'translate' or null",
     **dict.fromkeys(
         ("run_ahead", "max_new_tokens", "max_length", "most_calls", "recoveries", "prefix_cache", "log_probabilities"),
@@ -157,6 +161,7 @@ ITEMS = {
 """Words for the items of an array."""
 OF_A_KIND = {
     ("end_session", "session"): "a string",
+    ("speak", "text"): "a string",
     ("tokenizer", "action"): "'encode', 'decode' or 'template'",
     ("trace", "action"): "'start' or 'stop'",
     ("models", "action"): "'list', 'evict' or 'verify'",

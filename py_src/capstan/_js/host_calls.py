@@ -44,6 +44,7 @@ __all__ = [
     "now",
     "open_gpu",
     "open_wasm",
+    "phonemize",
     "read_line",
     "read_now",
     "ready_made",
@@ -256,3 +257,9 @@ async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
     if not hasattr(found, "sha256"):
         return None
     return ReadyMade(int(found.header), str(found.sha256), found.text if isinstance(found.text, str) else None)
+
+
+async def phonemize(text: str, language: str) -> str:
+    """See capstan.host.Host (web/src/worker/phonemes.ts)."""
+    with typed_errors():
+        return str(await capstan_host.phonemize(text, language))

@@ -82,6 +82,10 @@ class Host(Protocol):
     def token_walks(self, tokens: TokenBytes) -> TokenWalks:
         """The tokens of a vocabulary on the host, for masks."""
 
+    async def phonemize(self, text: str, language: str) -> str:
+        """The phonemes of an English text, for a Kokoro model; `language` is 'en-US' or 'en-GB'. Raises OptionError
+        where there is no library for it."""
+
     async def adopt(self, path: Any, keep: bool) -> str:
         """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
         be as it was kept at its last load, and the small files of a folder may be kept."""

@@ -132,6 +132,11 @@ class LocalHost:
     async def ready_made(self, name: str, size: int, dtype: str) -> None:
         return None
 
+    async def phonemize(self, text: str, language: str) -> str:
+        raise OptionError(
+            "phonemes are made in a page only: give a function `phonemize`, such as misaki's, or phonemes"
+        )
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return 0
 

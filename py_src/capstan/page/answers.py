@@ -47,9 +47,11 @@ from .requests import (
     LoadEmbedderRequest,
     LoadRequest,
     LoadTranscriberRequest,
+    LoadVoiceRequest,
     OperationsRequest,
     PlanRequest,
     ScoreRequest,
+    SpeakRequest,
     TokenizerRequest,
     TraceRequest,
     TranscribeRequest,
@@ -236,6 +238,15 @@ async def speech(session: PageSession, request: LoadTranscriberRequest | Transcr
     return await load_transcriber(request, folder_of(request["model"]))
 
 
+async def voices(session: PageSession, request: LoadVoiceRequest | SpeakRequest) -> dict[str, Any]:
+    """Load a model that speaks, or speak a text with it."""
+    from .voice_requests import load_voice, speak
+
+    if request["kind"] == "speak":
+        return await speak(request)
+    return await load_voice(request, folder_of(request["model"]))
+
+
 async def operations(session: PageSession, request: OperationsRequest) -> dict[str, Any]:
     """The operations of a decode step, and the GPU time of each."""
     model = await session.load_once(request)
@@ -320,6 +331,8 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "load_transcriber": speech,
     "transcribe": speech,
     "listen": speech,
+    "load_voice": voices,
+    "speak": voices,
     "operations": operations,
     "end_session": end_session,
     "trace": traced,

@@ -31,6 +31,7 @@ __all__ = [
     "LoadEmbedderRequest",
     "LoadRequest",
     "LoadTranscriberRequest",
+    "LoadVoiceRequest",
     "MemoryRequest",
     "ModelFolder",
     "ModelRequest",
@@ -40,6 +41,7 @@ __all__ = [
     "RunRequest",
     "ScoreRequest",
     "ScoredSequence",
+    "SpeakRequest",
     "TokenizerRequest",
     "TraceRequest",
     "TranscribeRequest",
@@ -236,6 +238,26 @@ class ListenRequest(TypedDict):
     interval: NotRequired[float | None]
 
 
+class LoadVoiceRequest(EmbedderOptions):
+    """Load a model that speaks; see capstan.Voice.load. It is this worker's until it ends."""
+
+    kind: Literal["load_voice"]
+    model: ModelFolder
+
+
+class SpeakRequest(TypedDict):
+    """Speak a text with the model that was loaded; see SpeakResult."""
+
+    kind: Literal["speak"]
+    text: str
+    voice: NotRequired[str | None]
+    """The name of a file in voices/; null for the default."""
+    speed: NotRequired[float | None]
+    """null is 1."""
+    phonemes: NotRequired[bool | None]
+    """Whether the text is phonemes; null for false."""
+
+
 class ExecRequest(TypedDict):
     """Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply."""
 
@@ -289,6 +311,8 @@ AnsweredRequest = (
     | LoadTranscriberRequest
     | TranscribeRequest
     | ListenRequest
+    | LoadVoiceRequest
+    | SpeakRequest
     | EndSessionRequest
     | TraceRequest
 )

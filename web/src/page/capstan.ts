@@ -37,6 +37,7 @@ import { sharedName } from "./sharing";
 import { Microphone, type MicrophoneOptions } from "./microphone";
 import { Tokenizer } from "./model_tokenizer";
 import { Transcriber, type TranscriberOptions } from "./transcriber";
+import { Voice, type VoiceOptions } from "./voice";
 
 export * from "./client";
 export { Embedder, type EmbedderOptions } from "./embedder";
@@ -83,6 +84,9 @@ export type { TranscriptionParams, TranscriptionResponse, Transcriptions } from 
 export type { TranscriptionStreamEvent } from "./transcriptions";
 export type { Sound } from "./sound_samples";
 export type { Caption, SpeechSegment } from "../wire/protocol";
+export { type Phonemize, type SpeakOptions, Voice, type VoiceOptions } from "./voice";
+export type { SpeechParams, Speeches } from "./speeches";
+export type { SpokenText } from "./sentences";
 
 export interface LoadOptions extends ModelOptions, WorkerOptions {
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
@@ -219,6 +223,14 @@ export class Capstan {
    */
   static loadTranscriber(model: ModelFolder, options: TranscriberOptions = {}): Promise<Transcriber> {
     return Transcriber.load(model, options);
+  }
+
+  /**
+   * Load a model that speaks (Kokoro, in the layout of onnx-community/Kokoro-82M-v1.0-ONNX): the URL of a folder, a hub's id,
+   * or what the user picked. Rejects as `load`.
+   */
+  static loadVoice(model: ModelFolder, options: VoiceOptions = {}): Promise<Voice> {
+    return Voice.load(model, options);
   }
 
   /** Ask for a microphone, whose samples a transcriber takes. Rejects with a SoundError if it is refused or missing. */

@@ -158,6 +158,21 @@ export interface TranscribeResult {
   ended: boolean;
 }
 
+/** The result of a LoadVoiceRequest. */
+export interface LoadVoiceResult {
+  device: string;
+  /** Their names; none if the folder cannot be listed. */
+  voices: string[];
+  /** The one that speaks by default. */
+  voice: string;
+}
+
+/** The result of a SpeakRequest. */
+export interface SpeakResult {
+  /** Base64 of float32, one channel at 24,000 Hz. */
+  samples: string;
+}
+
 /** The result of a ScoreRequest. */
 export interface ScoreResult {
   /** In the order of the request's. */

@@ -23,6 +23,7 @@ import { OnnxSession } from "./onnx_sessions";
 import { TokenWalks } from "./token_walks";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
+import { EngineError } from "../wire/errors";
 import { WasmEngine } from "./wasm";
 
 export function makeHost(assets: Assets): Record<string, unknown> {
@@ -45,6 +46,13 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     makeTokenizer,
     /** Only a site of ours has anything ready-made; see worker.ts. */
     readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
+    /** Only a folder of ours has the library; see worker.ts. */
+    phonemize: async (_text: string, _language: string): Promise<string> => {
+      throw new EngineError(
+        "OptionError",
+        "this page has no library for phonemes; give a function `phonemize`, or phonemes",
+      );
+    },
     tokenWalks: (ends: PyProxy, data: PyProxy) => new TokenWalks(ends, data),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>

@@ -3,7 +3,7 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { dropUnused, openGpu, prepare } from "./before_python";
-import { here } from "../wire/assets";
+import { type Assets, assetUrl, here, loadFailure } from "../wire/assets";
 import { EngineError } from "../wire/errors";
 import { requestAdapter, summarize } from "../wire/adapter";
 import { help, warmUpBeside } from "./helper";
@@ -178,6 +178,16 @@ async function preparedBuild(device: Device | null): Promise<Build | null> {
   return device === "auto" ? "cpu" : null;
 }
 
+/** The library for phonemes, which is fetched for the first text that is spoken. */
+async function phonemes(assets: Assets): Promise<typeof import("./phonemes")> {
+  const url = assetUrl(assets, "phonemes.js");
+  try {
+    return (await import(url)) as typeof import("./phonemes");
+  } catch (error) {
+    throw new EngineError("ModelFileError", `${await loadFailure(url)}; ${String(error)}`);
+  }
+}
+
 type Boot = Extract<ToWorker, { tag: "boot" }>;
 
 async function boot(given: Boot): Promise<Readiness> {
@@ -198,6 +208,7 @@ async function boot(given: Boot): Promise<Readiness> {
     openGpu: () => openGpu(assets),
     readyMade: async (name: string, size: number, dtype: string) =>
       readyMade(assets, await knownFiles(assets), name, size, dtype),
+    phonemize: async (text: string, language: string) => (await phonemes(assets)).phonemize(text, language),
     spent: spend,
   };
   const begun = performance.now();
