@@ -46,8 +46,8 @@ def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
 def described(
     model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None, file: bytes = b""
 ) -> tuple[ModelMemory, LoraGraph, ModelProto]:
-    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless a pass changed
-    it. `defaults` are the bytes of those inputs' defaults in data files, `file` the bytes of the graph's file."""
+    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless a pass
+    changed it. `defaults` are the bytes of those inputs' defaults in data files, `file` those of the graph's file."""
     facts = Rewriting(config, defaults=defaults or {}, file=file)
     made = rewritten(model, "reference", facts)
     runs = model if made == model else made
