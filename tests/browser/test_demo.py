@@ -43,7 +43,10 @@ STOP = """() => {
 """Click Stop; the status right after the click, before the page does anything else."""
 DROP = """(files) => {
   const dataTransfer = new DataTransfer();
-  for (const [name, bytes] of Object.entries(files)) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
+  for (const [name, bytes] of Object.entries(files)) {
+    const type = name.endsWith('.png') ? 'image/png' : '';
+    dataTransfer.items.add(new File([new Uint8Array(bytes)], name, { type }));
+  }
   for (const kind of ['dragover', 'drop'])
     document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
 }"""
@@ -546,6 +549,17 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     demo.send()
     prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
     assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+
+
+def test_a_dropped_picture_is_no_model(demo: Demo) -> None:
+    chosen = demo.page.locator("#model").input_value()
+    for names, told in (
+        (["cat.png"], "cat.png is a picture, and no model"),
+        (["a.png", "b.png"], "2 files are no model's"),
+    ):
+        demo.page.evaluate(DROP, {name: [137, 80, 78, 71] for name in names})
+        expect(demo.page.locator("#model-note")).to_contain_text(told)
+        assert demo.page.locator("#model").input_value() == chosen
 
 
 @pytest.mark.extended

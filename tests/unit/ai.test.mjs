@@ -204,14 +204,14 @@ test("an abort rejects with its reason, and whoever leaves a stream ends its run
   assert.equal(left(), 1);
 });
 
-test("a failure of the run, and a message with a file, reject", async () => {
+test("a failure of the run, and a message with a file of a provider, reject", async () => {
   const error = new Error("no memory");
   const { model, asked } = over(["a"], { error });
   await assert.rejects(model.doGenerate({ prompt: PROMPT }), error);
   await assert.rejects(collected(await model.doStream({ prompt: PROMPT })), error);
-  const file = { type: "file", mediaType: "image/png", data: { type: "data", data: new Uint8Array(1) } };
+  const file = { type: "file", mediaType: "image/png", data: { type: "reference", reference: { a: "b" } } };
   const refused = model.doGenerate({ prompt: [{ role: "user", content: [file] }] });
-  await assert.rejects(refused, { code: "OptionError", message: /of type "file"; the model reads texts only/ });
+  await assert.rejects(refused, { code: "OptionError", message: /of type "file, reference"; a model reads texts/ });
   assert.equal(asked.length, 2);
 });
 

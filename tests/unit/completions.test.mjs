@@ -309,9 +309,11 @@ for (const [given, message] of [
     { tools: [TOOL], tool_choice: "required", response_format: { type: "json_object" } },
     "response_format: a tool call is asked for; give one of the two",
   ],
+  [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "messages[0].content[0].image_url: missing"],
   [
-    { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
-    'messages[0].content[0].type is "image_url"; it must be "text": the model reads texts only',
+    { messages: [{ role: "user", content: [{ type: "input_audio", input_audio: {} }] }] },
+    'messages[0].content[0].type is "input_audio"; it must be "text", "image_url", "image" or "file": no model hears in ' +
+      "a chat, and Capstan.loadTranscriber turns speech into text",
   ],
   [
     {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from capstan import PromptError, Tokenizer
+from capstan.generation.chat_prompt import ChatPrompts
 from capstan.generation.conversation import Conversation
 from tests.unit.paper_model import PaperDecoder, PaperModel, made, run_of
 
@@ -48,9 +49,13 @@ class Letters:
         return "".join(f"{each['content']}|" for each in [*options.get("tools", ()), *shown])
 
 
+def prompts(tokenizer: Letters, paper: Any) -> ChatPrompts:
+    return ChatPrompts(tokenizer, paper)
+
+
 def begun(tokenizer: Letters | None = None, **options: Any) -> tuple[Conversation, PaperModel]:
     generator, paper = made(**options)
-    return Conversation(tokenizer or Letters(), generator), paper
+    return Conversation(prompts(tokenizer or Letters(), paper), generator), paper
 
 
 def answered(
@@ -199,7 +204,7 @@ def test_a_stop_string_ends_an_answer_and_the_next_turn_goes_on_before_it() -> N
     asked = Letters().encode("AB|")
     text = Letters().decode(run_of(asked, 6))
     generator, paper = made(tokenizer=Letters(), stop_strings=[text[3:5]])
-    talk = Conversation(Letters(), generator, [text[3:5]])
+    talk = Conversation(prompts(Letters(), paper), generator, [text[3:5]])
     _, first, reason = answered(talk, [user("AB")])
     assert (first, reason) == (text[:3], "stop")
     kept, second, _ = answered(talk, [user("AB"), assistant("Q"), user("C")])
@@ -212,8 +217,8 @@ def test_an_answer_that_a_stop_string_ended_goes_on_with_its_text() -> None:
     """The sequence has tokens of the stop string behind it, which the next prompt has not."""
     asked = Letters().encode("AB|")
     text = Letters().decode(run_of(asked, 6))
-    generator, _ = made(tokenizer=Letters(), stop_strings=[text[3:5]])
-    talk = Conversation(Letters(), generator, [text[3:5]])
+    generator, paper = made(tokenizer=Letters(), stop_strings=[text[3:5]])
+    talk = Conversation(prompts(Letters(), paper), generator, [text[3:5]])
     _, first, _ = answered(talk, [user("AB")])
     _, second, _ = answered(talk, [user("AB"), assistant(first), user("C")])
     whole = Letters().encode(f"AB|{first}|C|")

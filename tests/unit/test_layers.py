@@ -111,8 +111,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "genai_engine genai_generator",
     ),
     "generation": (
-        "answer beam_search processors prompt replay run_ahead run_options speculation step_counts token_times",
-        "generator_params named_processors policy row",
+        "answer beam_search picture_prompt processors prompt replay run_ahead run_options speculation step_counts "
+        "token_times",
+        "chat_prompt generator_params named_processors policy row",
         "flight hearing seeing",
         "loop",
         "row_loop row_pool",
@@ -185,7 +186,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "answers",
         "request_handler",
     ),
-    "picture": ("picture_file", "picture_processor"),
+    "picture": ("picture_file picture_places", "picture_processor"),
     "sound": ("resampling spectrum wave_file", "sound_file", "sound_processor"),
     "speech": (
         "caption phonemes segments speech_tokens utterances",
@@ -251,6 +252,7 @@ INSIDE_FUNCTIONS = {
         "genai.multimodal_processor",
         "sound.sound_processor",
     ): "numpy is in the extra `reference`, and fetched by pages that hear",
+    ("generation.chat_prompt", "generation.picture_prompt"): "Pillow, as in genai.multimodal_processor",
     ("loading.opening", "device.speech_encoder"): "for models that hear only",
     ("loading.planning", "device.speech_encoder"): "for models that hear only",
     ("loading.opening", "loading.graphs_beside"): "for models that hear or see only",
@@ -259,6 +261,7 @@ INSIDE_FUNCTIONS = {
     ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.answers", "page.embedding_requests"): "for pages that embed texts only",
+    ("page.chat_answers", "picture.picture_file"): "Pillow, as in genai.multimodal_processor",
     ("page.answers", "page.transcription_requests"): "for pages that hear only",
     ("page.answers", "page.voice_requests"): "for pages that speak only",
     ("page.read_request", "difflib"): "for an unknown field only",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from capstan import OptionError, Tokenizer
+from capstan.generation.chat_prompt import ChatPrompts
 from capstan.generation.conversation import Conversation
 from capstan.local.rust_tokenizer import LocalBackend
 from capstan.text.stream import StoppingStream, TextStream
@@ -66,7 +67,8 @@ def tokenizer_of(name: str, template: str = "") -> Tokenizer:
 def test_a_second_turn_has_the_ids_of_the_whole_text_and_keeps_all_of_the_first(name: str) -> None:
     for template, wanted in answers()["turns"][name].items():
         generator: Any = Scripted()
-        talk = Conversation(tokenizer_of(name, TEMPLATES[template]), generator)
+        prompts: Any = ChatPrompts(tokenizer_of(name, TEMPLATES[template]), generator)
+        talk = Conversation(prompts, generator)
         assert talk.ask([message("user", ASKED[0])]) == 0
         assert generator.ids == wanted["first"], template
         generator.coming = list(wanted["answer"])

@@ -126,6 +126,9 @@ def test_a_prompt_may_be_run_in_parts_and_again(model: genai.Model, monkeypatch:
         assert found == CASES["checks"]["ids"]
         one.rewind_to(len(ids) + 4)
         assert picks(one, 4) == found[4:8]
+        one.rewind_to(len(ids))
+        one.see(items_of(inputs(genai, model, GRADIENT)["pixel_values"]))
+        assert picks(one, 4) == CASES["gradient"]["ids"][:4]
         one.rewind_to(0)
         one.see([])
         one.append_tokens(inputs(genai, model, prompt=CASES["no picture"]["prompt"])["input_ids"].as_numpy()[0])
@@ -168,11 +171,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_vision_graph_runs_once_for_each_picture_that_differs(model: genai.Model, ran: list[str]) -> None:
-    prompt = "<bos><start_of_image> <start_of_image>."
-    next_ids(seeing(genai, model, GRADIENT, GRADIENT, prompt=prompt, num_beams=3), 3)
+    prompt, third = "<bos><start_of_image> <start_of_image>.", png_file(gradient(9, 9))
+    next_ids(seeing(genai, model, third, third, prompt=prompt, num_beams=3), 3)
     assert len(ran) == 1
-    next_ids(seeing(genai, model, CHECKS, GRADIENT, prompt=prompt), 3)
-    assert len(ran) == 3
+    # Those that were seen last are known.
+    for pictures, runs in (((CHECKS, third), 2), ((third, CHECKS), 2), ((CHECKS, GRADIENT), 3), ((third, CHECKS), 4)):
+        next_ids(seeing(genai, model, *pictures, prompt=prompt), 3)
+        assert len(ran) == runs
 
 
 def test_rows_are_shared_by_the_picture_and_not_by_ids_alone(model: genai.Model) -> None:

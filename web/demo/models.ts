@@ -290,7 +290,15 @@ function noteOf({ key, name, title, chat }: Chosen): string {
 
 // Folders of this machine.
 
+const MEDIA: Record<string, string> = { image: "a picture", audio: "a sound", video: "a video" };
+
 function take(folder: Picked, name: string): void {
+  const media = Array.isArray(folder) ? folder.map(({ type }) => MEDIA[type.split("/")[0]!]) : [];
+  if (media[0] && media.every(Boolean)) {
+    const found = media.length > 1 ? "are no model's" : `is ${media[0]}, and no model`;
+    say("model-note", `${name} ${found}: give a model's folder or file. Questions on this page are texts.`);
+    return;
+  }
   const key = `picked-${picked.size + 1}`;
   picked.set(key, { folder, name });
   // Without a name for the page's address, since nobody else has the folder.
@@ -316,7 +324,7 @@ async function pick(): Promise<void> {
 async function filesOf(entry: FileSystemEntry, path: string): Promise<File[]> {
   if (entry.isFile) {
     const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
-    return [new File([file], path, { lastModified: file.lastModified })];
+    return [new File([file], path, { type: file.type, lastModified: file.lastModified })];
   }
   const reader = (entry as FileSystemDirectoryEntry).createReader();
   const found: File[] = [];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Lock
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from math import prod
@@ -54,17 +55,24 @@ class PictureEncoder:
         self.dtype, self._dims = found.dtype, found.dims[1:]
         """The element type of pixel values, and their sizes for one picture."""
         self._features, self._hidden = target.dtype, hidden
+        self._made: dict[str, BoundSpan] = {}
+        """The features of the pictures that were seen last, by their digests: a conversation has them in each turn."""
+        self._lock = Lock()
 
     @asynccontextmanager
     async def seen(self, pictures: Sequence[Features]) -> AsyncIterator[tuple[BoundSpan, list[int]]]:
-        """Run the graph once for each picture that differs. Gives the features of all, [rows, hidden], and the rows of
-        each; their memory is freed at the end. Raises PictureError for pixel values of another size."""
-        made: dict[str, BoundSpan] = {}
-        try:
+        """Run the graph once for each picture that was not among the last ones. Gives the features of all,
+        [rows, hidden], and the rows of each; their memory is freed at the end. Raises PictureError for pixel values of
+        another size."""
+        async with self._lock:
+            digests = {picture.digest for picture in pictures}
+            for digest in [*self._made]:
+                if digest not in digests:
+                    self._made.pop(digest).span.buffer.close()
             for picture in pictures:
-                if picture.digest not in made:
-                    made[picture.digest] = await self._run(picture)
-            found = [made[picture.digest] for picture in pictures]
+                if picture.digest not in self._made:
+                    self._made[picture.digest] = await self._run(picture)
+            found = [self._made[picture.digest] for picture in pictures]
             rows = [prod(each.dims[:-1]) for each in found]
             sizes = [byte_count(self._features, (count, self._hidden)) for count in rows]
             held = self._device.allocate(sum(sizes), label="features of pictures", category="io")
@@ -77,9 +85,6 @@ class PictureEncoder:
                 yield BoundSpan(FEATURES, held.span(), self._features, (sum(rows), self._hidden)), rows
             finally:
                 held.close()
-        finally:
-            for each in made.values():
-                each.span.buffer.close()
 
     async def _run(self, picture: Features) -> BoundSpan:
         dims = picture.dims[1:]
@@ -102,6 +107,8 @@ class PictureEncoder:
 
     async def close(self) -> None:
         """Free the session."""
+        while self._made:
+            self._made.popitem()[1].span.buffer.close()
         await self._session.close()
 
 

@@ -198,6 +198,9 @@ class Generator:
             raise BindingError(
                 f"set_inputs: the inputs are {', '.join(names) or 'nothing'}; {needed} is needed, {may} may be there"
             )
+        length = self.capstan.token_count()
+        if sees and length:
+            raise OptionError(f"the sequence has {length} tokens, and pictures come before them; rewind_to(0) first")
         if sees:
             self.capstan.see(items_of(inputs[PIXELS]) if PIXELS in names else [])
         else:

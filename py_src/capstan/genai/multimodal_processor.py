@@ -7,8 +7,9 @@ from hashlib import sha256
 from typing import Any
 
 from ..device.speech_encoder import Features
-from ..errors import ArgumentTypeError, OptionError, PictureError, UnsupportedModelError
+from ..errors import ArgumentTypeError, OptionError, UnsupportedModelError
 from ..model import Model as CapstanModel
+from ..picture.picture_places import BEGIN, PLACES, with_places
 from ..tokenizer import Tokenizer
 from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
 from .media_files import Audios, Images
@@ -18,9 +19,6 @@ __all__ = ["FEATURES", "IDS", "NUMBERS", "PIXELS", "TYPES", "MultiModalProcessor
 
 FEATURES, IDS, PIXELS = "audio_features", "input_ids", "pixel_values"
 TYPES, NUMBERS = "token_type_ids", "num_image_tokens"
-BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
-PLACES = 256
-"""Placeholders of a picture, as the native package writes them for Gemma 3."""
 
 
 class MultiModalProcessor:
@@ -83,12 +81,7 @@ class MultiModalProcessor:
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
-        text = prompt or " ".join([BEGIN] * count)
-        if text.count(BEGIN) != count:
-            raise PictureError(
-                f"the prompt has {text.count(BEGIN)} times {BEGIN}, and {count} pictures were given; give one for each"
-            )
-        text = text.replace(BEGIN, f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n")
+        text = with_places(prompt or " ".join([BEGIN] * count), count)
         found, encoder = NamedTensors(), self._model.picture_encoder
         found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
         if images is not None:

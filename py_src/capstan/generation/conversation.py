@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..text.stream import StoppingStream, alike
+from .chat_prompt import ChatPrompt, ChatPrompts
 from .generator import Generator
 
-__all__ = ["ChatTokenizer", "Conversation"]
-
-
-class ChatTokenizer(Protocol):
-    """The part of a Tokenizer that a conversation uses."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str: ...
+__all__ = ["Conversation"]
 
 
 class Conversation:
@@ -26,13 +17,17 @@ class Conversation:
     then `answer`; if that is cancelled, the text shown until then is the answer.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, generator: Generator, stops: Sequence[str] = ()) -> None:
-        """`stops` are the generator's stop strings."""
+    def __init__(self, prompts: ChatPrompts, generator: Generator, stops: Sequence[str] = ()) -> None:
+        """`prompts` makes prompts for the generator's model; `stops` are the generator's stop strings."""
         self.generator = generator
-        self._tokenizer = tokenizer
+        self._prompts = prompts
         self.stops = tuple(stops)
-        self.prompt = ""
+        self._asked = ChatPrompt("", [])
+
+    @property
+    def prompt(self) -> str:
         """The last rendered one."""
+        return self._asked.text
 
     def ask(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
         """Make the rendered messages the sequence; returns the number of tokens of the last one that were kept.
@@ -40,16 +35,19 @@ class Conversation:
         the template.
 
         Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small,
-        OptionError for variables that the template does not know.
+        OptionError for variables that the template does not know; for pictures the errors of ChatPrompts.of.
         """
-        text = self._tokenizer.apply_chat_template(messages, **options)
-        # Encode all of it, since a tokenizer treats the beginning of a text differently.
-        ids = self._tokenizer.encode(text)
+        before, self._asked = self._asked, self._prompts.of(messages, **options)
+        ids, pictures, contents = self._asked.ids, self._asked.pictures, self._asked.contents
         kept = alike(self.generator.get_sequence(), ids)
+        # Tokens are kept up to a picture that is another one, or is not all there.
+        differing = {*before.contents} ^ {*contents}
+        kept = min([kept, *(each.start for each in differing), *(each.start for each in contents if each.end > kept)])
         self.generator.rewind_to(kept)
+        if pictures != before.pictures:
+            self.generator.see(pictures)
         if ids[kept:] or not kept:
             self.generator.append_tokens(ids[kept:])
-        self.prompt = text
         return kept
 
     async def answer(self, limit: int | None, show: Callable[[int, str], None], begun: Sequence[int] = ()) -> str:
@@ -58,7 +56,7 @@ class Conversation:
         `begun` are the first tokens of the answer, which are given and count. `show(token, text)` is called for each
         further token with the text that it completes, and with -1 for held back text at the end.
         """
-        stream = StoppingStream(self._tokenizer.decode, self.stops, self.generator.get_sequence())
+        stream = StoppingStream(self._prompts.tokenizer.decode, self.stops, self.generator.get_sequence())
         if begun:
             self.generator.append_tokens(begun)
         for token in begun:

@@ -109,26 +109,25 @@ class Generator:
             raise OptionError(
                 f"{len(sounds)} sounds were given, batch_size is {self._options.batch_size}; give one for each sequence"
             )
-        self._sense(sounds, "sounds")
+        loop = self._loop
+        loop.require_open()
+        if loop.length:
+            raise OptionError(f"the sequence has {loop.length} tokens, and sounds come before them; rewind_to(0) first")
+        loop.sense(sounds)
 
     def see(self, pictures: Sequence[Features]) -> None:
-        """Have these pictures be in the prompt, whose placeholders stand for them in their order: before its tokens,
-        and again after `rewind_to(0)`. `capstan.genai.MultiModalProcessor` makes both of files.
+        """Have these pictures be those of the sequence, whose placeholders stand for them in their order: before its
+        tokens, and with further pictures before tokens that are appended. Cached rows are kept up to the first picture
+        that is another one than before. `capstan.genai.MultiModalProcessor` makes both of files.
 
-        Raises OptionError after tokens and for a batch; UnsupportedModelError for a model of text.
+        Raises OptionError for a batch; UnsupportedModelError for a model of text.
         """
         if self._model.picture_encoder is None:
             raise UnsupportedModelError(f"a model of type {self._model.type!r} takes no pictures; give it text alone")
         if self._options.batch_size != 1:
             raise OptionError(f"batch_size is {self._options.batch_size}, and pictures are in one prompt; set it to 1")
-        self._sense(pictures, "pictures")
-
-    def _sense(self, given: Sequence[Features], what: str) -> None:
-        loop = self._loop
-        loop.require_open()
-        if loop.length:
-            raise OptionError(f"the sequence has {loop.length} tokens, and {what} come before them; rewind_to(0) first")
-        loop.sense(given)
+        self._loop.require_open()
+        self._loop.sense(pictures)
 
     def teller(self, index: int = 0) -> Callable[[DecoderRow], Awaitable[None]]:
         """Gives the sound or the pictures of a row to a row of another decoder."""

@@ -96,8 +96,10 @@ class RowLoop(DecodeLoop):
         self._change()
 
     def sense(self, given: Sequence[Features]) -> None:
-        """Run the next tokens after these sounds, one for each prompt, or with these pictures in the prompt."""
+        """Run the next tokens after these sounds, one for each prompt, or with these pictures in the sequence."""
         self.senses.give(given)
+        for row in self.rows:
+            row.lost_logits()
         self._change()
 
     def rewind(self, length: int) -> None:

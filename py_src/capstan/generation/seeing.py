@@ -30,7 +30,7 @@ class Seeing:
         self._contents: tuple[Content, ...] = ()
 
     def give(self, pictures: Sequence[Features]) -> None:
-        """Have the next prompt be one with these pictures."""
+        """Have these be the pictures of the sequence."""
         self.pictures, self._told = tuple(pictures), None
 
     def require(self, model: Model, decoder: RowDecoder | None) -> None:
@@ -55,6 +55,9 @@ class Seeing:
             self._contents = await self._tell(model, listeners, places, require_open)
             self._told = decoder, places
         for row in rows:
+            # What was computed with another picture is computed again.
+            for each in {*row.contents} ^ {*self._contents}:
+                row.unsettle(each.start)
             row.contents = self._contents
 
     async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:

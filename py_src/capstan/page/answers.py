@@ -20,6 +20,7 @@ from .._js import host_calls
 from .._js.files import mount
 from .._js.js_errors import spent
 from ..errors import PromptError
+from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.prompt import require_fitting
@@ -31,7 +32,7 @@ from ..loading.opening import told_facts
 from ..text.chat_prompts import template_options
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
-from .chat_answers import answer_stream, rendered, with_call
+from .chat_answers import answer_stream, with_call, with_pictures
 from .completion import complete, generator_params, limit_length, require_one_sequence, searched, told_ready, told_steps
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import live_memory, stored_weights
@@ -112,6 +113,7 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
 
 async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
+    request = {**request, "messages": with_pictures(request["messages"], session.pictures)}
     if request["messages"] and searched(request).get("num_return_sequences", 1) != 1:
         return await chat_rows(session, request)
     begun = request.get("begun") or []
@@ -166,14 +168,17 @@ async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any
     model = await session.load_once(request)
     tokenizer = Tokenizer(model)
     require_fitting((message.get("content") for message in request["messages"]), model.config)
-    request, text = with_call(tokenizer, request), rendered(tokenizer, request)
-    params = generator_params(model, request)
-    prompt, most = tokenizer.encode(text), chat_length(model, request.get("max_length"))
+    request = with_call(tokenizer, request)
+    asked = session.prompts_of(model).of(request["messages"], **template_options(request))
+    params, prompt = generator_params(model, request), asked.ids
+    most = chat_length(model, request.get("max_length"))
     limit = limit_length(params, model, len(prompt), request.get("max_new_tokens"), most)
     stops = params.search.stop_strings
-    return await complete(
-        model, tokenizer, request, params, prompt, limit, lambda: answer_stream(tokenizer, request, text, prompt, stops)
-    )
+
+    def reader() -> AnswerStream:
+        return answer_stream(tokenizer, request, asked.text, prompt, stops)
+
+    return await complete(model, tokenizer, request, params, prompt, limit, reader, asked.pictures)
 
 
 async def alternatives(session: PageSession, request: AlternativesRequest) -> None:
@@ -183,6 +188,7 @@ async def alternatives(session: PageSession, request: AlternativesRequest) -> No
     model = await session.load_once(request)
     tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
     if (messages := request.get("messages")) is not None:
+        messages = with_pictures(messages, session.pictures)
         talk = await session.conversation_with(model, request)
         talk.ask(messages, **template_options(request))
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)

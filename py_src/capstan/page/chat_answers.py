@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import OptionError
 from ..generation.answer import AnswerStream, forced_call
 from ..text.chat_prompts import template_options
+from ..text.messages import without_pictures
 from ..tokenizer import Tokenizer
-from .requests import ChatRequest
+from .requests import ChatRequest, Message
 
-__all__ = ["answer_stream", "rendered", "with_call"]
+__all__ = ["answer_stream", "rendered", "with_call", "with_pictures"]
+
+
+def with_pictures(messages: Sequence[Message], attached: Any) -> list[Message]:
+    """Messages with the pictures that came with their request in the place of their numbers: the contents of files, or
+    pixels."""
+    return [
+        {
+            **message,
+            "content": [put_in(part, f"messages[{place}].content[{at}]", attached) for at, part in enumerate(parts)],
+        }
+        if isinstance(parts := message.get("content"), list)
+        else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def put_in(part: Any, where: str, attached: Any) -> Any:
+    """A part of a message with its picture."""
+    if not isinstance(part, dict) or part.get("type") != "image" or "picture" not in part:
+        return part
+    number, count = part["picture"], 0 if attached is None else len(attached)
+    if type(number) is not int or not 0 <= number < count:
+        raise OptionError(f"{where}.picture is {number!r}; {count} pictures came with the request")
+    given = attached[number]
+    data = given.bytes.to_bytes()
+    if given.width:
+        from ..picture.picture_file import Rgba
+
+        data = Rgba(given.width, given.height, data)
+    return {"type": "image", "image": data}
 
 
 def rendered(tokenizer: Tokenizer, request: ChatRequest) -> str:
-    """The prompt of a conversation."""
-    return tokenizer.apply_chat_template(request["messages"], **template_options(request))
+    """The prompt of a conversation, without placeholders of pictures."""
+    return tokenizer.apply_chat_template(without_pictures(request["messages"])[0], **template_options(request))
 
 
 def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:

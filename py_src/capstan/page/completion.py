@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._js import host_calls
 from ..errors import OptionError, PromptError
@@ -22,6 +22,9 @@ from .adapter_requests import adapt
 from .inspection import burst_list, told_times
 from .requests import RunRequest
 from .text_events import Choice, watch
+
+if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
 
 __all__ = [
     "complete",
@@ -42,16 +45,20 @@ async def complete(
     prompt: Sequence[int],
     limit: str,
     answer: Callable[[], AnswerStream | None] = lambda: None,
+    pictures: Sequence[Features] = (),
 ) -> dict[str, Any]:
     """Continue a prompt with a generator of its own, and tell the page of each token. `limit` is the reason to finish
     at max_length. The keys of the result are those of `build.py run --json`; where the prompt has several sequences,
-    `choices` has all and the rest is of the first. `answer` makes what reads each answer of a chat."""
+    `choices` has all and the rest is of the first. `answer` makes what reads each answer of a chat; its
+    prompt has the `pictures`."""
     begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
     search = params.search
     rows: list[int | None] = [None] if params.rows == 1 else [*range(params.rows)]
     choices = [Choice(tokenizer, search.stop_strings, prompt, begun, row, answer()) for row in rows]
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
+        if pictures:
+            generator.see(pictures)
         generator.append_tokens([*prompt, *begun])
         host_calls.emit({"kind": "status", "text": "preparing the decode step"})
         # A first token is awaited.

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._js import host_calls
 from ..errors import CapstanError, ConfigError
+from ..generation.chat_prompt import ChatPrompts
 from ..generation.conversation import Conversation
 from ..generation.generator import Generator
 from ..generation.named_processors import named_processor
@@ -43,6 +44,10 @@ class PageSession:
     def __init__(self) -> None:
         self.samples: Any = None
         """The samples that came with the request, float32."""
+        self.pictures: Any = None
+        """The pictures that came with the request, in JavaScript."""
+        self.prompts: tuple[Model, ChatPrompts] | None = None
+        """What makes the prompts of the last model's conversations."""
         self.loaded: tuple[Key, Model] | None = None
         """The last model and what it was loaded for: the next request for the same one finds it ready."""
         self.loading: asyncio.Task[Model] | None = None
@@ -65,7 +70,7 @@ class PageSession:
         if self.loaded is not None:
             if self.loaded[0] == key and self.loaded[1].healthy() and not self.idle.distrusted:
                 return self.loaded[1]
-            last, self.loaded = self.loaded[1], None
+            last, self.loaded, self.prompts = self.loaded[1], None, None
             for session in [*self.conversations]:
                 await self.end_conversation(session)
             forget_adapters()
@@ -144,11 +149,17 @@ class PageSession:
         except BaseException:
             await generator.aclose()
             raise
-        talk = Conversation(tokenizer, generator, params.search.stop_strings)
+        talk = Conversation(self.prompts_of(model), generator, params.search.stop_strings)
         self.conversations[session] = model, options, talk
         host_calls.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async(record=False)
         return talk
+
+    def prompts_of(self, model: Model) -> ChatPrompts:
+        """Makes the prompts of conversations."""
+        if self.prompts is None or self.prompts[0] is not model:
+            self.prompts = model, ChatPrompts(Tokenizer(model), model)
+        return self.prompts[1]
 
     async def end_conversation(self, session: str | None) -> None:
         """Give back what a conversation holds."""

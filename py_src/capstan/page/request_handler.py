@@ -33,9 +33,9 @@ class RequestHandler:
         self.verify_after = math.inf
         """Seconds without a request until stored weights are compared with their digests."""
 
-    async def handle(self, text: str, number: int, samples: Any = None) -> str:
+    async def handle(self, text: str, number: int, attached: Any = None) -> str:
         """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback.
-        `samples` is a Float32Array of JavaScript that came with it."""
+        `attached` came with it (web/src/wire/protocol.ts, Attached)."""
         self.running, self.number = asyncio.current_task(), number
         host_calls.be_interrupted_once()
         try:
@@ -44,7 +44,9 @@ class RequestHandler:
             await self.session.idle.stop()
             self.session.leave_unrecorded()
             request = read_request(text)
-            self.session.samples = None if samples is None else samples.to_memoryview()
+            hears = hasattr(attached, "to_memoryview")
+            self.session.samples = attached.to_memoryview() if hears else None
+            self.session.pictures = None if hears else attached
             with span(f"answer: {request['kind']}", request=number):
                 reply = {"ok": True, "result": await ANSWERS[request["kind"]](self.session, request)}
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -54,7 +56,7 @@ class RequestHandler:
             host_calls.be_interrupted_no_more()
             reply = failure_of(error)
         finally:
-            self.running = self.session.samples = None
+            self.running = self.session.samples = self.session.pictures = None
             self.stopped.discard(number)
             self.session.idle.begin(self.verify_after)
         return json.dumps(reply)

@@ -1,9 +1,10 @@
-"""Reads picture files by Pillow: PNG, JPEG, WebP, BMP and GIF."""
+"""Reads picture files by Pillow: PNG, JPEG, WebP, BMP and GIF. A page may give pixels instead."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import PictureError
 
-__all__ = ["LARGEST_SIDE", "Pixels", "decoded"]
+__all__ = ["LARGEST_SIDE", "Pixels", "Rgba", "decoded"]
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """[height, width, 3], as red, green, blue."""
@@ -22,9 +23,20 @@ MOST_PIXELS = 1 << 26
 REMEDY = f"give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
 
 
-def decoded(data: bytes, name: str) -> Pixels:
+@dataclass(frozen=True)
+class Rgba:
+    """Pixels, row by row, with a byte each for red, green, blue and alpha."""
+
+    width: int
+    height: int
+    data: bytes
+
+
+def decoded(data: bytes | Rgba, name: str) -> Pixels:
     """A picture, turned as its EXIF orientation says, without its transparency. `name` is what messages call it. Raises
     PictureError."""
+    if isinstance(data, Rgba):
+        return pixels_of_rgba(data, name)
     if not data:
         raise PictureError(f"{name} has no bytes; {REMEDY}")
     try:
@@ -33,11 +45,7 @@ def decoded(data: bytes, name: str) -> Pixels:
             picture = Image.open(io.BytesIO(data), formats=FORMATS)
         with picture:
             width, height = picture.size
-            if max(width, height) > LARGEST_SIDE or width * height > MOST_PIXELS:
-                raise PictureError(
-                    f"{name} has {width} x {height} pixels; a side may have {LARGEST_SIDE}, and the whole "
-                    f"{MOST_PIXELS}: make it smaller"
-                )
+            require_size(width, height, name)
             frames = getattr(picture, "n_frames", 1)
             if frames > 1:
                 raise PictureError(f"{name} is animated, with {frames} frames; give one of them as a picture")
@@ -51,6 +59,25 @@ def decoded(data: bytes, name: str) -> Pixels:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, OverflowError) as error:
         raise PictureError(f"{name} is damaged: {error}; copy the file again") from error
+
+
+def require_size(width: int, height: int, name: str) -> None:
+    """Raise PictureError for a picture that is too large."""
+    if max(width, height) > LARGEST_SIDE or width * height > MOST_PIXELS:
+        raise PictureError(
+            f"{name} has {width} x {height} pixels; a side may have {LARGEST_SIDE}, and the whole {MOST_PIXELS}: make "
+            "it smaller"
+        )
+
+
+def pixels_of_rgba(given: Rgba, name: str) -> Pixels:
+    """Red, green and blue of pixels."""
+    require_size(given.width, given.height, name)
+    if min(given.width, given.height) < 1 or len(given.data) != 4 * given.width * given.height:
+        raise PictureError(
+            f"{name} has {given.width} x {given.height} pixels in {len(given.data)} bytes; give four for each pixel"
+        )
+    return np.frombuffer(given.data, np.uint8).reshape(given.height, given.width, 4)[:, :, :3]
 
 
 def pixels_of(picture: Image.Image) -> Pixels:

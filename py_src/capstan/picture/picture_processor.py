@@ -11,7 +11,7 @@ from PIL import Image
 
 from ..errors import PictureError, UnsupportedModelError
 from ..model_files.config_section import Section, parse_object
-from .picture_file import LARGEST_SIDE, Pixels, decoded
+from .picture_file import LARGEST_SIDE, Pixels, Rgba, decoded
 
 __all__ = ["PictureProcessor"]
 
@@ -47,7 +47,7 @@ class PictureProcessor:
             )
         return cls(tuple(STEPS[kind][1](fields) for kind, fields in listed))
 
-    def pixels(self, files: Sequence[bytes], names: Sequence[str]) -> Array:
+    def pixels(self, files: Sequence[bytes | Rgba], names: Sequence[str]) -> Array:
         """The pixel values of picture files, float32 [files, ...]; `names` are what messages call them. Raises
         PictureError."""
         made = [self._pixels(data, name) for data, name in zip(files, names, strict=True)]
@@ -57,7 +57,7 @@ class PictureProcessor:
                 raise PictureError(f"{name} becomes {shapes}; give pictures of one size")
         return np.stack(made)
 
-    def _pixels(self, data: bytes, name: str) -> Array:
+    def _pixels(self, data: bytes | Rgba, name: str) -> Array:
         value: Any = decoded(data, name)
         for step in self.steps:
             try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from ..errors import OptionError
 from ..model_files.bounded_json import NotJsonError, clipped, read_json
 
-__all__ = ["Message", "read_messages", "read_tools"]
+__all__ = ["Message", "read_messages", "read_tools", "without_pictures"]
 
 Message = Mapping[str, Any]
 Check = tuple[str, Callable[[Any], bool]]
@@ -73,3 +75,55 @@ def _require_fields(name: str, message: Message) -> None:
     # An assistant's message may be calls of tools, or thoughts, alone.
     if "content" not in given and not (given["role"] == "assistant" and len(given) > 1):
         raise OptionError(f"{name}.content: missing; give a text, or tool_calls in a message of the assistant")
+
+
+UNHEARD = ("audio", "audio_url", "input_audio", "video", "video_url")
+"""Types of content parts that no model takes in a chat."""
+
+
+def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+    """Messages as chat templates take them, with `{"type": "image"}` for each picture, and the pictures in their order:
+    the field `image` of such a part, or the content of a `data:` address in OpenAI's `image_url`. Raises OptionError
+    for other addresses, and for sounds and videos."""
+    pictures: list[Any] = []
+    shown = [
+        {
+            **message,
+            "content": [bare(part, f"messages[{place}].content[{at}]", pictures) for at, part in enumerate(parts)],
+        }
+        if isinstance(parts := message.get("content"), list)
+        else message
+        for place, message in enumerate(messages)
+    ]
+    return shown, pictures
+
+
+def bare(part: Any, where: str, pictures: list[Any]) -> Any:
+    """A part of a message without its picture, which is added to `pictures`."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in UNHEARD:
+        raise OptionError(
+            f"{where}.type is {kind!r}: no model hears or watches in a chat; capstan.Transcriber turns speech into text"
+        )
+    if kind not in ("image", "image_url"):
+        return part
+    others = [name for name in part if name not in ("type", kind)]
+    if part.get(kind) is None or others:
+        raise OptionError(f"{where} has {', '.join(part)}; a picture's part has its type and {kind}")
+    pictures.append(part[kind] if kind == "image" else data_of(part[kind], f"{where}.image_url"))
+    return {"type": "image"}
+
+
+def data_of(given: Any, where: str) -> bytes:
+    """The content of a `data:` address."""
+    fields = given if isinstance(given, Mapping) else {"url": given}
+    url, detail = fields.get("url"), fields.get("detail")
+    if detail not in (None, "auto"):
+        raise OptionError(f"{where}.detail is {clipped(detail)}; a model reads pictures in its own size: leave it out")
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise OptionError(f"{where}.url is {clipped(url)}; it must begin with 'data:', since nothing is fetched here")
+    about, _, data = url[5:].partition(",")
+    try:
+        return b64decode(unquote_to_bytes(data), validate=True) if about.endswith(";base64") else unquote_to_bytes(data)
+    except ValueError as error:
+        raise OptionError(f"{where}.url is no base64 ({error}); encode the file again") from error

@@ -28,6 +28,7 @@ from capstan.generation.token_scores import begin_of
 from capstan.loading.load_options import EmbedderOptions, taken
 from capstan.model import Model
 from capstan.text.chat_prompts import template_options
+from capstan.text.messages import without_pictures
 from capstan.text.stream import StoppingStream
 from capstan.tokenizer import Tokenizer
 
@@ -229,10 +230,18 @@ def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> tuple[li
     if item.get("prompt") is not None and job.get("as_message") and tokenizer.has_chat_template:
         messages = [{"role": "user", "content": item["prompt"]}]
     if messages is not None:
+        require_texts(messages)
         text = tokenizer.apply_chat_template(messages, **template_options(job))
         prompt, stops = list(tokenizer.encode(text)), job["search"].get("stop_strings") or ()
         return prompt, AnswerStream(tokenizer, text, job.get("tools"), stops=stops, before=prompt)
     return list(item.get("prompt_ids") or tokenizer.encode_prompt(item.get("prompt") or "")), None
+
+
+def require_texts(messages: Any) -> None:
+    """Raise OptionError for pictures in messages."""
+    _, pictures = without_pictures(messages)
+    if pictures:
+        raise OptionError(f"messages with pictures ({len(pictures)}): the items of a fleet are texts; leave them out")
 
 
 async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: RowPool | None) -> dict[str, Any]:

@@ -133,11 +133,36 @@ INPUTS = (
     Mutation(
         "conversation.tail",
         "py_src/capstan/generation/conversation.py",
-        "ids = self._tokenizer.encode(text)",
-        "ids = self.generator.get_sequence()\n"
-        "        ids += self._tokenizer.encode(text.removeprefix(self._tokenizer.decode(ids)))",
+        "kept = alike(self.generator.get_sequence(), ids)",
+        "ids, tokenizer = self.generator.get_sequence(), self._prompts.tokenizer\n"
+        "        ids += tokenizer.encode(self.prompt.removeprefix(tokenizer.decode(ids)))\n"
+        "        kept = alike(self.generator.get_sequence(), ids)",
         "the end of a prompt is encoded as a text of its own",
         unit("second_turns"),
+    ),
+    Mutation(
+        "conversation.picture",
+        "py_src/capstan/generation/conversation.py",
+        "differing = {*before.contents} ^ {*contents}",
+        "differing: set[Any] = set()",
+        "tokens of another picture are kept since their ids are equal",
+        unit("picture_chats"),
+    ),
+    Mutation(
+        "seeing.rows",
+        "py_src/capstan/generation/seeing.py",
+        "                row.unsettle(each.start)",
+        "                pass",
+        "rows that were computed with another picture are kept",
+        unit("seeing"),
+    ),
+    Mutation(
+        "picture_encoder.again",
+        "py_src/capstan/device/picture_encoder.py",
+        "                if digest not in digests:",
+        "                if digest in digests:",
+        "the features of a picture are computed for each turn",
+        unit("picture_chats", "seeing"),
     ),
     Mutation(
         "stream.sent_twice",

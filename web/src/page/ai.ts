@@ -24,7 +24,9 @@ import {
   type CompletionParams,
   type CompletionTool,
   type CompletionUsage,
+  type ContentPart,
   type FinishReason,
+  type Picture,
 } from "capstan-webgpu";
 import { asV2, asV3, type CapstanModelOptions, requireVersion } from "./ai_versions";
 import { oneLine, told } from "../wire/errors";
@@ -36,8 +38,8 @@ type Llm = Pick<Capstan, "chat">;
 
 /**
  * `streamText({ model: capstanModel(llm), ... })`: a model that Capstan.load loaded, by the AI SDK's language model
- * specification, of a version that suits `ai`. An option that the model does not support becomes a warning of the call; a file in
- * a message is refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
+ * specification, of a version that suits `ai`. An option that the model does not support becomes a warning of the call; files
+ * in messages are pictures, and others are refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
  */
 export function capstanModel(llm: Llm, options: CapstanModelOptions & { specification: "v2" }): LanguageModelV2;
 export function capstanModel(llm: Llm, options: CapstanModelOptions & { specification: "v3" }): LanguageModelV3;
@@ -244,11 +246,12 @@ function translated(options: LanguageModelV4CallOptions): Asked {
 
 function messagesOf(message: LanguageModelV4Message): CompletionMessage[] {
   if (message.role === "system") return [{ role: "system", content: message.content }];
-  const texts: { type: "text"; text: string }[] = [];
+  const parts: ContentPart[] = [];
   const calls: NonNullable<CompletionMessage["tool_calls"]>[number][] = [];
   const results: CompletionMessage[] = [];
   for (const part of message.content) {
-    if (part.type === "text") texts.push({ type: "text", text: part.text });
+    if (part.type === "text") parts.push({ type: "text", text: part.text });
+    else if (part.type === "file") parts.push(pictureOf(part));
     // Templates leave out what was thought in earlier turns, and who allowed a call is for the page to know.
     else if (part.type === "reasoning" || part.type === "tool-approval-response") continue;
     else if (part.type === "tool-call")
@@ -262,7 +265,17 @@ function messagesOf(message: LanguageModelV4Message): CompletionMessage[] {
     else throw refused(part.type);
   }
   if (message.role === "tool") return results;
-  return [{ role: message.role, content: texts, ...(calls.length ? { tool_calls: calls } : {}) }, ...results];
+  return [{ role: message.role, content: parts, ...(calls.length ? { tool_calls: calls } : {}) }, ...results];
+}
+
+/** A file of a message; before specification 4 its data had no object around them. */
+function pictureOf({ data, mediaType }: { data: unknown; mediaType: string }): ContentPart {
+  const inObject = typeof data === "object" && data !== null && "type" in data;
+  const { type, url, data: bytes } = (inObject ? data : { type: "data", data }) as Record<string, unknown>;
+  const content = url ?? bytes;
+  if (content === undefined) throw refused(`file, ${String(type)}`);
+  const base64 = typeof content === "string" && !content.startsWith("data:");
+  return { type: "file", mediaType, data: (base64 ? `data:${mediaType};base64,${content}` : content) as Picture };
 }
 
 type Output = Extract<
@@ -286,7 +299,7 @@ function textOf(output: Output): string {
 
 function refused(type: unknown): CapstanError {
   return optionError(
-    `a part of a message is of type ${JSON.stringify(type)}; the model reads texts only: leave it out`,
+    `a part of a message is of type ${JSON.stringify(type)}; a model reads texts, and pictures if it sees: leave it out`,
   );
 }
 

@@ -35,6 +35,7 @@ import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { Session } from "./chat_session";
 import { sharedName } from "./sharing";
 import { Microphone, type MicrophoneOptions } from "./microphone";
+import { takePictures } from "./pictures";
 import { Tokenizer } from "./model_tokenizer";
 import { Transcriber, type TranscriberOptions } from "./transcriber";
 import { Voice, type VoiceOptions } from "./voice";
@@ -59,7 +60,7 @@ export type {
   FinishReason,
 } from "./completions";
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
-export type { AnswerPart, ToolCall } from "../wire/protocol";
+export type { AnswerPart, ContentPart, Picture, ToolCall } from "../wire/protocol";
 export {
   type LikelyToken,
   Run,
@@ -359,7 +360,10 @@ export class Capstan {
     }
   }
 
-  private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+  private run(asked: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+    const { pictures, ...taken } =
+      asked.kind === "chat" ? reading("messages", () => takePictures(asked.messages)) : { pictures: [] };
+    const request = { ...asked, ...taken };
     if (request.logits_processor != null && this.client.sharing.shared)
       throw refused(
         `logitsProcessor is ${shown(request.logits_processor)}, but a worker that pages share runs no page's script; ` +
@@ -367,7 +371,7 @@ export class Capstan {
       );
     if (request.kind === "chat" && request.messages.length === 0)
       throw refused("messages is an empty list; give at least one message to answer");
-    const run = new Run(this.client, this.turns, request, signal);
+    const run = new Run(this.client, this.turns, request, signal, pictures);
     void run.result.then(
       (result) => {
         this.sums.runs++;

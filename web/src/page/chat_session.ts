@@ -3,6 +3,7 @@
 import { refused } from "../wire/errors";
 import { shown } from "./kinds";
 import type { ChatOptions } from "./options";
+import { heldMessage } from "./pictures";
 import type { Message } from "../wire/protocol";
 import type { Run } from "./run";
 
@@ -28,7 +29,7 @@ export class Session {
     private readonly end: End,
     messages: readonly Message[] = [],
   ) {
-    this.kept = [...messages];
+    this.kept = messages.map(heldMessage);
   }
 
   /** The conversation so far, including the answers. */
@@ -44,7 +45,7 @@ export class Session {
   send(message: string | Message, options: ChatOptions = {}): Run {
     this.requireIdle();
     const said = typeof message === "string" ? { role: "user", content: message } : message;
-    return this.perform([...this.kept, said], options);
+    return this.perform([...this.kept, heldMessage(said)], options);
   }
 
   /** Answer the last message that is not the model's once more; the answers behind it go. */
@@ -68,7 +69,7 @@ export class Session {
     this.requireIdle();
     this.requirePlace(place, this.kept.length - 1);
     const said = typeof message === "string" ? { ...this.kept[place]!, content: message } : message;
-    return this.perform([...this.kept.slice(0, place), said], options);
+    return this.perform([...this.kept.slice(0, place), heldMessage(said)], options);
   }
 
   /**

@@ -5,7 +5,17 @@ import type { Assets } from "../wire/assets";
 import { asCapstanError, CapstanError, EngineError } from "../wire/errors";
 import { awaitEnd, lifeName } from "../wire/life";
 import { copiedRequest, readOptions } from "./arguments";
-import type { CapstanEvent, Device, Expected, FromWorker, Readiness, Reply, Request, ToWorker } from "../wire/protocol";
+import type {
+  Attached,
+  CapstanEvent,
+  Device,
+  Expected,
+  FromWorker,
+  Readiness,
+  Reply,
+  Request,
+  ToWorker,
+} from "../wire/protocol";
 import { expectedModel, START_KINDS, type StartOptions } from "./start_options";
 import { type Link, ownWorker, sharedWorker, unshareable } from "../wire/worker_link";
 
@@ -60,8 +70,9 @@ interface Pending {
   request: Request;
   /** The request that this one cancels. */
   stops: number | null;
-  /** They are empty once they were sent. */
-  samples: Float32Array | null;
+  attached: Attached | null;
+  /** Whether it was sent, so that what was attached is no longer here. */
+  sent: boolean;
   onEvent: ((event: CapstanEvent, id: number) => void) | undefined;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
@@ -156,13 +167,13 @@ export class Client {
   }
 
   /**
-   * Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. `samples`
-   * are transferred: the caller's array is empty afterwards.
+   * Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. What is
+   * `attached` is transferred: the caller's arrays are empty afterwards.
    */
   request(
     given: Request,
     onEvent?: (event: CapstanEvent, id: number) => void,
-    samples: Float32Array | null = null,
+    attached: Attached | null = null,
   ): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.numbers.next++;
@@ -176,7 +187,7 @@ export class Client {
     if (request.kind === "trace") this.tracing = request.action === "start";
     const stops = request.kind === "cancel" ? this.running() : null;
     const reply = new Promise<Reply>((resolve, reject) =>
-      this.pending.set(id, { request, stops, samples, onEvent, resolve, reject }),
+      this.pending.set(id, { request, stops, attached, sent: false, onEvent, resolve, reject }),
     );
     // While a worker boots they are kept.
     if (!this.booted) this.send(id);
@@ -219,13 +230,17 @@ export class Client {
   }
 
   private send(id: number): void {
-    const { request, stops, samples, reject } = this.pending.get(id)!;
-    if (!samples) this.post({ tag: "request", id, request, stops, samples });
-    else if (samples.length) this.post({ tag: "request", id, request, stops, samples }, [samples.buffer]);
-    else {
+    const pending = this.pending.get(id)!;
+    const { request, stops, attached } = pending;
+    if (attached && pending.sent) {
       this.pending.delete(id);
-      reject(new EngineError("WorkerLostError", "the worker that had the sound was replaced; ask again"));
+      const what = Array.isArray(attached) ? "pictures" : "sound";
+      pending.reject(new EngineError("WorkerLostError", `the worker that had the ${what} was replaced; ask again`));
+      return;
     }
+    pending.sent = true;
+    const arrays = Array.isArray(attached) ? attached.map(({ bytes }) => bytes) : attached ? [attached] : [];
+    this.post({ tag: "request", id, request, stops, attached }, [...new Set(arrays.map(({ buffer }) => buffer))]);
   }
 
   private connect(about: Omit<Boot, "interrupt" | "life" | "shared">): void {

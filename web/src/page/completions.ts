@@ -1,17 +1,31 @@
 // `llm.chat.completions.create`: a chat with the parameters and the results of OpenAI's chat completions.
 
 import { refused } from "../wire/errors";
-import { either, fields, flag, type Kinds, listOf, number, object, oneOf, plain, signal, text, typed } from "./kinds";
+import {
+  anything,
+  either,
+  fields,
+  flag,
+  type Kinds,
+  listOf,
+  number,
+  object,
+  oneOf,
+  plain,
+  signal,
+  text,
+  typed,
+} from "./kinds";
 import { answers, type ChatOptions, stops, topLogprobs } from "./options";
 import { reading, readOptions } from "./arguments";
 import { SEARCH_PARAMS, type SearchParams } from "../wire/search_options";
-import type { AnswerPart, Message, ToolCall } from "../wire/protocol";
+import type { AnswerPart, ContentPart, Message, ToolCall } from "../wire/protocol";
 import type { LikelyToken, Run, RunChoice, RunResult, TokenLogprob } from "./run";
 
-/** A message as OpenAI's clients write it. Content parts are texts; `arguments` of a tool call are JSON. */
+/** A message as OpenAI's clients write it. Content parts are texts and, for a model that sees, pictures; `arguments` of a tool call are JSON. */
 export interface CompletionMessage {
   role: string;
-  content?: string | readonly { type: string; text?: string }[] | null;
+  content?: string | readonly (ContentPart | { type: string })[] | null;
   tool_calls?: readonly { id: string; type: string; function?: { name: string; arguments: string } }[];
   tool_call_id?: string;
   name?: string;
@@ -141,7 +155,19 @@ export interface CompletionOptions {
   signal?: AbortSignal;
 }
 
-const parts = listOf("parts", typed({ text: [{ text }, ["text"]] }, "the model reads texts only"));
+/** The fields of pictures are read with those of other chats. */
+const parts = listOf(
+  "parts",
+  typed(
+    {
+      text: [{ text }, ["text"]],
+      image_url: [{ image_url: anything }, ["image_url"]],
+      image: [{ image: anything }, ["image"]],
+      file: [{ data: anything, mediaType: text, filename: text }, ["data", "mediaType"]],
+    },
+    "no model hears in a chat, and Capstan.loadTranscriber turns speech into text",
+  ),
+);
 const called = fields({ name: text, arguments: text }, { needed: ["name", "arguments"], others: plain });
 const call = fields(
   { id: text, type: oneOf("function"), function: called },
@@ -235,11 +261,13 @@ function message({ role, content, tool_calls: calls, ...rest }: CompletionMessag
   const others = [calls?.length || null, ...Object.values(rest)];
   if (content === undefined && !(role === "assistant" && others.some((value) => value !== null)))
     throw refused(`${place}.content: missing; only an assistant's message with tool_calls may have none`);
-  const parts = typeof content === "string" ? [{ text: content }] : (content ?? []);
+  const parts = (typeof content === "string" ? [{ type: "text", text: content }] : (content ?? [])) as ContentPart[];
+  // Some templates take texts alone.
+  const texts = parts.flatMap((part) => (part.type === "text" ? [part.text] : []));
   return {
     // Templates know the older name.
     role: role === "developer" ? "system" : role,
-    content: parts.map(({ text }) => text ?? "").join(""),
+    content: texts.length === parts.length ? texts.join("") : parts,
     ...(calls ? { tool_calls: calls.map(templateCall) } : {}),
     ...rest,
   };

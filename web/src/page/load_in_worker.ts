@@ -4,7 +4,7 @@ import { Client, type StartOptions } from "./client";
 import { asCapstanError, CapstanError } from "../wire/errors";
 import { callable, flag, type Kinds, milliseconds, signal, text } from "./kinds";
 import { LoadMeter, type LoadProgress } from "./progress";
-import type { CapstanEvent, Request } from "../wire/protocol";
+import type { Attached, CapstanEvent, Request } from "../wire/protocol";
 
 export interface WorkerOptions {
   onProgress?: (progress: LoadProgress) => void;
@@ -90,14 +90,14 @@ export async function ask(
   client: Client,
   request: Request,
   onEvent?: (event: CapstanEvent, id: number) => void,
-  samples: Float32Array | null = null,
+  attached: Attached | null = null,
 ): Promise<unknown> {
   let number: number | null = null;
   const heard = (event: CapstanEvent, id: number): void => {
     number = id;
     onEvent?.(event, id);
   };
-  const reply = await client.request(request, heard, samples);
+  const reply = await client.request(request, heard, attached);
   if (!reply.ok) throw new CapstanError(reply.error, number);
   return reply.result;
 }

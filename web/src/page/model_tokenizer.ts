@@ -2,6 +2,8 @@
 
 import { ids, read, text } from "./kinds";
 import { messageList, requested } from "./options";
+import { takePictures } from "./pictures";
+import { refused } from "../wire/errors";
 import { TEMPLATE_KINDS, type TemplateOptions } from "./run_options";
 import { reading, readOptions } from "./arguments";
 import type {
@@ -32,7 +34,10 @@ export class Tokenizer {
   /** The number of tokens of a text, or of the prompt that messages make. */
   async count(given: string | readonly Message[], options: TemplateOptions = {}): Promise<number> {
     if (typeof given === "string") return (await this.encode(given)).length;
-    return (await this.rendered(given, options)).ids!.length;
+    const { ids: found, pictures } = await this.rendered(given, options);
+    if (pictures.length)
+      throw refused("the messages have pictures, whose tokens are known in an answer only: leave them out");
+    return found!.length;
   }
 
   /** The prompt that messages make by the model's chat template. Rejects with ConfigError if it has none. */
@@ -40,9 +45,16 @@ export class Tokenizer {
     return (await this.rendered(messages, options)).text;
   }
 
-  private async rendered(messages: readonly Message[], given: TemplateOptions): Promise<TokenizerResult> {
+  private async rendered(
+    messages: readonly Message[],
+    given: TemplateOptions,
+  ): Promise<TokenizerResult & { pictures: readonly unknown[] }> {
     const options = readOptions("the options", given, TEMPLATE_KINDS);
     const listed = reading("messages", () => read("messages", messages, messageList) as Message[]);
-    return this.ask("template", { messages: listed, ...requested<Asked>(options, TEMPLATE_KINDS) });
+    const { messages: bare, pictures } = reading("messages", () => takePictures(listed));
+    return {
+      ...(await this.ask("template", { messages: bare, ...requested<Asked>(options, TEMPLATE_KINDS) })),
+      pictures,
+    };
   }
 }

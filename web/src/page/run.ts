@@ -2,6 +2,7 @@
 
 import type { Client } from "./client";
 import { asCapstanError, CapstanError } from "../wire/errors";
+import type { Reading } from "./pictures";
 import type {
   AnswerPart,
   CapstanEvent,
@@ -145,6 +146,7 @@ export class Run implements AsyncIterable<string> {
     turns: Turns,
     private readonly request: ChatRequest | GenerateRequest,
     signal: AbortSignal | undefined,
+    private readonly pictures: readonly Reading[] = [],
   ) {
     const count = request.search?.["num_return_sequences"];
     this.growing = Array.from({ length: typeof count === "number" && count > 1 ? count : 1 }, () => new Growing());
@@ -204,10 +206,13 @@ export class Run implements AsyncIterable<string> {
     const { signal } = this.own;
     const aborted = new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }));
     let reply: Promise<Reply | null> = Promise.resolve(null);
+    const reading = this.pictures.length ? Promise.all(this.pictures.map(async (read) => read(signal))) : null;
+    reading?.catch(() => undefined);
     try {
       await Promise.race([turn.begun, ...(signal.aborted ? [] : [aborted])]);
+      const attached = reading && !signal.aborted ? await Promise.race([reading, aborted]) : null;
       if (signal.aborted) return this.partial();
-      reply = this.client.request(request, (event, id) => this.show(event, id));
+      reply = this.client.request(request, (event, id) => this.show(event, id), attached || null);
       const given = aborted.then(() => {
         if (this.ended) return null;
         this.client.request({ kind: "cancel" }).catch(() => undefined);

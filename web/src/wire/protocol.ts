@@ -324,6 +324,16 @@ export interface Expected {
   device: Device;
 }
 
+/** The content of a picture's file; with a width and a height, pixels: red, green, blue and alpha. */
+export interface PictureData {
+  width: number | null;
+  height: number | null;
+  bytes: Uint8Array;
+}
+
+/** What comes with a request by transfer: the sound of a TranscribeRequest or ListenRequest, or the pictures whose numbers messages have. */
+export type Attached = Float32Array | PictureData[];
+
 export type ToWorker =
   /** With `bytes` the answers before the last one are those of FromHelper. */
   | { tag: "warm up"; assets: Assets; bytes: boolean }
@@ -348,8 +358,8 @@ export type ToWorker =
       /** Count the bytes of the load. */
       bytes: boolean;
     }
-  /** `stops` is the request that a cancel is for, if there is one; `samples` are the sound of a TranscribeRequest or ListenRequest. */
-  | { tag: "request"; id: number; request: Request; stops: number | null; samples: Float32Array | null }
+  /** `stops` is the request that a cancel is for, if there is one. */
+  | { tag: "request"; id: number; request: Request; stops: number | null; attached: Attached | null }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
 

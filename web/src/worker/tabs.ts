@@ -1,13 +1,13 @@
 // The pages that a worker answers: one, or those that share it. Their requests take turns, page by page.
 
-import type { CapstanEvent, FromWorker, Request } from "../wire/protocol";
+import type { Attached, CapstanEvent, FromWorker, Request } from "../wire/protocol";
 
 /** A request that waits; `tab` is null for one of the worker's own. */
 export interface Asked {
   tab: Tab | null;
   id: number;
   request: Request;
-  samples?: Float32Array | null;
+  attached?: Attached | null;
 }
 
 /** The requests of conversations, whose caches are kept for each session. */

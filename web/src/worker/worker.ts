@@ -11,6 +11,7 @@ import { makeHost } from "./host";
 import { awaitEnd, holdLife, whileAlone } from "../wire/life";
 import { countAssets, fetchedBytes } from "./fetched_bytes";
 import type {
+  Attached,
   CapstanEvent,
   Device,
   FromWorker,
@@ -30,8 +31,8 @@ import { tracer } from "./trace";
 import { doorName } from "../wire/worker_link";
 
 type Handler = PyCallable & {
-  (request: string, id: number, samples?: Float32Array): Promise<string>;
-  callPromising(request: string, id: number, samples?: Float32Array): Promise<string>;
+  (request: string, id: number, attached?: Attached): Promise<string>;
+  callPromising(request: string, id: number, attached?: Attached): Promise<string>;
 };
 
 /** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
@@ -306,11 +307,11 @@ async function serve(): Promise<void> {
   }
 }
 
-async function answer({ tab, id, request, samples }: Asked): Promise<void> {
+async function answer({ tab, id, request, attached }: Asked): Promise<void> {
   number = Math.max(id, number + 1);
   // A signal that came too late for the request before is not meant for this one.
   if (signal) signal[0] = 0;
-  const reply = await replyOf(number, tab ? tab.owned(request) : request, samples ?? undefined);
+  const reply = await replyOf(number, tab ? tab.owned(request) : request, attached ?? undefined);
   tabs.end();
   if (!reply) return;
   tab?.post({ tag: "reply", id, reply });
@@ -321,7 +322,7 @@ async function answer({ tab, id, request, samples }: Asked): Promise<void> {
 }
 
 /** Python's reply; null if Python ended, or has no memory left. Any other error of Python's own is a reply as well. */
-async function replyOf(id: number, request: Request, samples?: Float32Array): Promise<Reply | null> {
+async function replyOf(id: number, request: Request, attached?: Attached): Promise<Reply | null> {
   let asked: string;
   try {
     asked = await prepared(request);
@@ -330,7 +331,7 @@ async function replyOf(id: number, request: Request, samples?: Float32Array): Pr
   }
   try {
     return JSON.parse(
-      await (CAN_WAIT ? handler!.callPromising(asked, id, samples) : handler!(asked, id, samples)),
+      await (CAN_WAIT ? handler!.callPromising(asked, id, attached) : handler!(asked, id, attached)),
     ) as Reply;
   } catch (error) {
     const { name, type } = error as { name?: string; type?: string };
@@ -373,7 +374,7 @@ function listen(to: MessagePort): void {
       if (ready) tab.post({ tag: "event", id: data.id, event: ready });
       tab.post({ tag: "reply", id: data.id, reply: loaded.reply });
     } else {
-      tab.waiting.push({ tab, id: data.id, request: data.request, samples: data.samples });
+      tab.waiting.push({ tab, id: data.id, request: data.request, attached: data.attached });
       void serve();
     }
   };

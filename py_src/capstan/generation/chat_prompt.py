@@ -1,0 +1,71 @@
+"""Prompts of conversations: rendered by the chat template, encoded, with their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..device.prefix_cache import Content
+from ..errors import UnsupportedModelError
+from ..text.messages import without_pictures
+
+if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
+    from ..model import Model
+    from .picture_prompt import PicturePrompts
+
+__all__ = ["ChatPrompt", "ChatPrompts", "ChatTokenizer"]
+
+
+class ChatTokenizer(Protocol):
+    """The part of a Tokenizer that a conversation uses."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str: ...
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation."""
+
+    text: str
+    """As the chat template wrote it."""
+    ids: list[int]
+    pictures: tuple[Features, ...] = ()
+    contents: tuple[Content, ...] = ()
+    """The ranges of the ids that stand for the pictures."""
+
+
+class ChatPrompts:
+    """Makes the prompts of a model's conversations."""
+
+    def __init__(self, tokenizer: ChatTokenizer, model: Model) -> None:
+        self.tokenizer, self._model = tokenizer, model
+        self._seen: PicturePrompts | None = None
+
+    def of(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        """The prompt of these messages. `options` are those of Tokenizer.apply_chat_template.
+
+        Raises its errors; UnsupportedModelError for a picture in a model of text; PictureError, OptionError.
+        """
+        shown, given = without_pictures(messages)
+        if given and self._model.config.vision is None:
+            raise UnsupportedModelError(
+                f"{self._model.facts.name} is a model of type {self._model.type!r}, which reads text only, and "
+                f"the messages have pictures ({len(given)}): leave them out, or load a model that sees"
+            )
+        text = self.tokenizer.apply_chat_template(shown, **options)
+        if not given:
+            # Encode all of it, since a tokenizer treats the beginning of a text differently.
+            return ChatPrompt(text, self.tokenizer.encode(text))
+        if self._seen is None:
+            from .picture_prompt import PicturePrompts
+
+            self._seen = PicturePrompts(self._model)
+        pictures = self._seen.features(given)
+        ids = self.tokenizer.encode(self._seen.expanded(text, pictures))
+        return ChatPrompt(text, ids, pictures, self._seen.contents(ids, pictures))

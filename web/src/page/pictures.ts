@@ -1,0 +1,165 @@
+// Pictures in the messages of a chat: their content parts, and what crosses to the worker of them.
+
+import { CapstanError, refused, told } from "../wire/errors";
+import { shown } from "./kinds";
+import { pageAddress } from "./load_in_worker";
+import type { ContentPart, Message, PictureData } from "../wire/protocol";
+
+const DRAWN = ["ImageBitmap", "HTMLCanvasElement", "OffscreenCanvas"];
+const BYTES = ["ArrayBuffer", "Uint8Array"];
+const FILES = ["Blob", "File"];
+const KINDS = [...DRAWN, ...BYTES, ...FILES, "ImageData"];
+const WORDS = "a Blob, a File, an ImageBitmap, a canvas, ImageData, an ArrayBuffer, a Uint8Array or an address";
+const PROTOCOLS = ["data:", "blob:", "http:", "https:"];
+const UNHEARD = ["audio", "audio_url", "input_audio", "video", "video_url"];
+/** LARGEST_SIDE and MOST_PIXELS of py_src/capstan/picture/picture_file.py. */
+const LARGEST_SIDE = 16_384;
+const MOST_PIXELS = 1 << 26;
+const MOST_BYTES = 1 << 28;
+
+/** Reads a picture that was taken from a message. */
+export type Reading = (signal: AbortSignal) => PictureData | Promise<PictureData>;
+
+/** Messages with the numbers of their pictures, and these. Throws OptionError, PictureError. */
+export function takePictures(messages: readonly Message[]): { messages: Message[]; pictures: Reading[] } {
+  const pictures: Reading[] = [];
+  return { messages: messages.map((each, place) => barely(each, `messages[${place}]`, pictures)), pictures };
+}
+
+/** A message whose pictures stay what they are now, for later turns. */
+export function heldMessage(message: Message): Message {
+  if (!Array.isArray(message.content)) return message;
+  const held = (picture: unknown): unknown =>
+    DRAWN.includes(nameOf(picture)) ? drawn(picture as ImageBitmap, "the picture") : picture;
+  const part = (given: unknown): unknown => (isImage(given) ? { ...given, image: held(given.image) } : held(given));
+  return { ...message, content: message.content.map(part) as ContentPart[] };
+}
+
+function isImage(part: unknown): part is { type: "image"; image: unknown } {
+  return (part as { type?: unknown } | null)?.type === "image";
+}
+
+function nameOf(value: unknown): string {
+  return Object.prototype.toString.call(value).slice(8, -1);
+}
+
+function barely(message: Message, place: string, pictures: Reading[]): Message {
+  if (!Array.isArray(message?.content)) return message;
+  const content = message.content.map((part: unknown, at) => {
+    const where = `${place}.content[${at}]`;
+    const source = sourceOf(part, where);
+    if (source === undefined) return part;
+    pictures.push(readingOf(source, where));
+    return { type: "image", picture: pictures.length - 1 };
+  });
+  return { ...message, content: content as ContentPart[] };
+}
+
+/** The picture of a part; undefined for a part without. */
+function sourceOf(part: unknown, where: string): unknown {
+  if (KINDS.includes(nameOf(part))) return part;
+  if (nameOf(part) !== "Object")
+    throw refused(`${where} is ${shown(part)}; it must be an object with a type, or ${WORDS}`);
+  const { type, image, image_url: url, data, mediaType } = part as Record<string, unknown>;
+  if (UNHEARD.includes(type as string))
+    throw refused(
+      `${where}.type is ${shown(type)}: no model hears or watches in a chat; Capstan.loadTranscriber turns speech into text`,
+    );
+  if (type === "image") return required(image, `${where}.image`);
+  if (type === "image_url") return addressOf(url, `${where}.image_url`);
+  if (type !== "file") return undefined;
+  if (typeof mediaType !== "string" || !/^image(\/|$)/.test(mediaType))
+    throw refused(`${where}.mediaType is ${shown(mediaType)}; a model that sees takes files of images: leave it out`);
+  return required(data, `${where}.data`);
+}
+
+function required(source: unknown, where: string): unknown {
+  if (typeof source === "string" || KINDS.includes(nameOf(source)) || nameOf(source) === "URL") return source;
+  throw refused(`${where} is ${shown(source)}; it must be ${WORDS}`);
+}
+
+/** OpenAI's part: an address, and how closely to look, which a model that sees in one size has no choice about. */
+function addressOf(given: unknown, where: string): string {
+  const { url, detail } =
+    typeof given === "string" ? { url: given, detail: null } : ((given ?? {}) as Record<string, unknown>);
+  if (detail != null && detail !== "auto")
+    throw refused(`${where}.detail is ${shown(detail)}; a model reads pictures in its own size: leave it out`);
+  if (typeof url !== "string") throw refused(`${where}.url is ${shown(url)}; it must be an address`);
+  return url;
+}
+
+/** Pixels and bytes are taken now, files and addresses when the request is sent. */
+function readingOf(source: unknown, where: string): Reading {
+  const name = nameOf(source);
+  if (DRAWN.includes(name)) source = drawn(source as ImageBitmap, where);
+  if (DRAWN.includes(name) || name === "ImageData") {
+    const { width, height, data } = source as ImageData;
+    const pixels = { width, height, bytes: new Uint8Array(data) };
+    return () => pixels;
+  }
+  if (BYTES.includes(name)) {
+    const bytes = new Uint8Array(source as Uint8Array).slice();
+    return () => ({ width: null, height: null, bytes });
+  }
+  if (FILES.includes(name)) return () => contentOf(source as Blob, where);
+  const address = addressIn(String(source), where);
+  return (signal) => fetched(address, where, signal);
+}
+
+/** An address that is of a picture, as a whole. */
+function addressIn(text: string, where: string): string {
+  try {
+    const url = new URL(text, pageAddress());
+    if (PROTOCOLS.includes(url.protocol)) return url.href;
+  } catch {
+    // It is told below.
+  }
+  throw refused(`${where}: ${shown(text)} is no address of a picture; it must begin with ${PROTOCOLS.join(", ")}`);
+}
+
+async function fetched(address: string, where: string, signal: AbortSignal): Promise<PictureData> {
+  const name = address.startsWith("data:") ? "its data: address" : address.slice(0, 200);
+  let blob: Blob;
+  try {
+    const answer = await fetch(address, { signal });
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    blob = await answer.blob();
+  } catch (error) {
+    throw pictureError(`${where}: ${name} cannot be read (${told(error)}); correct it, or give the file itself`);
+  }
+  return contentOf(blob, where);
+}
+
+async function contentOf(blob: Blob, where: string): Promise<PictureData> {
+  if (blob.size > MOST_BYTES)
+    throw pictureError(`${where}: the file has ${blob.size} bytes; it may have ${MOST_BYTES}`);
+  try {
+    return { width: null, height: null, bytes: new Uint8Array(await blob.arrayBuffer()) };
+  } catch (error) {
+    throw pictureError(`${where}: the file cannot be read (${told(error)}); pick it again`);
+  }
+}
+
+/** The pixels of what can be drawn. */
+function drawn(source: ImageBitmap | HTMLCanvasElement | OffscreenCanvas, where: string): ImageData {
+  const { width, height } = source;
+  if (!width || !height)
+    throw pictureError(`${where}: the picture has ${width} x ${height} pixels; give one that is open`);
+  if (Math.max(width, height) > LARGEST_SIDE || width * height > MOST_PIXELS)
+    throw pictureError(
+      `${where}: the picture has ${width} x ${height} pixels; a side may have ${LARGEST_SIDE}, and the whole ${MOST_PIXELS}: ` +
+        "make it smaller",
+    );
+  try {
+    const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true })!;
+    context.drawImage(source, 0, 0);
+    return context.getImageData(0, 0, width, height);
+  } catch (error) {
+    // A canvas with a picture of another origin gives no pixels.
+    throw pictureError(`${where}: its pixels cannot be read (${told(error)}); give the picture's file`);
+  }
+}
+
+function pictureError(message: string): CapstanError {
+  return new CapstanError({ type: "PictureError", message });
+}
