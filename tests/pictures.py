@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-__all__ = ["checks", "gradient", "png_file"]
+__all__ = ["SEEN", "checks", "gradient", "png_file"]
 
 Rows = list[bytes]
 """Three bytes a pixel: red, green, blue."""
@@ -26,6 +26,16 @@ def checks(width: int = 64, height: int = 64, size: int = 5) -> Rows:
         colours.append(number.to_bytes(4, "little")[:3])
     across = width // size + 1
     return [b"".join(colours[y // size * across + x // size] for x in range(width)) for y in range(height)]
+
+
+SEEN = {
+    "gradient": gradient(),
+    "checks": checks(),
+    "tall": checks(20, 150, 4),
+    "small": gradient(9, 7),
+    "square": checks(32, 32, 3),
+}
+"""The pictures of vision/nano-idefics3."""
 
 
 def png_file(rows: Rows) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from base64 import b64encode
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ import capstan
 from buildtools.site import assemble
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
-from tests.pictures import checks, gradient, png_file
+from tests.pictures import SEEN, checks, gradient, png_file
 from tests.unit.test_picture_chats import TEMPLATE, begun, image, said, user
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PNG, OTHER = png_file(gradient()), png_file(checks())
+TILES = FIXTURES / "vision/nano-idefics3"
 SET_UP = """async ([url, other]) => {
   const { Capstan } = await import("/capstan/capstan.js");
   window.load = (name, device) => Capstan.load(`/models/${name}/`, { device });
@@ -44,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, folder: Path) -> Iterator[Page]:
-    models = {"sees": folder, "nano-qwen2": FIXTURES / "nano-qwen2"}
+    models = {"sees": folder, "tiles": TILES, "nano-qwen2": FIXTURES / "nano-qwen2"}
     with running(SiteServer(assemble(), models)) as server:
         context = browser.new_context()
         page = context.new_page()
@@ -100,6 +102,33 @@ def test_answers_about_pictures_are_those_of_cpython(page: Page, folder: Path, d
     assert exchanged["tokenIds"] == said(begun(model), user("A ", image(OTHER), "?"))[1]
     assert exchanged["keptTokens"] < 20
     assert found["stats"]["capture"] == ("off" if device == "wasm" else "tape")
+
+
+ASK = """async ([device, cases, pictures]) => {
+  const llm = await load("tiles", device);
+  const blobs = {};
+  for (const [name, url] of Object.entries(pictures)) blobs[name] = await (await fetch(url)).blob();
+  const found = [];
+  for (const { messages, pictures: given } of cases) {
+    const blobsLeft = given.map((name) => blobs[name]);
+    const put = (part) => (part.type === "image" ? blobsLeft.shift() : part);
+    const said = messages.map(({ role, content }) => ({ role, content: content.map(put) }));
+    found.push((await llm.chat(said, { temperature: 0, maxTokens: 12 }).result).tokenIds);
+  }
+  found.push(llm.stats().capture);
+  llm.close();
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_a_repository_that_sees_tiles_picks_the_ids_of_transformers(page: Page, device: str) -> None:
+    cases = json.loads((TILES / "expected.json").read_text())
+    names = list(cases) if device == "wasm" else ["gradient", "second turn", "text"]
+    pictures = {name: data_url(png_file(rows)) for name, rows in SEEN.items()}
+    *found, capture = page.evaluate(ASK, [device, [cases[name] for name in names], pictures])
+    assert found == [cases[name]["ids"] for name in names]
+    assert capture == ("off" if device == "wasm" else "tape")
 
 
 BAD = """async ([files, name]) => {

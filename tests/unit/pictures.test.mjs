@@ -10,7 +10,7 @@ const URL_OF_BYTES = "data:image/png;base64,iVBORw==";
 const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: {} };
 const ANSWER = { text: "a", token_ids: [1], finish_reason: "eos", prompt_tokens: 5, kept_tokens: 3 };
 
-/** What was sent of chats: the messages, and what was attached. */
+/** The messages of each chat that was sent, and its attachments. */
 let sent;
 let transferred;
 let dies = false;
@@ -33,7 +33,7 @@ class StandInWorker {
   }
 }
 
-/** A stand-in for a canvas with pixels, which Node has none of. */
+/** Stands in for a canvas, since Node has none. */
 function canvas(width, height, fill = 7) {
   return {
     width,

@@ -154,7 +154,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "constraint",
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
-    "loading": ("load_options repository", "graphs_beside speech_repository", "folder", "opening planning"),
+    "loading": (
+        "load_options repository",
+        "graphs_beside picture_repository speech_repository",
+        "folder",
+        "opening planning",
+    ),
     "local": ("data_file file_lock numpy_token_walks rust_tokenizer", "local_host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -186,7 +191,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "answers",
         "request_handler",
     ),
-    "picture": ("picture_file picture_places", "picture_processor"),
+    "picture": ("picture_file picture_places", "picture_processor", "tiled_processor"),
     "sound": ("resampling spectrum wave_file", "sound_file", "sound_processor"),
     "speech": (
         "caption phonemes segments speech_tokens utterances",

@@ -15,7 +15,16 @@ import onnxruntime_genai as native
 import pytest
 
 import capstan
-from capstan import ArgumentTypeError, OptionError, PictureError, Tokenizer, UnsupportedModelError
+from capstan import (
+    ArgumentTypeError,
+    DeviceLostError,
+    FallbackWarning,
+    OptionError,
+    PictureError,
+    Tokenizer,
+    UnsupportedModelError,
+)
+from capstan.device.host_sampled import HostSampledDecoder
 from capstan.device.picture_encoder import PictureEncoder
 from capstan.generation.chat_prompt import ChatPrompts
 from capstan.generation.conversation import Conversation
@@ -126,6 +135,32 @@ def test_a_second_turn_keeps_the_picture_and_a_further_one_is_run_alone(model: c
     assert picked == said(begun(model), one, answer, user(image(OTHER)))[1]
 
 
+def test_a_conversation_goes_on_after_its_device_is_lost(
+    folder: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, one = capstan.Model(str(folder), device="cpu"), user(image(PNG), "?")
+    talk, more = begun(model), user(image(OTHER))
+    first = said(talk, one)[1]
+    run, left = HostSampledDecoder._run, [2]
+
+    async def lost(self: HostSampledDecoder, ids: Sequence[int], past: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise DeviceLostError("the device is gone")
+        await run(self, ids, past)
+
+    monkeypatch.setattr(HostSampledDecoder, "_run", lost)
+    with pytest.warns(FallbackWarning, match="the device is gone"):
+        kept, second = said(talk, one, more)
+    assert model.recoveries == 1
+    # The new device has the features of all pictures of the sequence.
+    assert len(ran) == 2 + 2
+    assert kept > 256
+    assert second == said(begun(model), one, more)[1]
+    assert said(begun(model), one)[1] == first
+    model.close()
+
+
 def test_another_picture_at_the_same_ids_is_computed_anew(model: capstan.Model) -> None:
     talk = begun(model)
     first = said(talk, user("A ", image(PNG), "?"))[1]
@@ -135,7 +170,7 @@ def test_another_picture_at_the_same_ids_is_computed_anew(model: capstan.Model) 
     assert said(talk, user("A ", image(PNG), "?")) == (kept, first)
     kept, text = said(talk, user("only text"))
     assert text == said(begun(model), user("only text"))[1]
-    # A picture whose answer was never asked for.
+    # No answer about this picture is requested.
     talk.ask([user("A ", image(OTHER), "?")])
     assert said(talk, user("A ", image(PNG), "?"))[1] == first
 
@@ -181,7 +216,7 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
     more = user(image(PNG), "<start_of_image>")
     refused(PictureError, "2 times <start_of_image>, and 1 pictures", lambda: talk.ask([more]))
     soft = user(image(PNG), "<image_soft_token>")
-    refused(PictureError, "257 placeholders, and 1 pictures take 256 each", lambda: talk.ask([soft]))
+    refused(PictureError, "257 placeholders, and its pictures take 256", lambda: talk.ask([soft]))
     assert said(talk, user(image(PNG), "?"))[1] == said(begun(model), user(image(PNG), "?"))[1]
 
 

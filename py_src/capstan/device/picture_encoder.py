@@ -131,7 +131,9 @@ async def open_picture_encoder(
     about = config.vision
     assert about is not None
     vision, embedding = graphs
-    stands = placeholder(parse(embedding, about.embedding.filename), about.embedding)
+    stands = about.placeholder
+    if stands is None:
+        stands = placeholder(parse(embedding, about.embedding.filename), about.embedding)
     session = await open_session(host, folder, about.filename, vision, device, keep, VISION)
     try:
         return PictureEncoder(device, session, about, decoder, stands)

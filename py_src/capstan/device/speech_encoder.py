@@ -99,12 +99,16 @@ def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
 
 
 def with_weights(config: GenaiConfig, data: bytes) -> GenaiConfig:
-    """The configuration with what the encoder's graph, whose file is `data`, needs beside the decoder. Raises
-    ModelFileError, UnsupportedModelError."""
-    about = config.encoder
+    """The configuration with what the graph that reads sounds or pictures, whose file is `data`, needs beside the
+    decoder. Raises ModelFileError, UnsupportedModelError."""
+    about = config.encoder or config.vision
     assert about is not None
-    entries = graph.external_entries(graph.parse(data, about.filename))
-    return replace(config, encoder=replace(about, weights=tuple((entry.name, entry.length) for entry in entries)))
+    parsed = graph.parse(data, about.filename)
+    inline = [(tensor.name, len(tensor.raw_data)) for tensor in parsed.graph.initializer if tensor.raw_data]
+    weights = *((entry.name, entry.length) for entry in graph.external_entries(parsed)), *inline
+    if isinstance(about, EncoderConfig):
+        return replace(config, encoder=replace(about, weights=weights))
+    return replace(config, vision=replace(about, weights=weights))
 
 
 async def open_encoder(

@@ -9,7 +9,8 @@ from typing import Any
 from ..device.speech_encoder import Features
 from ..errors import ArgumentTypeError, OptionError, UnsupportedModelError
 from ..model import Model as CapstanModel
-from ..picture.picture_places import BEGIN, PLACES, with_places
+from ..model_files.model_types import SEEN_TYPES
+from ..picture.picture_places import BEGIN, GEMMA, PLACES, with_places
 from ..tokenizer import Tokenizer
 from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
 from .media_files import Audios, Images
@@ -32,6 +33,11 @@ class MultiModalProcessor:
         name = model.config.processor
         if name is None:
             raise UnsupportedModelError(f"a multimodal processor: a model of type {model.type!r} takes text only")
+        if model.config.vision is not None and model.type not in SEEN_TYPES:
+            raise UnsupportedModelError(
+                f"a multimodal processor: onnxruntime-genai has none for a repository of type {model.type!r}; ask it "
+                "in a chat, as docs/see.md says"
+            )
         made = cls.__new__(cls)
         made._model, made._tokenizer = model, Tokenizer(model)
         if model.config.vision is None:
@@ -81,7 +87,7 @@ class MultiModalProcessor:
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
-        text = with_places(prompt or " ".join([BEGIN] * count), count)
+        text = with_places(prompt or " ".join([BEGIN] * count), BEGIN, [GEMMA] * count)
         found, encoder = NamedTensors(), self._model.picture_encoder
         found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
         if images is not None:

@@ -66,6 +66,7 @@ class ChatPrompts:
             from .picture_prompt import PicturePrompts
 
             self._seen = PicturePrompts(self._model)
-        pictures = self._seen.features(given)
+        pictures = self._seen.prepared(given)
         ids = self.tokenizer.encode(self._seen.expanded(text, pictures))
-        return ChatPrompt(text, ids, pictures, self._seen.contents(ids, pictures))
+        features = tuple(each.features for each in pictures)
+        return ChatPrompt(text, ids, features, self._seen.contents(ids, pictures))

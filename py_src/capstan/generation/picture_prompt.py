@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..device.prefix_cache import Content
 from ..device.speech_encoder import Features
 from ..errors import ArgumentTypeError, PictureError
 from ..picture.picture_file import Rgba
-from ..picture.picture_places import PLACES, with_places
+from ..picture.picture_places import BEGIN, GEMMA, IMAGE, Place, tiles_place, with_places
 from ..picture.picture_processor import PictureProcessor
+from ..picture.tiled_processor import TiledProcessor
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -19,42 +24,56 @@ if TYPE_CHECKING:
 __all__ = ["PicturePrompts"]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A picture as a model takes it."""
+
+    features: Features
+    place: Place
+
+
 class PicturePrompts:
     """The processor of a model's pictures, which keeps the pixel values of those that it made last."""
 
     def __init__(self, model: Model) -> None:
-        name = model.config.processor
+        name, about = model.config.processor, model.config.vision
         assert name is not None, "a model that sees has one"
-        self._model = model
-        self._steps = PictureProcessor.of_config(model.tokenizer_files[name], name)
-        self._known: dict[str, Features] = {}
+        assert about is not None, "the model sees"
+        self._model, self._about, text = model, about, model.tokenizer_files[name]
+        self._steps: PictureProcessor | TiledProcessor
+        if about.places:
+            self._mark, self._steps = IMAGE, TiledProcessor.of_config(text, name)
+        else:
+            self._mark, self._steps = BEGIN, PictureProcessor.of_config(text, name)
+        self._known: dict[str, Prepared] = {}
 
-    def features(self, pictures: Sequence[Any]) -> tuple[Features, ...]:
-        """The pixel values of each picture: the content of a file, or Rgba. Raises PictureError, ArgumentTypeError."""
+    def prepared(self, pictures: Sequence[Any]) -> list[Prepared]:
+        """Each picture, which is the content of a file, or Rgba. Raises PictureError, ArgumentTypeError."""
         keys = [key_of(each) for each in pictures]
-        made: dict[str, Features] = {}
+        made: dict[str, Prepared] = {}
         for place, (key, picture) in enumerate(zip(keys, pictures, strict=True)):
             if key not in made:
                 made[key] = self._known.get(key) or self._made(picture, f"picture {place}")
         self._known = made
-        return tuple(made[key] for key in keys)
+        return [made[key] for key in keys]
 
-    def expanded(self, text: str, pictures: Sequence[Features]) -> str:
+    def expanded(self, text: str, pictures: Sequence[Prepared]) -> str:
         """The text of a rendered conversation, with the placeholders of these pictures. Raises PictureError."""
-        return with_places(text, len(pictures))
+        return with_places(text, self._mark, [each.place for each in pictures])
 
-    def contents(self, ids: Sequence[int], pictures: Sequence[Features]) -> tuple[Content, ...]:
+    def contents(self, ids: Sequence[int], pictures: Sequence[Prepared]) -> tuple[Content, ...]:
         """The ranges of a prompt's tokens that stand for the pictures. Raises PictureError."""
         placeholder = self._encoder.placeholder
         places = [place for place, token in enumerate(ids) if token == placeholder]
-        if len(places) != PLACES * len(pictures):
+        counts = [each.place.count for each in pictures]
+        if len(places) != sum(counts):
             raise PictureError(
-                f"the prompt has {len(places)} placeholders, and {len(pictures)} pictures take {PLACES} each; leave "
-                "the placeholder's text out of messages"
+                f"the prompt has {len(places)} placeholders, and its pictures take {sum(counts)}; leave the "
+                "placeholder's text out of messages"
             )
-        starts = range(0, len(places), PLACES)
-        pairs = zip(starts, pictures, strict=True)
-        return tuple(Content(places[start], places[start + PLACES - 1] + 1, each.digest) for start, each in pairs)
+        ends = list(accumulate(counts))
+        ranges = zip((0, *ends), ends, pictures, strict=False)
+        return tuple(Content(places[start], places[end - 1] + 1, each.features.digest) for start, end, each in ranges)
 
     @property
     def _encoder(self) -> Any:
@@ -62,10 +81,15 @@ class PicturePrompts:
         assert encoder is not None, "the model sees"
         return encoder
 
-    def _made(self, picture: Any, name: str) -> Features:
-        values = self._steps.pixels([picture], [name]).astype(self._encoder.dtype)
-        data = values.tobytes()
-        return Features(self._encoder.dtype, values.shape, data, sha256(data).hexdigest())
+    def _made(self, picture: Any, name: str) -> Prepared:
+        if isinstance(self._steps, TiledProcessor):
+            tiles, rows, columns = self._steps.tiles(picture, name)
+            values, place = tiles[np.newaxis], tiles_place(rows, columns, self._about.places)
+        else:
+            values, place = self._steps.pixels([picture], [name]), GEMMA
+        kind = self._encoder.dtype
+        data = values.astype(kind).tobytes()
+        return Prepared(Features(kind, values.shape, data, sha256(data).hexdigest()), place)
 
 
 def key_of(picture: Any) -> str:

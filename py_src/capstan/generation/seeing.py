@@ -55,7 +55,7 @@ class Seeing:
             self._contents = await self._tell(model, listeners, places, require_open)
             self._told = decoder, places
         for row in rows:
-            # What was computed with another picture is computed again.
+            # Rows that were computed with another picture are computed again.
             for each in {*row.contents} ^ {*self._contents}:
                 row.unsettle(each.start)
             row.contents = self._contents

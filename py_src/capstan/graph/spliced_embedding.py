@@ -30,7 +30,7 @@ from .wiring import (
     value_info,
 )
 
-__all__ = ["Placing", "placeholder", "spliced_embedding", "with_places", "without_places"]
+__all__ = ["Placing", "placeholder", "spliced_embedding", "with_places", "without_mask", "without_places"]
 
 PREFIX = "embedding/"
 PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
@@ -44,7 +44,8 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
     """The decoder behind the embedding graph. Raises UnsupportedModelError for graphs that do not fit together, and for
     an embedding graph that is not understood."""
     source, made = copied(embedding), copied(decoder)
-    features, target = input_of(source, names.features, names.filename), input_of(made, names.target, "the decoder")
+    target = input_of(made, names.target, "the decoder")
+    features = input_of(source, names.features, names.filename) if names.features else target
     input_of(source, names.input_ids, names.filename)
     hidden = features.dims[-1] if features.dims else None
     if not isinstance(hidden, int) or target.dims[-1:] != (hidden,):
@@ -52,13 +53,15 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
             f"{names.filename}: {names.features} is {list(features.dims)}, and the decoder's {names.target} is "
             f"{list(target.dims)}; their last sizes must be one number: export both again"
         )
-    texts = text_embeddings(source, names)
+    element = element_type(made, names.target)
+    kind = element_type(source, names.features) if names.features else element
+    texts = text_embeddings(source, names) if names.features else names.embeddings
     del source.graph.output[:]
     source.graph.output.add().name = texts
     prune(source.graph)
     take_opsets(made, source, names.filename)
     rename(source, names.input_ids)
-    graph, element = made.graph, element_type(made, names.target)
+    graph = made.graph
     inputs = [value for value in graph.input if value.name != names.target]
     nodes = list(graph.node)
     del graph.input[:], graph.node[:]
@@ -68,9 +71,27 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
     graph.node.extend(source.graph.node)
     graph.node.extend(nodes)
     made.ir_version = max(made.ir_version, source.ir_version)
-    placing = Placing(PREFIX + texts, names.target, element_type(source, names.features), element, hidden)
+    placing = Placing(PREFIX + texts, names.target, kind, element, hidden)
     with changing(made):
         return with_places(made, placing)
+
+
+def without_mask(model: ModelProto, mask: str, pixels: str) -> ModelProto:
+    """A vision graph of pixels [pictures, tiles, channels, height, width] whose mask of them, an input before, is made
+    in it: all are there."""
+    made = copied(model)
+    delete(made.graph.input, lambda value: value.name == mask)
+    shape, kept, sizes, there = (PREFIX + name for name in ("shape", "kept", "sizes", "there"))
+    made.graph.initializer.append(int64_tensor(kept, [0, 1, 3, 4]))
+    made.graph.initializer.append(TensorProto(name=there, data_type=TensorProto.BOOL, dims=[1], raw_data=b"\1"))
+    nodes = [
+        new_node("Shape", [pixels], [shape]),
+        new_node("Gather", [shape, kept], [sizes], axis=0),
+        new_node("Expand", [there, sizes], [mask]),
+    ]
+    for node in reversed(nodes):
+        made.graph.node.insert(0, node)
+    return made
 
 
 @dataclass(frozen=True)

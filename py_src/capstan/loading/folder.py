@@ -28,7 +28,16 @@ from ..model_files.gguf.shards import first_shard, joined, require_shard, shard_
 from ..model_files.hub import HubRepository
 from ..model_files.model_types import HEARD_TYPES
 from .load_options import CacheOptions
-from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, shortened
+from .picture_repository import SEEING, TILED_TYPES, seeing_config
+from .repository import (
+    DTYPES,
+    derived_config,
+    no_graph,
+    onnx_file,
+    require_dtype,
+    require_one_decoder,
+    shortened,
+)
 
 __all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "with_caches", "written"]
 
@@ -126,7 +135,11 @@ async def find_model(
                 from .speech_repository import find_speech
 
                 found = FoundModel(*await find_speech(host, folder, config, device, wanted, keep, progress))
+            elif kind in TILED_TYPES:
+                chosen = await choose_dtype(host, folder, device, wanted, SEEING)
+                found = await find_seeing(host, folder, config, chosen, keep, progress)
             else:
+                require_one_decoder(config, folder)
                 chosen = await choose_dtype(host, folder, device, wanted)
                 found = await find_in_repository(host, folder, config, chosen, keep, progress)
             return replace(found, config=overlaid(found.config, overlay or {}))
@@ -387,16 +400,30 @@ async def find_in_repository(
     return FoundModel(derived, {DECODER: onnx})
 
 
-async def choose_dtype(host: Host, folder: str, device: str, dtype: str | None) -> str:
-    """The requested dtype, or the first that suits the device. Raises ModelFileError if it is not there."""
+async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress) -> FoundModel:
+    """A model that sees pictures in tiles."""
+    from ..graph import parse
+
+    files = [onnx_file(dtype, name) for name in SEEING]
+    generation, onnx = await asyncio.gather(
+        host.read_optional(folder, "generation_config.json"), host.read_graph(folder, files[0], keep, progress)
+    )
+    return FoundModel(seeing_config(config, generation, parse(onnx, folder + files[0]), files, folder), {DECODER: onnx})
+
+
+async def choose_dtype(
+    host: Host, folder: str, device: str, dtype: str | None, graphs: Sequence[str] = ("model",)
+) -> str:
+    """The requested dtype, or the first that suits the device, of which all graphs are there. Raises ModelFileError if
+    it is not there."""
     names = await host.listing(folder)
 
     async def is_there(name: str) -> bool:
-        file = onnx_file(name)
-        return file in names if names is not None else await host.exists(folder, file)
+        files = [onnx_file(name, graph) for graph in graphs]
+        return all([file in names if names is not None else await host.exists(folder, file) for file in files])
 
     for name in [dtype] if dtype is not None else await host.dtypes(device):
         if await is_there(name):
             return name
     there = [name for name, found in zip(DTYPES, await asyncio.gather(*map(is_there, DTYPES)), strict=True) if found]
-    raise no_graph(folder, dtype, there, names)
+    raise no_graph(folder, dtype, there, names, graphs)

@@ -8,7 +8,7 @@ from ..device.model_interface import DeviceModel
 from ..device.picture_encoder import open_picture_encoder
 from ..device.speech_encoder import open_encoder
 from ..graph import parse, serialize
-from ..graph.spliced_embedding import spliced_embedding
+from ..graph.spliced_embedding import spliced_embedding, without_mask
 from ..host import Host
 from ..model_files.genai_config import DECODER, EMBEDDING, ENCODER, VISION, GenaiConfig
 
@@ -44,7 +44,10 @@ async def open_beside(
             data = await read_graph(ENCODER)
             decoder.encoder = await open_encoder(host, folder, config, data, device, about, keep)
         if config.vision is not None:
-            graphs = await read_graph(VISION), await read_graph(EMBEDDING)
+            vision, names = await read_graph(VISION), config.vision
+            if names.mask:
+                vision = serialize(without_mask(parse(vision, names.filename), names.mask, names.pixels))
+            graphs = vision, await read_graph(EMBEDDING)
             decoder.encoder = await open_picture_encoder(host, folder, config, graphs, device, about, keep)
     except BaseException:
         await decoder.close()

@@ -20,7 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
-from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, GenaiConfig, with_room
+from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, VISION, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
@@ -166,11 +166,12 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             file = config.graph_files[name]
             return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
 
-        if config.encoder is not None:
+        if config.processor is not None:
             from ..device.speech_encoder import with_weights
 
-            graphs[ENCODER] = await read_graph(ENCODER)
-            config = with_weights(config, graphs[ENCODER])
+            name = VISION if config.encoder is None else ENCODER
+            graphs[name] = await read_graph(name)
+            config = with_weights(config, graphs[name])
 
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)

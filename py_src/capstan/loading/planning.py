@@ -8,7 +8,7 @@ from ..device.device_host import current_device_host
 from ..device.device_interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
-from ..model_files.genai_config import ENCODER, with_room
+from ..model_files.genai_config import ENCODER, VISION, with_room
 from .folder import find_model, no_progress, place_of, with_caches
 from .load_options import FitOptions, require_options
 
@@ -49,11 +49,12 @@ async def plan(
     config = with_caches(found.config, options)
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
-    graphs = dict(found.graphs)
-    if config.encoder is not None:
+    about, graphs = config.encoder or config.vision, dict(found.graphs)
+    if about is not None:
         from ..device.speech_encoder import with_weights
 
-        data = graphs.get(ENCODER) or await host.read_graph(place.folder, config.encoder.filename, True, no_progress)
+        name = VISION if config.encoder is None else ENCODER
+        data = graphs.get(name) or await host.read_graph(place.folder, about.filename, True, no_progress)
         config = with_weights(config, data)
     if config.vision is not None:
         from .graphs_beside import read_beside

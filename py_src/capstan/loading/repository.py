@@ -10,7 +10,7 @@ the context length, special tokens, and the sizes of free dimensions.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +31,7 @@ __all__ = [
     "no_graph",
     "onnx_file",
     "require_dtype",
+    "require_one_decoder",
     "shortened",
 ]
 
@@ -81,18 +82,21 @@ def require_dtype(dtype: str | None) -> str | None:
     return dtype
 
 
-def onnx_file(dtype: str) -> str:
-    """The graph's file below the repository."""
-    return f"onnx/model{DTYPES[dtype]}.onnx"
+def onnx_file(dtype: str, graph: str = "model") -> str:
+    """A graph's file below the repository."""
+    return f"onnx/{graph}{DTYPES[dtype]}.onnx"
 
 
-def no_graph(folder: str, dtype: str | None, there: Collection[str], names: Iterable[str] | None) -> ModelFileError:
-    """The error for a repository without the requested graph. `there` are the dtypes that it has; `names` all its
+def no_graph(
+    folder: str, dtype: str | None, there: Collection[str], names: Iterable[str] | None, wanted: Sequence[str]
+) -> ModelFileError:
+    """The error for a repository without the requested graphs. `there` are the dtypes that it has; `names` all its
     files, None if they cannot be listed.
     """
     if dtype is not None and there:
+        files = ", ".join(onnx_file(dtype, graph) for graph in wanted)
         return ModelFileError(
-            f"{folder}{onnx_file(dtype)} does not exist; dtype={dtype!r} was asked for, there are {', '.join(there)}"
+            f"{folder}{files} does not exist; dtype={dtype!r} was asked for, there are {', '.join(there)}"
         )
     found = None if names is None else sorted(names)
     graphs = [name for name in found or () if name.endswith(".onnx")]
@@ -102,6 +106,9 @@ def no_graph(folder: str, dtype: str | None, there: Collection[str], names: Iter
         what = f"none of {', '.join(map(onnx_file, DTYPES))} exists"
     else:
         what = f"it has no ONNX file, but {shortened(found) or 'nothing at all'}"
+    if len(wanted) > 1:
+        needed = f"it needs {', '.join(onnx_file('fp32', graph) for graph in wanted)}, in one dtype"
+        return ModelFileError(f"{folder} lacks a graph of a model that sees: {what}; {needed}")
     return ModelFileError(
         f"{folder} has no graph of one decoder: {what}; take a repository with onnx/model.onnx or one of its dtypes"
     )
@@ -118,14 +125,13 @@ def derived_config(
     """The genai_config.json that describes this graph, and the options of generation_config.json that have no effect.
 
     Raises ConfigError where a field is missing or wrong or contradicts the graph, with both values;
-    UnsupportedModelError for models that are more than one decoder.
+    UnsupportedModelError for positions of several axes, and a graph without caches.
     """
     name = folder + "config.json"
     root = Section(name, "", parse_object(config, name))
     sampling = Section(folder + "generation_config.json", "", {})
     if generation is not None:
         sampling = Section(sampling.file, "", parse_object(generation, sampling.file))
-    require_one_decoder(root)
     require_plain_positions(model)
     inputs, outputs = caches(model.graph.input), caches(model.graph.output)
     decoder = decoder_of(root, model, filename, inputs, outputs)
@@ -163,9 +169,11 @@ def stated_name(config: Mapping[str, Any]) -> str | None:
     return match["name"] if match else None
 
 
-def require_one_decoder(root: Section) -> None:
+def require_one_decoder(config: bytes, folder: str) -> None:
+    """Raise UnsupportedModelError for the config.json of a model with more than one decoder."""
+    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     kind = root.value.get("model_type", "unknown")
-    works = "Capstan runs one decoder of text with a key/value cache"
+    works = "Capstan runs one decoder of text with a key/value cache, and of those that see idefics3 and smolvlm"
     for key, what in OTHER_PARTS.items():
         if root.value.get(key):
             raise UnsupportedModelError(f"{root.where(key)}: a model of type {kind} with {what}; {works}")

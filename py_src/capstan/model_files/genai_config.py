@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from .config_section import Section, file_name, parse_object
-from .model_types import HEARD_TYPES, SEEN_TYPES, SUPPORTED_TYPES, require_type
+from .model_types import HEARD_TYPES, SEEN_TYPES, SUPPORTED_TYPES, UNSEEN, require_type
 from .session_settings import (
     GraphCapture,
     disables_store,
@@ -143,7 +143,7 @@ class EncoderConfig:
     processor: str
     """The file that says how sound becomes the input."""
     weights: tuple[tuple[str, int], ...] = ()
-    """Names and bytes of its tensors in data files, once its graph was read."""
+    """Names and bytes of its tensors, once its graph was read."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class EmbeddingNames:
     filename: str
     input_ids: str
     features: str
+    """Empty for a graph that makes the embeddings of ids alone."""
     embeddings: str
     target: str
 
@@ -170,6 +171,14 @@ class VisionConfig:
     processor: str
     """The file that says how a picture becomes the input."""
     embedding: EmbeddingNames
+    mask: str = ""
+    """The input that says which pixels are there, in a repository; empty for none."""
+    placeholder: int | None = None
+    """The id of a placeholder; None if only the embedding graph has it."""
+    places: int = 0
+    """Placeholders of a tile of a picture; 0 for a model without tiles."""
+    weights: tuple[tuple[str, int], ...] = ()
+    """Names and bytes of its tensors, once its graph was read."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +241,12 @@ class GenaiConfig:
         """The file that says how a sound or a picture becomes an input; None for a model of text."""
         about = self.encoder or self.vision
         return None if about is None else about.processor
+
+    @property
+    def weights_beside(self) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of the tensors of the graph that reads sounds or pictures, once it was read."""
+        about = self.encoder or self.vision
+        return () if about is None else about.weights
 
 
 def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
@@ -313,6 +328,8 @@ def supported_decoder(model: Section, model_type: str) -> Section:
     """`model.decoder`, if the file describes a model that Capstan runs."""
     works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
     own = OWN_PARTS.get(model_type, ())
+    if model_type in UNSEEN:
+        require_type(model.where("type"), model_type)
     for key, what in OTHER_PARTS.items():
         if model.value.get(key) and key not in own:
             raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")

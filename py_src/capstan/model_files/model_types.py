@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SEEN_TYPES", "SUPPORTED_TYPES", "require_type"]
+__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SEEN_TYPES", "SUPPORTED_TYPES", "UNSEEN", "require_type"]
 
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
@@ -39,6 +39,18 @@ REFUSED_TYPES = {
 }
 """Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
 
+UNSEEN = {
+    **dict.fromkeys(("gemma4", "gemma4_unified"), "the transform of its pictures"),
+    "lfm2_vl": "pictures in patches of any number (PatchImage)",
+    "mistral3": "pictures of any size (Pixtral's transform)",
+    **dict.fromkeys(("phi3v", "phi4mm"), "crops of pictures (Phi3ImageTransform, Phi4 transforms)"),
+    **dict.fromkeys(
+        ("fara", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
+        "positions on three axes (M-RoPE), and pictures in patches (smart_resize, PatchImage)",
+    ),
+}
+"""The missing parts, by the type of a model that sees."""
+
 TEXT_OF = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_text",
@@ -62,12 +74,13 @@ def require_type(where: str, model_type: str) -> None:
     if model_type in (*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES):
         return
     runs = f"Capstan runs decoders with a key/value cache: {', '.join((*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES))}"
+    sees = f"; what Capstan lacks to see with it: {UNSEEN[model_type]}" if model_type in UNSEEN else ""
     if model_type in TEXT_OF:
         alone = f'"{TEXT_OF[model_type]}"'
         remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"
-        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}; {remedy}')
+        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}{sees}; {remedy}')
     if model_type in REFUSED_TYPES:
-        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}; {runs}')
+        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}{sees}; {runs}')
     raise UnsupportedModelError(
         f'{where}: "{model_type}" is not a known type; {runs}; for another decoder of that kind write "decoder"'
     )

@@ -47,7 +47,7 @@ class PageSession:
         self.pictures: Any = None
         """The pictures that came with the request, in JavaScript."""
         self.prompts: tuple[Model, ChatPrompts] | None = None
-        """What makes the prompts of the last model's conversations."""
+        """The last model, and the maker of its prompts."""
         self.loaded: tuple[Key, Model] | None = None
         """The last model and what it was loaded for: the next request for the same one finds it ready."""
         self.loading: asyncio.Task[Model] | None = None

@@ -1,21 +1,47 @@
-"""The places of pictures in the text of a prompt, as Gemma 3's processor writes them."""
+"""The placeholders of pictures in the text of a prompt, as the processors of model families write them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ..errors import PictureError
 
-__all__ = ["BEGIN", "PLACES", "with_places"]
+__all__ = ["BEGIN", "GEMMA", "IMAGE", "PLACES", "Place", "tiles_place", "with_places"]
 
 BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PLACES = 256
 """Placeholders of a picture, as the native package writes them for Gemma 3."""
+IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 
 
-def with_places(text: str, count: int) -> str:
-    """A prompt's text with the placeholders of so many pictures. Raises PictureError if it has another number of
-    marks for them."""
-    if text.count(BEGIN) != count:
+@dataclass(frozen=True)
+class Place:
+    """The text that replaces a picture's mark; `count` of its tokens are placeholders."""
+
+    text: str
+    count: int
+
+
+GEMMA = Place(f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n", PLACES)
+
+
+def tiles_place(rows: int, columns: int, each: int) -> Place:
+    """The place of a picture that was cut into tiles, after which all of it comes; `each` has so many placeholders.
+    Without rows it was not cut."""
+    cut = ""
+    for row in range(1, rows + 1):
+        tiles = (f"{AROUND}<row_{row}_col_{column}>{IMAGE * each}" for column in range(1, columns + 1))
+        cut += "".join(tiles) + "\n"
+    between = "\n" if rows else ""
+    return Place(f"{cut}{between}{AROUND}{WHOLE}{IMAGE * each}{AROUND}", each * (rows * columns + 1))
+
+
+def with_places(text: str, mark: str, places: Sequence[Place]) -> str:
+    """A prompt's text with the places of its pictures. Raises PictureError if it has another number of marks."""
+    first, *rest = text.split(mark)
+    if len(rest) != len(places):
         raise PictureError(
-            f"the prompt has {text.count(BEGIN)} times {BEGIN}, and {count} pictures were given; give one for each"
+            f"the prompt has {len(rest)} times {mark}, and {len(places)} pictures were given; give one for each"
         )
-    return text.replace(BEGIN, f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n")
+    return first + "".join(place.text + after for place, after in zip(places, rest, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..errors import CapstanError, ConfigError, OptionError
@@ -16,6 +17,7 @@ THINKING = ("enable_thinking", "thinking")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 OWN = ("messages", "tools", "add_generation_prompt", "template_str")
 """These arguments of a prompt do not reach its template as variables of the caller."""
+PROBE = "probe"
 MAIN = "chat_template.jinja"
 MORE = "additional_chat_templates/"
 
@@ -79,9 +81,10 @@ class ChatTemplates:
             raise CapstanError(
                 f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
             ) from error
+        parts_alone = takes_parts_alone(template)
         values: dict[str, Any] = {
             **self._tokens,
-            "messages": [*map(as_templates_take, messages)],
+            "messages": [as_templates_take(each, parts_alone) for each in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
             "documents": None,
@@ -102,10 +105,29 @@ class ChatTemplates:
             ) from error
 
 
-def as_templates_take(message: Mapping[str, Any]) -> dict[str, Any]:
+def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str, Any]:
     """A message without keys whose value is None, which callers of OpenAI's API write for what they leave out and
-    templates would print."""
-    return {key: value for key, value in message.items() if value is not None}
+    templates would print; its content in a list, for a template that takes no text."""
+    found = {key: value for key, value in message.items() if value is not None}
+    if parts_alone and isinstance(found.get("content"), str):
+        found["content"] = [{"type": "text", "text": found["content"]}]
+    return found
+
+
+@lru_cache(maxsize=4)
+def takes_parts_alone(template: str) -> bool:
+    """Whether a template that knows pictures writes the texts of content parts only (SmolVLM's), and nothing of a
+    content that is a text."""
+    from .chat_template import render
+
+    def writes(content: Any) -> bool:
+        messages = [{"role": "user", "content": content}]
+        try:
+            return PROBE in render(template, {"messages": messages, "add_generation_prompt": False})
+        except Exception:
+            return False
+
+    return "image" in template and not writes(PROBE) and writes([{"type": "text", "text": PROBE}])
 
 
 def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -101,8 +101,8 @@ INPUTS = (
     Mutation(
         "prompts.null",
         "py_src/capstan/text/chat_prompts.py",
-        "return {key: value for key, value in message.items() if value is not None}",
-        "return dict(message)",
+        "found = {key: value for key, value in message.items() if value is not None}",
+        "found = dict(message)",
         "a content of null is printed as None",
         unit("chat_prompts::test_prompts_are_those_of_transformers"),
     ),
@@ -163,6 +163,14 @@ INPUTS = (
         "                if digest in digests:",
         "the features of a picture are computed for each turn",
         unit("picture_chats", "seeing"),
+    ),
+    Mutation(
+        "tiles.rows",
+        "py_src/capstan/picture/tiled_processor.py",
+        "            for row in range(rows)\n            for column in range(columns)",
+        "            for column in range(columns)\n            for row in range(rows)",
+        "the tiles of a picture go down its columns",
+        unit("tiled_pictures"),
     ),
     Mutation(
         "stream.sent_twice",

@@ -167,8 +167,8 @@ export class Client {
   }
 
   /**
-   * Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. What is
-   * `attached` is transferred: the caller's arrays are empty afterwards.
+   * Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. The
+   * arrays in `attached` are transferred: they are empty afterwards.
    */
   request(
     given: Request,

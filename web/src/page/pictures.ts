@@ -55,7 +55,7 @@ function barely(message: Message, place: string, pictures: Reading[]): Message {
   return { ...message, content: content as ContentPart[] };
 }
 
-/** The picture of a part; undefined for a part without. */
+/** The picture in a part of a message; undefined if it has none. */
 function sourceOf(part: unknown, where: string): unknown {
   if (KINDS.includes(nameOf(part))) return part;
   if (nameOf(part) !== "Object")
@@ -78,7 +78,7 @@ function required(source: unknown, where: string): unknown {
   throw refused(`${where} is ${shown(source)}; it must be ${WORDS}`);
 }
 
-/** OpenAI's part: an address, and how closely to look, which a model that sees in one size has no choice about. */
+/** The address in OpenAI's part. `detail` is refused: a model reads pictures in its own size. */
 function addressOf(given: unknown, where: string): string {
   const { url, detail } =
     typeof given === "string" ? { url: given, detail: null } : ((given ?? {}) as Record<string, unknown>);

@@ -4,8 +4,8 @@
 export type PickedFolder = FileSystemDirectoryHandle | File[] | File;
 
 /**
- * A picture: a file's content, pixels, or an address (data:, blob:, http: or https:). What is drawn on a canvas is taken when the
- * message is sent.
+ * A picture: a file's content, pixels, or an address (data:, blob:, http: or https:). A canvas is read when the message is
+ * sent.
  */
 export type Picture =
   Blob | ImageBitmap | HTMLCanvasElement | OffscreenCanvas | ImageData | ArrayBuffer | Uint8Array | URL | string;

@@ -331,7 +331,7 @@ export interface PictureData {
   bytes: Uint8Array;
 }
 
-/** What comes with a request by transfer: the sound of a TranscribeRequest or ListenRequest, or the pictures whose numbers messages have. */
+/** The sound of a TranscribeRequest or ListenRequest, or the pictures of messages by their numbers; they cross by transfer. */
 export type Attached = Float32Array | PictureData[];
 
 export type ToWorker =

@@ -54,7 +54,7 @@ def described(
     weights = tuple(graph.external_entries(made if facts.experts_widened else model))
     context = facts.about.context_within(config.context_length)
     sizes = (weights, PREFILL_CHUNK, context, graph.activations(model))
-    encoder = config.encoder.weights if config.encoder is not None else ()
+    encoder = config.weights_beside
     memory = ModelMemory(ReferenceDevice(), facts.about, *sizes, encoder=encoder)
     return memory, LoraGraph(facts.lora, facts.others), runs
 

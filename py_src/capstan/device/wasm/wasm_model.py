@@ -67,7 +67,7 @@ def wasm_memory(device: WasmDevice, found: WasmGraph, config: GenaiConfig) -> Mo
     """The WebAssembly memory that a model needs."""
     context = found.about.context_within(config.context_length)
     sizes = (found.weights, PREFILL_CHUNK, context, found.activations)
-    encoder = config.encoder.weights if config.encoder is not None else ()
+    encoder = config.weights_beside
     return ModelMemory(device, found.about, *sizes, encoder=encoder, room=config.room, most=HEAP_BYTES)
 
 

@@ -141,7 +141,7 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
         graphs.activations,
         joint=lambda rows, capacity: possible,
         split=graphs.split,
-        encoder=config.encoder.weights if config.encoder is not None else (),
+        encoder=config.weights_beside,
         room=config.room,
     )
 

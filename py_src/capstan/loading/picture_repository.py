@@ -1,0 +1,57 @@
+"""Repositories of models that see pictures in tiles (Idefics 3, SmolVLM), as Transformers.js reads them.
+
+config.json, generation_config.json, preprocessor_config.json, tokenizer.json, ...
+onnx/decoder_model_merged.onnx, onnx/embed_tokens.onnx, onnx/vision_encoder.onnx, and their other dtypes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..model_files.config_section import Section, parse_object
+from ..model_files.genai_config import EmbeddingNames, GenaiConfig, VisionConfig
+from .repository import REMEDY, derived_config, field
+
+if TYPE_CHECKING:
+    from ..graph.onnx_pb2 import ModelProto
+
+__all__ = ["SEEING", "TILED_TYPES", "seeing_config"]
+
+TILED_TYPES = ("idefics3", "smolvlm")
+SEEING = ("decoder_model_merged", "embed_tokens", "vision_encoder")
+"""The names of the graphs."""
+OF_THE_MODEL = ("_name_or_path", "bos_token_id", "eos_token_id", "model_type", "pad_token_id")
+"""Fields that count for the whole model where they are not in its text_config."""
+
+
+def seeing_config(
+    config: bytes, generation: bytes | None, decoder: ModelProto, files: Sequence[str], folder: str
+) -> GenaiConfig:
+    """The genai_config.json of these files, which are those of SEEING. Raises ConfigError."""
+    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
+    text, vision = root.section("text_config"), root.section("vision_config")
+    whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}
+    told = {**whole, **text.value, "model_type": root.text("model_type")}
+    found, _ = derived_config(json.dumps(told).encode(), generation, decoder, files[0], folder)
+    side, patch = field(vision, ("image_size",)), field(vision, ("patch_size",))
+    scale = field(root, ("scale_factor",))
+    placeholder = root.token("image_token_id", found.vocab_size)
+    if placeholder is None:
+        raise root.error("image_token_id", "a token id", REMEDY)
+    names = EmbeddingNames(
+        filename=files[1], input_ids="input_ids", features="", embeddings="inputs_embeds", target="inputs_embeds"
+    )
+    about = VisionConfig(
+        filename=files[2],
+        pixels="pixel_values",
+        features="image_features",
+        processor="preprocessor_config.json",
+        embedding=names,
+        mask="pixel_attention_mask",
+        placeholder=placeholder,
+        places=(side // patch) ** 2 // scale**2,
+    )
+    return replace(found, vision=about)
