@@ -92,6 +92,12 @@ def test_a_plain_prompt_asks_for_the_best_device_and_nothing_else(model: Path) -
     }
 
 
+def test_pictures_go_before_the_prompt(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"png")
+    asked = request(model, "What?", "--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "a.png"))
+    assert (asked["prompt"], asked["images"]) == ("What?", ["data:;base64,cG5n"] * 2)
+
+
 def test_a_text_to_continue_and_ids_are_no_message(model: Path) -> None:
     assert "as_message" not in request(model, "x", "--raw")
     assert "as_message" not in request(model, "--prompt-ids", "1")
@@ -325,6 +331,9 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["a", "--max-length", "9"], "--max-length is for --chat"),
         (["a", "--system", "b", "--raw"], "--system and --raw were both given"),
         (["--prompt-ids", "1", "--system", "b"], "--system and --prompt-ids were both given"),
+        (["a", "--image", "b", "--raw"], "--image and --raw were both given"),
+        (["--chat", "--image", "b"], "--chat and --image were both given"),
+        (["a", "--image", "none.png"], "--image: none.png cannot be read"),
         ([], "no prompt"),
         ([""], "the prompt is empty"),
         (["--prompt", ""], "the prompt is empty"),

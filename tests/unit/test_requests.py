@@ -63,7 +63,7 @@ LEAST: dict[str, dict[str, Any]] = {
 """The fields that each request must have, by its kind."""
 MOST: dict[str, dict[str, Any]] = {
     "load": TALK_OPTIONS,
-    "generate": {**RUN_OPTIONS, "as_message": True, "system": "s", "begun": [1]},
+    "generate": {**RUN_OPTIONS, "as_message": True, "system": "s", "images": ["data:,"], "begun": [1]},
     "chat": {
         **TALK_OPTIONS,
         "tools": TOOLS,
@@ -156,7 +156,7 @@ WORDS = {
 ITEMS = {
     **dict.fromkeys(("messages", "tools", "sequences"), "an object"),
     **dict.fromkeys(("prompt_ids", "begun", "answer", "ids"), "a whole number"),
-    **dict.fromkeys(("argv", "texts", "called"), "a string"),
+    **dict.fromkeys(("argv", "texts", "called", "images"), "a string"),
 }
 """Words for the items of an array."""
 OF_A_KIND = {

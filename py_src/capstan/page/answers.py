@@ -12,7 +12,7 @@ import posixpath
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyodide.code import eval_code_async
 
@@ -60,6 +60,9 @@ from .requests import (
 from .score_requests import score
 from .text_events import likelihood, text_event, watch
 
+if TYPE_CHECKING:
+    from ..device.speech_encoder import Features
+
 __all__ = ["ANSWERS"]
 
 SAMPLE = "Hello"
@@ -90,17 +93,20 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
     """Complete a prompt."""
     model = await session.load_once(request)
     tokenizer = Tokenizer(model)
-    prompt_ids = request["prompt_ids"]
+    prompt_ids, images = request["prompt_ids"], request.get("images") or []
+    pictures: tuple[Features, ...] = ()
     if prompt_ids is None:
         prompt = request["prompt"] or ""
         system = request.get("system")
         require_fitting((prompt, system), model.config)
         messages = [] if system is None else [{"role": "system", "content": system}]
         if request.get("as_message") and tokenizer.has_chat_template:
-            asked = [*messages, {"role": "user", "content": prompt}]
-            prompt_ids = tokenizer.encode(tokenizer.apply_chat_template(asked))
-        elif messages:
-            raise PromptError("a system message is given, but the model has no chat template; leave it out")
+            parts = [*({"type": "image_url", "image_url": each} for each in images), {"type": "text", "text": prompt}]
+            asked = session.prompts_of(model).of([*messages, {"role": "user", "content": parts if images else prompt}])
+            prompt_ids, pictures = asked.ids, asked.pictures
+        elif messages or images:
+            what = "a system message" if messages else "a picture"
+            raise PromptError(f"{what} is given, but the model has no chat template; leave it out")
         else:
             prompt_ids = tokenizer.encode_prompt(prompt)
     if not prompt_ids:
@@ -108,7 +114,7 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
     params = generator_params(model, request)
     new, most = request.get("max_new_tokens"), searched(request).get("max_length")
     limit = limit_length(params, model, len(prompt_ids), new, most)
-    return await complete(model, tokenizer, request, params, prompt_ids, limit)
+    return await complete(model, tokenizer, request, params, prompt_ids, limit, pictures=pictures)
 
 
 async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class GenerateRequest(RunRequest):
     """Answer the prompt, as the one message of a user, if the model has a chat template; null for false."""
     system: NotRequired[str | None]
     """The system message before the prompt, with `as_message`; null for none."""
+    images: NotRequired[list[str] | None]
+    """`data:` addresses of pictures before the prompt, with `as_message`; null for none."""
     begun: NotRequired[list[int] | None]
     """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
 

@@ -13,4 +13,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `chat`, which are those of `run` without its prompts."""
     parser.add_argument_group("prompt").add_argument("--system", metavar="TEXT", help=SYSTEM)
     add_shared_arguments(parser)
-    parser.set_defaults(chat=True, text=None, prompt=None, prompt_ids=None, raw=False, json=False)
+    parser.set_defaults(chat=True, text=None, prompt=None, prompt_ids=None, raw=False, image=None, json=False)

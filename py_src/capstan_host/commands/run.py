@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -75,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
     add("--raw", action="store_true", help="continue the prompt, also with a model that has a chat template")
     add("--system", metavar="TEXT", help=SYSTEM)
+    add("--image", action="append", metavar="FILE", help="a picture before the prompt, for a model that sees")
     add("--chat", action="store_true", help="hold a conversation, as the command chat does")
     output = add_shared_arguments(parser)
     add_speech_arguments(parser)
@@ -150,7 +152,7 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_speech(args: argparse.Namespace) -> None:
     """The same for a speech model: `args.request` is a list of requests."""
-    ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "chat", "trace")}
+    ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "image", "chat", "trace")}
     others = {name: value for name, value in ours.items() if value not in (None, False)}
     sound_file(args)
     search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
@@ -182,15 +184,28 @@ def read_completion(args: argparse.Namespace) -> dict[str, Any]:
     other = "--raw" if args.raw else "--prompt-ids" if prompt_ids is not None else None
     if args.system is not None and other:
         raise CommandError(f"--system and {other} were both given: a system message is for a chat template")
+    if args.image and other:
+        raise CommandError(f"--image and {other} were both given: a picture is for a chat template")
     if other:
         return request
-    return {**request, "as_message": True, **({} if args.system is None else {"system": args.system})}
+    images = {"images": [picture(Path(file)) for file in args.image]} if args.image else {}
+    return {**request, "as_message": True, **images, **({} if args.system is None else {"system": args.system})}
+
+
+def picture(path: Path) -> str:
+    """A picture's file as a `data:` address."""
+    try:
+        return "data:;base64," + b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise CommandError(
+            f"--image: {path} cannot be read ({error}): give a PNG, JPEG, WebP, BMP or GIF file"
+        ) from None
 
 
 def read_chat(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a request that begins a conversation."""
     given = {"a prompt": args.text or args.prompt, "--prompt-ids": args.prompt_ids, "--json": args.json or None}
-    given["--raw"] = args.raw or None
+    given |= {"--raw": args.raw or None, "--image": args.image}
     for name, value in given.items():
         if value is not None:
             raise CommandError(f"--chat and {name} were both given: --chat asks for messages and prints answers")
