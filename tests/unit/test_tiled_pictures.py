@@ -138,6 +138,15 @@ def test_a_repository_whose_parts_do_not_fit_is_refused_by_name(tmp_path: Path, 
     refused(PictureError, "picture 0 has 4 bytes that are no picture", lambda: prompts_of(model).of([cut]))
 
 
+def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:
+    target, case = copied(tmp_path), CASES["gradient"]
+    about = json.loads((target / "tokenizer_config.json").read_text())
+    template = about.pop("chat_template")
+    (target / "tokenizer_config.json").write_text(json.dumps(about))
+    (target / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert prompts_of(capstan.Model(str(target), device="cpu")).of(with_pictures(case)).ids == case["input_ids"]
+
+
 def genai_processor() -> Any:
     return genai.Model(str(FOLDER)).create_multimodal_processor()
 

@@ -20,6 +20,7 @@ from ..host.load_times import during_load, phase
 from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
+from ..model_files.config_section import parse_object
 from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, VISION, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
@@ -46,7 +47,10 @@ PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm"
 """Providers that the native package knows and a page lacks."""
 MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
 """Makes a tokenizer, given the host's function that makes its backend, of the texts of a folder's files."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CHAT_TEMPLATE = "chat_template.json"
+"""The file of processors before transformers 4.49 for the chat template of a model that sees."""
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 TOOL_USE = "additional_chat_templates/tool_use.jinja"
 
@@ -325,6 +329,10 @@ async def read_small_files(
     name = config.processor
     if name is not None:
         files[name] = utf_8(await host.read(place.folder, name), place.folder + name)
+        written = await host.read_optional(place.folder, CHAT_TEMPLATE) if config.vision is not None else None
+        if written is not None and TEMPLATE_FILE not in files:
+            template = parse_object(written, place.folder + CHAT_TEMPLATE).get("chat_template")
+            files |= {TEMPLATE_FILE: template} if isinstance(template, str) else {}
         said = await host.read_optional(place.folder, GENERATION_CONFIG)
         if said is not None:
             files[GENERATION_CONFIG] = utf_8(said, place.folder + GENERATION_CONFIG)
@@ -340,7 +348,7 @@ async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:
     listing = await host.listing(folder)
     names = [*TOKENIZER_FILES, *(name for name in listing or () if TEMPLATE.fullmatch(name))]
     found = dict(zip(names, await asyncio.gather(*(host.read_optional(folder, name) for name in names)), strict=True))
-    if listing is None and found["chat_template.jinja"]:
+    if listing is None and found[TEMPLATE_FILE]:
         # A folder that is not listed is asked for the one that is taken by its name.
         found[TOOL_USE] = await host.read_optional(folder, TOOL_USE)
     return found
