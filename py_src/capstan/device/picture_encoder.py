@@ -55,7 +55,7 @@ class PictureEncoder:
         self.dtype, self._dims = found.dtype, found.dims[1:]
         """The element type of pixel values, and their sizes for one picture."""
         self._features, self._hidden = target.dtype, hidden
-        self._made: dict[str, BoundSpan] = {}
+        self._made: dict[str, list[BoundSpan]] = {}
         """The features of the pictures that were seen last, by their digests: a conversation has them in each turn."""
         self._lock = Lock()
 
@@ -68,25 +68,26 @@ class PictureEncoder:
             digests = {picture.digest for picture in pictures}
             for digest in [*self._made]:
                 if digest not in digests:
-                    self._made.pop(digest).span.buffer.close()
+                    freed(self._made.pop(digest))
             for picture in pictures:
                 if picture.digest not in self._made:
                     self._made[picture.digest] = await self._run(picture)
-            found = [self._made[picture.digest] for picture in pictures]
-            rows = [prod(each.dims[:-1]) for each in found]
-            sizes = [byte_count(self._features, (count, self._hidden)) for count in rows]
+            found = [part for picture in pictures for part in self._made[picture.digest]]
+            sizes = [byte_count(self._features, (rows_of(part), self._hidden)) for part in found]
             held = self._device.allocate(sum(sizes), label="features of pictures", category="io")
             try:
                 starts = [sum(sizes[:place]) for place in range(len(sizes))]
                 parts = [held.span().sub(start, size) for start, size in zip(starts, sizes, strict=True)]
                 # onnxruntime-web's buffers may be larger than their tensors.
-                whole = [each.span.sub(0, size) for each, size in zip(found, sizes, strict=True)]
+                whole = [part.span.sub(0, size) for part, size in zip(found, sizes, strict=True)]
                 self._device.copy_tensors(list(zip(whole, parts, strict=True)))
+                rows = [sum(map(rows_of, self._made[picture.digest])) for picture in pictures]
                 yield BoundSpan(FEATURES, held.span(), self._features, (sum(rows), self._hidden)), rows
             finally:
                 held.close()
 
-    async def _run(self, picture: Features) -> BoundSpan:
+    async def _run(self, picture: Features) -> list[BoundSpan]:
+        """The features of a picture, tile by tile if it has tiles: attention over all at once takes much memory."""
         dims = picture.dims[1:]
         fits = len(dims) == len(self._dims) and all(
             got == size for got, size in zip(dims, self._dims, strict=False) if isinstance(size, int)
@@ -96,11 +97,17 @@ class PictureEncoder:
                 f"pixel values of a picture are {picture.dtype} {list(dims)}; {self._names.filename} takes "
                 f"{self.dtype} {list(self._dims)}: make them by the model's processor"
             )
-        held = self._device.allocate(len(picture.data), label="pixel values", category="io")
+        tiles = dims[0] if self._names.places else 1
+        size, dims = len(picture.data) // tiles, (1, 1, *dims[1:]) if self._names.places else picture.dims
+        held, found = self._device.allocate(size, label="pixel values", category="io"), list[BoundSpan]()
+        feed = BoundSpan(self._names.pixels, held.span(), self.dtype, dims)
         try:
-            self._device.copy_cpu_to_device(held.span(), picture.data)
-            feed = BoundSpan(self._names.pixels, held.span(), self.dtype, picture.dims)
-            [found] = await self._session.run([feed], [self._names.features])
+            for tile in range(tiles):
+                self._device.copy_cpu_to_device(held.span(), picture.data[tile * size : (tile + 1) * size])
+                found += await self._session.run([feed], [self._names.features])
+        except BaseException:
+            freed(found)
+            raise
         finally:
             held.close()
         return found
@@ -108,8 +115,18 @@ class PictureEncoder:
     async def close(self) -> None:
         """Free the session."""
         while self._made:
-            self._made.popitem()[1].span.buffer.close()
+            freed(self._made.popitem()[1])
         await self._session.close()
+
+
+def rows_of(features: BoundSpan) -> int:
+    return prod(features.dims[:-1])
+
+
+def freed(parts: Sequence[BoundSpan]) -> None:
+    """Free the memory of features."""
+    for each in parts:
+        each.span.buffer.close()
 
 
 def host_tensor(found: BoundSpan | None) -> HostTensor | None:
