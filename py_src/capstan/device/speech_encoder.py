@@ -103,9 +103,8 @@ def with_weights(config: GenaiConfig, data: bytes) -> GenaiConfig:
     decoder. Raises ModelFileError, UnsupportedModelError."""
     about = config.encoder or config.vision
     assert about is not None
-    parsed = graph.parse(data, about.filename)
-    inline = [(tensor.name, len(tensor.raw_data)) for tensor in parsed.graph.initializer if tensor.raw_data]
-    weights = *((entry.name, entry.length) for entry in graph.external_entries(parsed)), *inline
+    entries = graph.external_entries(graph.parse(data, about.filename))
+    weights = tuple((entry.name, entry.length) for entry in entries)
     if isinstance(about, EncoderConfig):
         return replace(config, encoder=replace(about, weights=weights))
     return replace(config, vision=replace(about, weights=weights))

@@ -143,7 +143,7 @@ class EncoderConfig:
     processor: str
     """The file that says how sound becomes the input."""
     weights: tuple[tuple[str, int], ...] = ()
-    """Names and bytes of its tensors, once its graph was read."""
+    """Names and bytes of its tensors in data files, once its graph was read."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class VisionConfig:
     places: int = 0
     """Placeholders of a tile of a picture; 0 for a model without tiles."""
     weights: tuple[tuple[str, int], ...] = ()
-    """Names and bytes of its tensors, once its graph was read."""
+    """Names and bytes of its tensors in data files, once its graph was read."""
 
 
 @dataclass(frozen=True)
