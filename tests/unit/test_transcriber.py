@@ -17,7 +17,9 @@ import pytest
 
 import capstan
 from capstan import OptionError, SoundError, UnsupportedModelError
+from capstan.sound import sound_processor
 from capstan.sound.sound_processor import HeardSound, SoundProcessor
+from capstan.sound.spectrum import log_mel
 from capstan.speech import transcription_run
 from capstan.speech.segments import Cut, cuts
 from capstan.speech.timestamp_rules import TimestampRules
@@ -154,6 +156,23 @@ def test_a_window_of_a_long_sound_has_the_spectrum_of_the_whole() -> None:
     assert np.array_equal(whole.window(1000), both[:, 1000:4000])
     assert not whole.window(3000)[:, 1050:].any()
     assert both.max() - both.min() == np.float32(2.0)
+
+
+def test_each_frame_of_a_sound_is_transformed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        found = log_mel(*given)
+        made.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(sound_processor, "log_mel", counted)
+    for seconds in (2.0, 40.0):
+        made.clear()
+        sound = HeardSound(SoundProcessor.of_config(CONFIG, "a"), np.array(glide(seconds), np.float32))
+        for first in range(0, sound.frames, 1000):
+            sound.window(first)
+        assert sum(made) == 100 * seconds
 
 
 def test_a_long_file_is_resampled_in_parts_as_one() -> None:

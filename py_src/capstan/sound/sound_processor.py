@@ -136,20 +136,24 @@ class SoundProcessor:
 
 
 class HeardSound:
-    """The spectrum of one channel's samples at RATE, computed window by window."""
+    """The spectrum of one channel's samples at RATE, which is computed once."""
 
     def __init__(self, processor: SoundProcessor, samples: Array) -> None:
-        self._about, self._samples = processor, samples
-        self._filters = mel_filters(processor.size, processor.bands, RATE)
+        self._about = processor
         self.frames = len(samples) // processor.hop
         """Columns of the spectrum of the whole sound."""
-        starts = range(0, self.frames, processor.frames)
-        self._loudest = max(np.float32(self._logs(start).max()) for start in starts)
+        self._logs = np.empty((processor.bands, self.frames), np.float32)
+        filters = mel_filters(processor.size, processor.bands, RATE)
+        for start in range(0, self.frames, processor.frames):
+            stop = min(start + processor.frames, self.frames)
+            near = around(samples, start * processor.hop, (stop - 1) * processor.hop, processor.size // 2)
+            self._logs[:, start:stop] = log_mel(near, processor.hop, processor.window, filters)
+        self._loudest = self._logs.max()
 
     def window(self, first: int) -> Array:
         """The features from a frame on, float32 [bands, frames]. As in Whisper, a sound that is shorter than the window
         is followed by silence, and the last window of a longer one by zeros."""
-        logs = self._logs(first)
+        logs = self._logs[:, first : first + self._about.frames]
         after = np.zeros((), np.float32)
         if self.frames <= self._about.frames and not first:
             after = scaled(np.array(-np.inf, np.float32), self._loudest)
@@ -157,18 +161,17 @@ class HeardSound:
         found[:, : logs.shape[1]] = scaled(logs, self._loudest)
         return found
 
-    def _logs(self, first: int) -> Array:
-        """The logarithms of a window from a frame on. A frame is centred on its sample; silence pads both ends."""
-        about, half = self._about, self._about.size // 2
-        last = min(first + about.frames, self.frames)
-        start, stop = first * about.hop - half, (last - 1) * about.hop + half
-        near = self._samples[max(start, 0) : stop]
-        silent = np.pad(near, (max(-start, 0), max(stop - len(self._samples), 0)))
-        return log_mel(silent, about.hop, about.window, self._filters)
+
+def around(samples: Array, first: int, last: int, half: int) -> Array:
+    """The samples from `half` before the first to `half` after the last, zeros where there are none."""
+    start, stop = first - half, last + half
+    return np.pad(samples[max(start, 0) : stop], (max(-start, 0), max(stop - len(samples), 0)))
 
 
 def mean(channels: Array) -> Array:
     """The mean of channels, [frames, channels]."""
+    if channels.shape[1] == 1:
+        return channels[:, 0]
     found: Array = channels.mean(axis=1, dtype=np.float32)
     return found
 

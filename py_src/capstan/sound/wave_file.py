@@ -111,9 +111,9 @@ def opened(data: bytes, name: str, longest: float) -> WaveFile:
 
 def require_finite(samples: np.ndarray[Any, np.dtype[np.float32]], name: str, start: int = 0) -> None:
     """Raise SoundError for a frame with NaN or infinity; the first one is frame `start` of the sound."""
-    finite = np.isfinite(samples).reshape(len(samples), -1).all(axis=1)
+    finite = np.isfinite(samples)
     if not finite.all():
-        place = start + int(np.flatnonzero(~finite)[0])
+        place = start + int(np.argwhere(~finite)[0][0])
         raise SoundError(f"{name}: sample {place} is NaN or infinite; write the file again")
 
 
