@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Error, Page
 
 from capstan.guidance import Automaton, Guidance, Position, TokenBytes, automaton_of
 from capstan.guidance.vocabulary import _in_alphabet
-from capstan.stages import STACK, position_words
+from capstan.stages import STACK, TimestampTokens, position_words
 from capstan.stages.sampling import NO_TOKEN, sample
 from capstan.stages.search import SearchOptions
 from capstan_host.site_server import SiteServer
@@ -463,6 +463,39 @@ def test_stages_follow_the_picks_of_a_burst(sampler: SamplerPage, choice: dict[s
             count = min(34, len(tokens) - length)
             assert picked[:count] == tokens[length : length + count]
             assert option is not options[0] or len(set(picked)) > 1, "the greedy pick alone repeats one token"
+
+
+@pytest.mark.one_in
+@pytest.mark.parametrize(("vocab", "begin"), [(40, 22), (5000, 3500), (5000, 4700)])
+def test_timestamps_come_by_their_rules_within_a_burst(sampler: SamplerPage, vocab: int, begin: int) -> None:
+    """Rows of different beginnings, some where timestamps are only together likelier than text."""
+    source = random.Random(29)
+    never, never_first = tuple(source.sample(range(begin - 4), 9)), (begin - 3, 3)
+    known = TimestampTokens(3, begin, begin - 3, (*never, begin - 1), never_first, 5)
+    beginnings: list[list[int]] = [[], [begin + 2], [begin + 2, 4], [begin + 2, 4, begin + 3]]
+    beginnings += [[*beginnings[3], begin + 3], [4, 5], [begin, 4, begin + 6, begin + 6, 4]]
+    sequences = [[1, 2, 3, *beginning] for beginning in beginnings * 3]
+    count = vocab - begin
+    rows = []
+    for number in range(len(sequences)):
+        logits = [source.gauss(0, 1) for _ in range(vocab)]
+        logits[source.randrange(begin - 4)] = 4.0
+        level = 4.0 - math.log(count) + [-0.7, -0.02, 0.02][number % 3]
+        logits[begin:] = [level + source.gauss(0, 0.1) for _ in range(count)]
+        rows.append(typed(logits, half=vocab > 4096))
+    rows[5][7], rows[6][begin + 7] = math.nan, math.inf
+    states = [State(length=len(each)) for each in sequences]
+    options = [replace(base, timestamps=known) for base in (GREEDY, BOTH, GREEDY.replace(repetition_penalty=1.2))]
+    results = sampler.run(rows, options, states=states, sequences=sequences, prompt=3, steps=6)
+    kinds = set()
+    for option, result in zip(options, results, strict=True):
+        for index, row in enumerate(rows):
+            tokens = list(sequences[index])
+            for place in range(6):
+                tokens.append(sample(row, option, len(tokens), index, tokens=tokens, prompt=3))
+                assert result["ring"][6 * index + place] == tokens[-1], (index, place)
+                kinds.add(tokens[-1] >= begin)
+    assert kinds == {False, True}
 
 
 @pytest.mark.one_in(2)

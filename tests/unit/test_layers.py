@@ -195,7 +195,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "sound": ("resampling spectrum wave_file", "sound_file", "sound_processor"),
     "speech": (
         "caption phonemes segments speech_tokens utterances",
-        "speech_detector timestamp_rules voice_model",
+        "speech_detector voice_model",
         "transcription_run voice",
         "listener",
         "transcriber",
@@ -203,8 +203,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "stages": (
         "option",
         "float_arithmetic stage",
+        "weight",
         "bad_words guided logit_bias max_time min_length min_p no_repeat_ngram repetition_penalty selection "
-        "speculation_options stop_strings stop_token_ids token_penalties",
+        "speculation_options stop_strings stop_token_ids timestamps token_penalties",
         "program",
         "search",
         "sampling",
@@ -292,7 +293,6 @@ INSIDE_FUNCTIONS = {
     ("speech.transcription_run", "sound.sound_processor"): "numpy, as in genai.multimodal_processor",
     ("speech.transcription_run", "device.speech_encoder"): "for models that hear only",
     ("speech.voice", "speech.voice_model"): "protobuf is in the extra `reference`",
-    ("speech.transcription_run", "speech.timestamp_rules"): "numpy, as in genai.multimodal_processor",
     ("text.chat_prompts", "text.chat_template"): "jinja2 takes long to import, and is for chat templates only",
 }
 JAVASCRIPT = ("js", "pyodide", "pyodide_js", "_capstan_host")

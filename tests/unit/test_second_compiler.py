@@ -8,12 +8,14 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product as combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from capstan.stages import TimestampTokens
 from capstan.stages.program import Drafting
 from capstan.stages.search import SearchOptions
 from capstan.tape import MatVec, WorkgroupLimits
@@ -236,8 +238,9 @@ SAMPLED = SearchOptions(max_length=1000, do_sample=True, top_k=50, top_p=0.9, te
         SAMPLED,
         SAMPLED.replace(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.25, no_repeat_ngram_size=3),
         SAMPLED.replace(do_sample=False, min_length=9, bad_words_ids=((1, 2),), stop_token_ids=(5,)),
+        replace(SAMPLED, timestamps=TimestampTokens(3, 900, 890, (1, 2), (890,), 50)),
     ],
-    ids=["greedy", "drawn", "penalties", "bans"],
+    ids=["greedy", "drawn", "penalties", "bans", "timestamps"],
 )
 @pytest.mark.parametrize("drafts", [0, 4])
 def test_every_kernel_of_the_sampler_is_taken(options: SearchOptions, drafts: int) -> None:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from capstan.stages import NEGATIVE_INFINITY_KEY, Row
-from capstan.stages.sampling import sample, token_key
+from capstan.stages.sampling import KeyList, sample, token_key
 from capstan.stages.search import SearchOptions
 
 LOGITS = [math.log(share) for share in (0.5, 0.26, 0.2, 0.04)]
 ENDS = [0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, -1.0, 65504.0]
 
 
-def keys_of(values: Any) -> list[int]:
-    return [token_key(int(bits)) for bits in values.astype(np.float32).view(np.uint32)]
+def keys_of(values: Any) -> KeyList:
+    return KeyList(token_key(int(bits)) for bits in values.astype(np.float32).view(np.uint32))
 
 
 @pytest.mark.parametrize("penalty", [1.1, 1.3, 0.5, 0.3, 2.0, 1e-30, 3e38, 1 + 2**-23])

@@ -22,7 +22,8 @@ from capstan.sound.sound_processor import HeardSound, SoundProcessor
 from capstan.sound.spectrum import log_mel
 from capstan.speech import transcription_run
 from capstan.speech.segments import Cut, cuts
-from capstan.speech.timestamp_rules import TimestampRules
+from capstan.stages.sampling import finite_logits
+from capstan.stages.search import SearchOptions
 from tests.looped import looped
 from tests.sounds import FLOATS, glide, wave_file
 
@@ -104,13 +105,14 @@ def test_picked_tokens_are_those_of_the_definition(transcriber: capstan.Transcri
     known = replace(
         transcriber._speech.tokens, suppressed=(7, 124, 318), suppressed_first=(234, 297), initial_timestamp=10
     )
-    rules = TimestampRules(known, 3, 352)
+    options = SearchOptions(timestamps=known.rules)
     for number, case in enumerate(EXPECTED["rules"]):
         random = np.random.RandomState(number)
         logits = 4 * random.standard_normal(352).astype(np.float32)
         logits[307:] += random.choice([-6, -3, 0])
-        rules([298, 299, 302, *case["picked"]], memoryview(logits.data))
-        allowed = sum(1 << token for token in range(352) if logits[token] > -np.inf)
+        sequence = [298, 299, 302, *case["picked"]]
+        found = finite_logits(logits.data, options, sequence, 3)
+        allowed = sum(1 << token for token in range(352) if found[token] > -3.4e38)
         assert f"{allowed:x}" == case["allowed"], number
 
 

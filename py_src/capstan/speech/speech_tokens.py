@@ -11,6 +11,7 @@ from ..errors import ConfigError, OptionError, UnsupportedModelError
 from ..model_files.bounded_json import clipped
 from ..model_files.config_section import parse_object
 from ..model_files.genai_config import GENERATION_CONFIG
+from ..stages import TimestampTokens
 from ..tokenizer import Tokenizer
 
 __all__ = ["TASKS", "SpeechTokens"]
@@ -83,6 +84,18 @@ class SpeechTokens:
     def timestamps(self) -> int:
         """The id of the timestamp 0.00."""
         return self.without_timestamps + 1
+
+    @property
+    def rules(self) -> TimestampTokens:
+        """How timestamps are picked after a prompt without `without_timestamps`."""
+        return TimestampTokens(
+            prompt=1 + (2 if self.languages else 0),
+            begin=self.timestamps,
+            end=self.end,
+            never=(*self.suppressed, self.without_timestamps),
+            never_first=self.suppressed_first,
+            initial=self.initial_timestamp,
+        )
 
     def prompt(self, language: str | None, task: str, stamped: bool) -> list[int]:
         """The tokens after `start`: a language and a task, unless the model knows English only, and whether timestamps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,21 @@ class SpeechModel:
     tokens: SpeechTokens
     sounds: SoundProcessor
 
+    def generator(self, stamped: bool) -> Generator:
+        """A generator by the rules for timestamps, or for text alone."""
+        model, known = self.model, self.tokens
+        vocabulary = model.config.vocab_size
+        params = GeneratorParams(model)
+        limits: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "batch_size": 1}
+        if stamped:
+            params.search = replace(params.search, timestamps=known.rules)
+        else:
+            never = [[token] for token in known.suppressed if token < vocabulary]
+            first = [[known.without_timestamps, token] for token in known.suppressed_first if token < vocabulary]
+            limits["bad_words_ids"] = [*never, *first]
+        params.set_search_options(max_length=model.config.context_length, **limits)
+        return Generator(model, params)
+
 
 class TranscriptionRun:
     """A transcription under way: an asynchronous iterator over its segments, to be iterated once."""
@@ -90,28 +105,10 @@ class TranscriptionRun:
 
     async def __aiter__(self) -> AsyncIterator[Segment]:
         stamped = self._timestamps or self._long
-        async with self._generator(stamped) as generator:
+        async with self._speech.generator(stamped) as generator:
             async for segment in self._segments(generator) if stamped else self._words(generator):
                 self._heard.append(segment)
                 yield segment
-
-    def _generator(self, stamped: bool) -> Generator:
-        """A generator by the rules for timestamps, or for text alone."""
-        model, known = self._speech.model, self._speech.tokens
-        vocabulary = model.config.vocab_size
-        limits: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "batch_size": 1}
-        if stamped:
-            from .timestamp_rules import TimestampRules
-
-            prompt = 1 + (2 if known.languages else 0)
-            params = GeneratorParams(model, logits_processor=TimestampRules(known, prompt, vocabulary))
-        else:
-            params = GeneratorParams(model)
-            never = [[token] for token in known.suppressed if token < vocabulary]
-            first = [[known.without_timestamps, token] for token in known.suppressed_first if token < vocabulary]
-            limits["bad_words_ids"] = [*never, *first]
-        params.set_search_options(max_length=model.config.context_length, **limits)
-        return Generator(model, params)
 
     async def _begin(self, generator: Generator, column: int, stamped: bool) -> None:
         """Have the generator hear a window, and give it the prompt."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from .guided import FORBIDDEN_KEY, STACK, GrammarTable, position_words
 from .option import Option, integer, switch
 from .program import Drafting, SamplerProgram
-from .selection import temperature_scale
 from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
+from .timestamps import TimestampTokens
+from .weight import temperature_scale
 
 __all__ = [
     "FORBIDDEN_KEY",
@@ -25,6 +26,7 @@ __all__ = [
     "SamplerProgram",
     "Stage",
     "StageOptions",
+    "TimestampTokens",
     "integer",
     "position_words",
     "switch",

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError
 from . import NEGATIVE_INFINITY_KEY, Row, temperature_scale
 from .search import SearchOptions
+from .weight import POSITIVE_INFINITY_KEY, token_weight
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -49,12 +50,7 @@ __all__ = [
 
 NO_TOKEN = 0xFFFFFFFF
 """The pick of a row in which no token can be picked."""
-POSITIVE_INFINITY_KEY = 0xFF800000
 _POSITIVE_ZERO_KEY = 0x80000000
-_WEIGHT_BITS = 30
-
-# 2**-f for f in [0, 1): 1 - f*(A1 - f*(A2 - ...)), each A in units of 2**-32; a minimax fit, relative error 8.5e-8.
-_EXP2 = (2977029614, 1031565859, 237500345, 39538602, 4058330)
 
 
 def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -81,48 +77,6 @@ def token_key(bits: int) -> int:
     if magnitude == 0:
         return _POSITIVE_ZERO_KEY
     return bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
-
-
-def _magnitude(key: int) -> tuple[bool, int, int]:
-    """Sign, biased exponent and significand (shifted left by 7: 31 bits) of the finite float32 with this key."""
-    negative = key < 0x80000000
-    bits = (key ^ 0xFFFFFFFF if negative else key) & 0x7FFFFFFF
-    exponent = bits >> 23
-    if exponent == 0:
-        return negative, 1, bits << 7
-    return negative, exponent, ((bits & 0x7FFFFF) | 0x800000) << 7
-
-
-def token_weight(key: int, top: int, scale: tuple[int, int]) -> int:
-    """exp((logit - largest) / temperature) * 2**30 for the keys of both and `temperature_scale(temperature)`."""
-    if key == top:
-        return 1 << _WEIGHT_BITS
-    if key <= NEGATIVE_INFINITY_KEY or top == POSITIVE_INFINITY_KEY:
-        return 0
-    # largest - logit, as difference * 2**(exponent - 157): both are brought to the larger exponent, seven bits below
-    # float32's own last place, and cut off there.
-    top_negative, top_exponent, a = _magnitude(top)
-    negative, key_exponent, b = _magnitude(key)
-    exponent = max(top_exponent, key_exponent)
-    a >>= min(exponent - top_exponent, 31)
-    b >>= min(exponent - key_exponent, 31)
-    difference = b - a if top_negative else a + b if negative else a - b
-    # The exponent of two, z in units of 2**-27.
-    mantissa, shift = scale
-    product = difference * mantissa
-    shift -= exponent
-    z = product >> min(shift, 64) if shift >= 0 else product << min(-shift, 32)
-    octaves = z >> 27
-    if octaves >= 31:
-        return 0
-    fraction = (z & 0x7FFFFFF) << 5
-    power = _EXP2[4]
-    power = _EXP2[3] - (power * fraction >> 32)
-    power = _EXP2[2] - (power * fraction >> 32)
-    power = _EXP2[1] - (power * fraction >> 32)
-    power = _EXP2[0] - (power * fraction >> 32)
-    power = 0x80000000 - (power * fraction >> 33)
-    return (power + (1 << octaves)) >> (1 + octaves)
 
 
 def token_keys(logits: Buffer | Sequence[float], *, float16_bits: bool = False) -> list[int]:
@@ -205,7 +159,7 @@ def sample(
             return row_of.index(largest)
         keys: Mapping[int, int] = _keys_near(largest, row_of, options.temperature)
     else:
-        every = _keys(values)
+        every = KeyList(_keys(values))
         for edit in edits:
             edit(every, options, known)
         top = max(every)
@@ -262,12 +216,22 @@ def finite_logits(
     row.frombytes(memoryview(logits).cast("B"))
     if not edits and math.isfinite(sum(row)):
         return row
-    keys = _keys(memoryview(row).cast("B"))
+    keys = KeyList(_keys(memoryview(row).cast("B")))
     for edit in edits:
         edit(keys, options, known)
-    keys = [min(max(key, NEGATIVE_INFINITY_KEY + 1), POSITIVE_INFINITY_KEY - 1) for key in keys]
-    words = array("I", [key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF for key in keys])
+    finite = [min(max(key, NEGATIVE_INFINITY_KEY + 1), POSITIVE_INFINITY_KEY - 1) for key in keys]
+    words = array("I", [key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF for key in finite])
     return memoryview(words).cast("B").cast("f")
+
+
+class KeyList(list[int]):
+    """The keys of a row."""
+
+    def largest(self, start: int, stop: int) -> int:
+        return max(self[start:stop], default=NEGATIVE_INFINITY_KEY)
+
+    def exclude(self, start: int, stop: int) -> None:
+        self[start:stop] = [NEGATIVE_INFINITY_KEY] * len(range(start, stop))
 
 
 class RowKeys:
@@ -275,7 +239,7 @@ class RowKeys:
     of a whole vocabulary take Python longer than a small model takes a step."""
 
     def __init__(self, row: array[float]) -> None:
-        self._words = memoryview(row).cast("B").cast("I")
+        self._row, self._words = row, memoryview(row).cast("B").cast("I")
 
     def __len__(self) -> int:
         return len(self._words)
@@ -285,6 +249,13 @@ class RowKeys:
 
     def __setitem__(self, token: int, key: int, /) -> None:
         self._words[token] = key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF
+
+    def largest(self, start: int, stop: int) -> int:
+        logits = self._row[start:stop]
+        return self[start + logits.index(max(logits))] if logits else NEGATIVE_INFINITY_KEY
+
+    def exclude(self, start: int, stop: int) -> None:
+        self._words[start:stop] = array("I", [NEGATIVE_INFINITY_KEY ^ 0xFFFFFFFF]) * len(range(start, stop))
 
 
 def _finite_row(values: bytes | memoryview) -> array[float] | None:

@@ -25,6 +25,7 @@ from .selection import Selection
 from .stage import Stage, StageOptions
 from .stop_strings import StopStrings
 from .stop_token_ids import StopTokenIds
+from .timestamps import Timestamps
 from .token_penalties import TokenPenalties
 
 __all__ = [
@@ -47,6 +48,7 @@ MAX_ROWS = 32
 
 @dataclass(frozen=True)
 class SearchOptions(
+    Timestamps,
     MinLength,
     LogitBias,
     RepetitionPenalty,
@@ -121,7 +123,7 @@ class SearchOptions(
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names that `replace` and a `search` section may give, sorted."""
-        fixed = {"eos_token_ids", "pad_token_id", "context_length", "guided", "grammar", "seed"}
+        fixed = {"eos_token_ids", "pad_token_id", "context_length", "guided", "grammar", "seed", "timestamps"}
         return tuple(sorted(f.name for f in fields(cls) if f.name not in fixed))
 
     @classmethod

@@ -5,32 +5,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from .option import Option, switch
 from .stage import Stage, StageOptions
+from .weight import temperature_scale
 
-__all__ = ["Selection", "temperature_scale"]
-
-# log2(e), to 31 decimals.
-_LOG2_E = Fraction(14426950408889634073599246810019, 10**31)
-
-
-@lru_cache(maxsize=32)
-def temperature_scale(temperature: float) -> tuple[int, int]:
-    """log2(e) / temperature as (mantissa, shift), the factor in `sampling.token_weight`.
-
-    mantissa, in [2**31, 2**32), times 2**(130 - shift) is the quotient, rounded to nearest.
-    """
-    scale = _LOG2_E / Fraction(temperature)
-    exponent = scale.numerator.bit_length() - scale.denominator.bit_length() - 32
-    while scale >= Fraction(2) ** (exponent + 32):
-        exponent += 1
-    mantissa = round(scale / Fraction(2) ** exponent)
-    if mantissa == 2**32:
-        mantissa, exponent = 2**31, exponent + 1
-    return mantissa, 130 - exponent
+__all__ = ["Selection"]
 
 
 def _sampled(word: int, options: Any) -> int:

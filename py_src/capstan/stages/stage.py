@@ -21,6 +21,11 @@ class Keys(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, token: int, /) -> int: ...
     def __setitem__(self, token: int, key: int, /) -> None: ...
+    def largest(self, start: int, stop: int, /) -> int:
+        """The largest key of tokens from `start` to before `stop`; that of -inf if there are none."""
+
+    def exclude(self, start: int, stop: int, /) -> None:
+        """Give these tokens the key of -inf."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ __all__ = ["GENERATION"]
 GENERATION = (
     Mutation(
         "speech.timestamp_again",
-        "py_src/capstan/speech/timestamp_rules.py",
-        "return last if ends_text else last + 1",
-        "return last",
+        "py_src/capstan/stages/timestamps.py",
+        "return 0, last + 1, vocab",
+        "return 0, last, vocab",
         "a segment may begin and end at one timestamp",
         unit("transcriber::test_picked_tokens_are_those_of_the_definition"),
     ),

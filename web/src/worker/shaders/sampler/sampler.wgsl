@@ -22,7 +22,7 @@ const REFUSED = 6u; // and whether a pick of the step was not the draft
 
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
 // the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. They call these
-// functions, which are here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`, `picks_of`, `is_allowed`,
+// functions, which are here: `logit_key`, `weight_beside`, `multiply`, `add64`, `sub64`, `is_end`, `has_token`, `picks_of`, `is_allowed`,
 // `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. BINDINGS in
 // web/src/worker/gpu/sampler_program.ts has what each kernel binds: `state` and `memory` among them.
 
@@ -140,7 +140,8 @@ fn ban_slot(row: u32, token: u32) -> u32 {
   return row_memory(row) + params.bans_at + token;
 }
 
-fn token_key(row: u32, token: u32) -> u32 {
+// The key of a token's logit, before any stage.
+fn logit_key(row: u32, token: u32) -> u32 {
   var place = row;
   if (POSITIONS > 1u) {
     place = state[PLACE];
@@ -152,12 +153,16 @@ fn token_key(row: u32, token: u32) -> u32 {
   } else {
     bits = logits[index];
   }
+  return key_of(bits);
+}
+
+fn token_key(row: u32, token: u32) -> u32 {
   if (HAS_BANS) {
     if (memory[ban_slot(row, token)] == state[row * STATE_STRIDE] + 1u) {
       return NEGATIVE_INFINITY_KEY;
     }
   }
-  return edited(row, token, key_of(bits));
+  return edited(row, token, logit_key(row, token));
 }
 
 // Whether a row with this largest key has no token to pick. One of the tokens that the host allows is picked all the
@@ -176,8 +181,9 @@ fn magnitude_of(key: u32) -> vec2<u32> {
   return vec2<u32>(exponent, ((bits & 0x7fffffu) | 0x800000u) << 7u);
 }
 
-// exp((logit - largest) / temperature) * 2^30 for the keys of both, as sampling.token_weight computes it.
-fn token_weight(key: u32, top: u32) -> u32 {
+// exp((logit - largest) / temperature) * 2^30 for the keys of both, as token_weight in py_src/capstan/stages/weight.py
+// computes it; `scale` and `scale_shift` are the temperature's.
+fn weight_beside(key: u32, top: u32, scale: u32, scale_shift: i32) -> u32 {
   if (key == top) {
     return 0x40000000u;
   }
@@ -195,8 +201,8 @@ fn token_weight(key: u32, top: u32) -> u32 {
   } else if (key < 0x80000000u) {
     difference = a + b;
   }
-  let product = multiply(difference, params.scale);
-  let shift = bitcast<i32>(params.shift) - i32(exponent);
+  let product = multiply(difference, scale);
+  let shift = scale_shift - i32(exponent);
   var z = 0xffffffffu;
   if (difference == 0u || shift >= 64) {
     z = 0u;
@@ -220,4 +226,8 @@ fn token_weight(key: u32, top: u32) -> u32 {
   power = 2977029614u - multiply(power, fraction).y;
   power = 0x80000000u - (multiply(power, fraction).y >> 1u);
   return (power + (1u << octaves)) >> (1u + octaves);
+}
+
+fn token_weight(key: u32, top: u32) -> u32 {
+  return weight_beside(key, top, params.scale, bitcast<i32>(params.shift));
 }
