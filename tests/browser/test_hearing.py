@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import capstan
 from tests.browser.page_scripts import PageScripts
 from tests.sounds import glide, wave_file
 
-EXPECTED = json.loads((Path(__file__).parents[1] / "fixtures/speech/nano-whisper/expected.json").read_text())
+FOLDER = Path(__file__).parents[1] / "fixtures/speech/nano-whisper"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 SOUNDS = {"rising": wave_file(glide(2.0)), "falling": wave_file(glide(3.5, 2500.0, 150.0))}
 GREEDY, BEAMS = EXPECTED["greedy"], EXPECTED["beams"]
 
@@ -71,3 +73,20 @@ def test_a_repository_in_transformers_js_layout_runs_the_same_step(scripts: Page
 def test_rows_and_beams_of_a_repository_in_one_step_pick_the_native_ids(scripts: PageScripts) -> None:
     found = heard(scripts, ([0, 1], 1), ([0, 1], 2), folder="nano-whisper-hub", joint=True)
     assert [each["ids"] for each in found] == [[*GREEDY.values()], EXPECTED["beams of a batch"]]
+
+
+def test_a_recorded_encoder_gives_the_same(scripts: PageScripts) -> None:
+    found = heard(scripts, ([0], 1), ([1], 1), ([0, 1], 1), recorded=True, capture="off")
+    assert [each["ids"] for each in found] == [*([ids] for ids in GREEDY.values()), [*GREEDY.values()]]
+
+
+def test_timestamps_are_picked_on_the_gpu_by_the_rules_of_cpython(scripts: PageScripts) -> None:
+    sound = SOUNDS["rising"]
+    found = scripts.run(
+        "hearing", "transcribed", "nano-whisper", sound=b64encode(sound).decode(), options={"language": "de"}
+    )
+    expected = capstan.Transcriber(capstan.Model(str(FOLDER))).transcribe(sound, language="de", timestamps=True)
+    assert found["segments"] == [[each.text, each.start, each.end] for each in expected.segments]
+    assert (found["capture"], found["stepped down"]) == ("tape", [])
+    # Ids alone come back.
+    assert found["counters"]["readback_bytes"] < 8 * found["counters"]["steps"]

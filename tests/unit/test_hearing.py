@@ -27,6 +27,7 @@ from capstan import (
     genai,
 )
 from capstan.device.speech_encoder import Features, SpeechEncoder
+from capstan.fallback import FallbackWarning, fallbacks
 from tests.sounds import glide, wave_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -126,6 +127,23 @@ def test_the_encoder_runs_once_for_each_sound(model: genai.Model, monkeypatch: p
     monkeypatch.setattr(SpeechEncoder, "heard", counted)
     finished(hearing(genai, model, RISING, FALLING, num_beams=3), 2)
     assert len(ran) == len(set(ran)) == 2
+
+
+def test_an_encoder_that_cannot_be_recorded_runs_eagerly() -> None:
+    model, before = capstan.Model(str(FOLDER)), fallbacks()
+    encoder = model.speech_encoder
+    assert isinstance(encoder, SpeechEncoder)
+    with pytest.warns(FallbackWarning, match="no GPU commands to record"):
+        asyncio.run(encoder.record())
+    assert fallbacks() != before
+    assert encoder.dtype == "float32"
+    data = bytes(4 * math.prod(encoder.dims))
+
+    async def heard() -> list[str]:
+        async with encoder.heard(Features(encoder.dtype, encoder.dims, data, "")) as found:
+            return sorted(found)
+
+    assert asyncio.run(heard()) == sorted(each.name for each in encoder._targets.values())
 
 
 def test_rows_are_shared_by_the_sound_and_not_by_ids_alone() -> None:

@@ -37,11 +37,13 @@ async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRep
     # For speech, onnxruntime-genai's builder writes into every folder that nothing is captured.
     model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape", hears=True)
     try:
-        loaded = model, Transcriber(model)
+        transcriber = Transcriber(model)
+        await transcriber.prepare_async()
+        loaded = model, transcriber
     except BaseException:
         await model.aclose()
         raise
-    return {"device": model.device_type, "languages": loaded[1].languages}
+    return {"device": model.device_type, "languages": transcriber.languages}
 
 
 async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]:

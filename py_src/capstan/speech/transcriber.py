@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,19 @@ class Transcriber:
     def languages(self) -> list[str]:
         """The codes of the languages that the model knows; empty for a model of English only."""
         return list(self._speech.tokens.languages)
+
+    async def prepare_async(self) -> None:
+        """Compile and record now, so that the first sound waits only for itself. Optional; for a model on `webgpu`,
+        others have nothing to prepare."""
+        from ..sound.sound_processor import RATE
+
+        speech = self._speech
+        if speech.model.device_type != "webgpu":
+            return
+        await speech.encoder.record()
+        language = next(iter(speech.tokens.languages), None)
+        async for _ in self.run(array("f", bytes(4 * RATE)), language=language):
+            break
 
     def run(
         self, sound: Any, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False

@@ -12,6 +12,8 @@ from capstan.fallback import fallbacks
 from capstan.genai.genai_tensors import Tensor
 from capstan.genai.multimodal_processor import items_of
 from capstan.sound.sound_processor import SoundProcessor
+from capstan.speech.transcriber import Transcriber
+from capstan.speech.transcription_run import SpeechModel
 from capstan.tokenizer import Tokenizer
 
 from .rows import JOINT
@@ -28,13 +30,16 @@ async def heard(
     device: str = "webgpu",
     capture: str = "tape",
     joint: bool = False,
+    recorded: bool = False,
 ) -> list[dict[str, Any]]:
     """For each case of search options, with the numbers of its `sounds`, what a generator gave; `sounds` are WAV files
-    in base 64. With `joint` several rows share a step on software adapters too."""
+    in base 64. With `joint` several rows share a step on software adapters too; `recorded` replays the encoder."""
     before = fallbacks()
     model = await load(models, folder, device=device, capture=capture, passes=JOINT if joint else None)
     encoder = model.speech_encoder
     assert isinstance(encoder, SpeechEncoder)
+    if recorded:
+        await encoder.record()
     about = model.config.encoder
     assert about is not None
     processor = SoundProcessor.of_config(model.tokenizer_files[about.processor], about.processor)
@@ -62,3 +67,33 @@ async def heard(
                 }
             )
     return found
+
+
+async def transcribed(
+    models: Mapping[str, str], *, sound: str, options: Mapping[str, Any], capture: str = "tape"
+) -> dict[str, Any]:
+    """The segments of a WAV file in base 64 on webgpu, and how the steps of its one window ran."""
+    before = fallbacks()
+    model = await load(models, "nano-whisper", device="webgpu", capture=capture)
+    transcriber = Transcriber(model)
+    await transcriber.prepare_async()
+    made: list[Generator] = []
+    generator = SpeechModel.generator
+
+    def noted(self: SpeechModel, stamped: bool) -> Generator:
+        made.append(generator(self, stamped))
+        return made[-1]
+
+    SpeechModel.generator = noted  # type: ignore[method-assign]
+    try:
+        run = transcriber.run(b64decode(sound), timestamps=True, **options)
+        segments = [[each.text, each.start, each.end] async for each in run]
+    finally:
+        SpeechModel.generator = generator  # type: ignore[method-assign]
+    assert transcriber._speech.encoder._recorded is not None
+    return {
+        "segments": segments,
+        "capture": made[0].capture,
+        "counters": dict(made[0].counters),
+        "stepped down": [each for each in fallbacks() if each not in before],
+    }
