@@ -40,7 +40,7 @@ SET_UP = """async () => {
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    models = {"whisper": FOLDER, "nano-llama": FIXTURES / "nano-llama"}
+    models = {"whisper": FOLDER, "hub": FIXTURES / "speech/nano-whisper-hub", "nano-llama": FIXTURES / "nano-llama"}
     with running(SiteServer(assemble(), models)) as server:
         context = browser.new_context()
         page = context.new_page()
@@ -95,6 +95,22 @@ def test_rules_for_timestamps_hold_on_webgpu(page: Page, transcriber: capstan.Tr
     assert device == "webgpu"
     assert stamped["segments"] == as_in_page(transcriber.transcribe(SOUND, language="de", timestamps=True))["segments"]
     assert plain["text"] == transcriber.transcribe(SOUND).text
+
+
+OF_A_REPOSITORY = """async ([text, device]) => {
+  const other = await Capstan.loadTranscriber("/models/hub/", { device });
+  const found = await other.transcribe(blob(text), { language: "de" }).result;
+  other.close();
+  return found.text;
+}"""
+
+
+@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu", marks=pytest.mark.extended)])
+def test_a_repository_in_transformers_js_layout_is_heard(
+    device: str, page: Page, transcriber: capstan.Transcriber
+) -> None:
+    expected = transcriber.transcribe(SOUND, language="de").text
+    assert page.evaluate(OF_A_REPOSITORY, [told(SOUND), device]) == expected
 
 
 FORMS = """async (text) => {
@@ -190,6 +206,7 @@ def test_bad_input_is_refused_by_name(page: Page) -> None:
         (hear, [told(SOUND), {"beams": 2}], "OptionError", "beams: no such option"),
         ("asr.audio.transcriptions.create({})", [], "OptionError", "file is missing"),
         ("Capstan.loadTranscriber('/models/nano-llama/')", [], "UnsupportedModelError", "hears nothing"),
+        ("Capstan.load('/models/hub/')", [], "UnsupportedModelError", "load it by Capstan.loadTranscriber"),
     ):
         found = failure(f"await {call}", *given)
         assert found[0] == code, (call, found)

@@ -115,6 +115,16 @@ def test_the_other_kind_of_model_is_refused_before_its_graphs_are_read(hub: Path
             asyncio.run(capstan.Model.load(str(place), hears=hears))
 
 
+def test_other_models_of_speech_are_refused_by_name_before_their_graphs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "moonshine", "is_encoder_decoder": True}))
+    shutil.copy(HUB / "tokenizer.json", tmp_path)
+    for hears in (True, None):
+        with pytest.raises(
+            UnsupportedModelError, match="a model of type moonshine with an encoder; Capstan runs .* Whisper"
+        ):
+            asyncio.run(capstan.Model.load(str(tmp_path), hears=hears))
+
+
 def test_a_plan_counts_both_graphs() -> None:
     fit = asyncio.run(capstan.plan(str(HUB), max_length=64))
     both = sum((HUB / f"onnx/{name}.onnx").stat().st_size for name in ("encoder_model", "decoder_model_merged"))

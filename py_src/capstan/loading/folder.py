@@ -18,7 +18,7 @@ from ..host.notes import build, notes_of_files
 from ..host.ready_results import ReadyGraphs
 from ..host.storage_interface import Progress, WeightData
 from ..model_files.bounded_json import clipped
-from ..model_files.config_section import parse_object
+from ..model_files.config_section import Section, parse_object
 from ..model_files.file_names import is_gguf
 from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, parse_genai_config, with_session_options
 from ..model_files.gguf.gguf_config import config_from_json, config_to_json, gguf_config
@@ -29,15 +29,7 @@ from ..model_files.hub import HubRepository
 from ..model_files.model_types import HEARD_TYPES
 from .load_options import CacheOptions
 from .picture_repository import SEEING, TILED_TYPES, seeing_config
-from .repository import (
-    DTYPES,
-    derived_config,
-    no_graph,
-    onnx_file,
-    require_dtype,
-    require_one_decoder,
-    shortened,
-)
+from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, require_one_decoder, shortened
 
 __all__ = ["FoundModel", "Place", "find_model", "laid_over", "no_progress", "place_of", "with_caches", "written"]
 
@@ -129,7 +121,10 @@ async def find_model(
             return replace(found, config=overlaid(found.config, overlay or {}))
         config = await host.read_optional(folder, "config.json")
         if config is not None:
-            kind = parse_object(config, folder + "config.json").get("model_type")
+            root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
+            kind = root.value.get("model_type")
+            if kind not in HEARD_TYPES | TILED_TYPES:
+                require_one_decoder(root)
             require_kind(hears, kind in HEARD_TYPES, folder, f"a model of type {kind!r}")
             if kind in HEARD_TYPES:
                 from .speech_repository import find_speech
@@ -139,7 +134,6 @@ async def find_model(
                 chosen = await choose_dtype(host, folder, device, wanted, SEEING)
                 found = await find_seeing(host, folder, config, chosen, keep, progress)
             else:
-                require_one_decoder(config, folder)
                 chosen = await choose_dtype(host, folder, device, wanted)
                 found = await find_in_repository(host, folder, config, chosen, keep, progress)
             return replace(found, config=overlaid(found.config, overlay or {}))

@@ -169,11 +169,13 @@ def stated_name(config: Mapping[str, Any]) -> str | None:
     return match["name"] if match else None
 
 
-def require_one_decoder(config: bytes, folder: str) -> None:
-    """Raise UnsupportedModelError for the config.json of a model with more than one decoder."""
-    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
+def require_one_decoder(root: Section) -> None:
+    """Raise UnsupportedModelError for the config.json of a model that is more than one decoder."""
     kind = root.value.get("model_type", "unknown")
-    works = "Capstan runs one decoder of text with a key/value cache, and of those that see idefics3 and smolvlm"
+    works = (
+        "Capstan runs one decoder of text with a key/value cache, Whisper for speech, and of models that see idefics3 "
+        "and smolvlm"
+    )
     for key, what in OTHER_PARTS.items():
         if root.value.get(key):
             raise UnsupportedModelError(f"{root.where(key)}: a model of type {kind} with {what}; {works}")

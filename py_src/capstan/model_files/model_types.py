@@ -34,7 +34,7 @@ REFUSED_TYPES = {
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
     "lfm2_audio": AUDIO,
-    **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt"), ENCODER),
+    **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt", "streaming_enc_dec_asr"), ENCODER),
     "decoder-pipeline": "a decoder in several files",
 }
 """Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
