@@ -80,6 +80,22 @@ GRAPHS = (
         unit("ready_made::test_a_file_with_another_header_is_computed"),
     ),
     Mutation(
+        "whole_attention.causal",
+        "py_src/capstan/graph/whole_attention.py",
+        "unidirectional=int(each.past is not None)",
+        "unidirectional=0",
+        "a token of a Whisper repository attends to later ones of its prompt",
+        unit("merged_decoder::test_several_tokens_over_caches_are_causal_whatever_the_export_was_traced_with"),
+    ),
+    Mutation(
+        "merged_decoder.branch",
+        "py_src/capstan/graph/merged_decoder.py",
+        'WITH_CACHES, WITHOUT = "then_branch", "else_branch"',
+        'WITHOUT, WITH_CACHES = "then_branch", "else_branch"',
+        "the branch that makes keys and values of an encoder's output is taken for the decoder",
+        unit("merged_decoder::test_logits_are_those_of_the_export_in_prompts_and_steps"),
+    ),
+    Mutation(
         "split_caches.heads",
         "py_src/capstan/graph/split_caches.py",
         "[packed[start : start + parts] for start",
