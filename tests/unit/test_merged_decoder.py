@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from capstan import UnsupportedModelError, graph
+from capstan import ModelFileError, UnsupportedModelError, graph
 from capstan.graph.merged_decoder import SpeechSizes, speech_graphs
 from capstan.graph.onnx_pb2 import ModelProto
 from tests.half_graphs import in_half
@@ -116,6 +116,17 @@ def test_attention_norms_and_activations_are_one_operator_each(file: Path) -> No
     assert [value.name for value in encoder.graph.input] == ["input_features"]
 
 
+def test_weights_that_layers_share_by_identities_are_read_through_them() -> None:
+    merged = parsed(onnx.load(OLDER))
+    inner = next(item.g for item in merged.graph.node[-1].attribute if item.name == "then_branch")
+    shared = next(each.name for each in merged.graph.initializer if each.name.endswith("layer_norm.weight_merged_0"))
+    for node in inner.node:
+        node.input[:] = ["shared" if name == shared else name for name in node.input]
+    inner.node.add(op_type="Identity", input=[shared], output=["shared"])
+    _, decoder = speech_graphs(parsed(onnx.load(ENCODER)), merged, SIZES)
+    assert Counter(node.op_type for node in decoder.graph.node)["LayerNormalization"] == 7
+
+
 def test_an_older_operator_set_is_raised() -> None:
     merged = parsed(onnx.load(OLDER))
     merged.opset_import[0].version = 12
@@ -141,6 +152,17 @@ def masked_by_ids(encoder: ModelProto, merged: ModelProto) -> None:
     softmax = next(node for node in inner.node if node.op_type == "Softmax")
     added = next(node for node in inner.node if softmax.input[0] in node.output)
     added.input[1] = "encoder_hidden_states"
+
+
+def test_a_circle_in_a_branch_is_refused() -> None:
+    merged = parsed(onnx.load(DECODER))
+    inner = next(item.g for item in merged.graph.node[-1].attribute if item.name == "then_branch")
+    inner.node.add(op_type="Identity", input=["b"], output=["a"])
+    inner.node.add(op_type="Identity", input=["a"], output=["b"])
+    with pytest.raises(
+        ModelFileError, match=r"^decoder\.onnx: the node .* reads its own output; export the model again"
+    ):
+        speech_graphs(parsed(onnx.load(ENCODER)), merged, SIZES)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
 from .attention_writer import tidy
+from .model_file import require_no_circle
 from .node_writer import NodeWriter, new_node, place_of
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .whole_attention import whole_attention
@@ -97,6 +98,7 @@ def alone(merged: ModelProto, branch: str, sizes: SpeechSizes) -> ModelProto:
     graph.node.extend(renamed(node, names) for node in inner.node)
     graph.initializer.extend(inner.initializer)
     delete(graph.input, lambda value: value.name == FLAG)
+    require_no_circle(graph, sizes.decoder)
     in_half(made)
     tidy(made)
     return made

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from ..errors import CapstanError, ModelFileError, UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto
 
-__all__ = ["GGUF", "PARTS", "contradictions", "parse", "refuse_pointer", "serialize"]
+__all__ = ["GGUF", "PARTS", "contradictions", "parse", "refuse_pointer", "require_no_circle", "serialize"]
 
 PARTS = "capstan.parts"
 """The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from .attention_writer import tidy
 from .node_writer import new_node
-from .onnx_pb2 import ModelProto, NodeProto
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto
 from .plain_attention import floats
 from .plain_norms import root_mean_square
 from .wiring import Wiring
@@ -24,7 +24,9 @@ NEAR = 1e-3
 
 def whole_layers(model: ModelProto) -> None:
     """Put LayerNormalization and Gelu in the place of what is known to be the same, in place."""
-    graph, wiring = model.graph, Wiring(model.graph)
+    graph = model.graph
+    read_through_identities(graph)
+    wiring = Wiring(graph)
     for node in list(graph.node):
         found = None
         if node.op_type == "Add":
@@ -36,6 +38,16 @@ def whole_layers(model: ModelProto) -> None:
     tidy(model)
     if not any(item.domain == "com.microsoft" for item in model.opset_import):
         model.opset_import.add(domain="com.microsoft", version=1)
+
+
+def read_through_identities(graph: GraphProto) -> None:
+    """Have nodes read what an Identity reads, in place. Exports give weights that layers share a name for each."""
+    same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity"}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            while name in same:
+                name = same[name]
+            node.input[place] = name
 
 
 def layer_norm(wiring: Wiring, node: NodeProto) -> NodeProto | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..errors import ModelFileError
 from ..graph.merged_decoder import SpeechSizes, speech_graphs
-from ..graph.model_file import parse, serialize
+from ..graph.model_file import contradictions, parse, serialize
 from ..host import Host
 from ..host.storage_interface import Progress
 from ..model_files.config_section import Section, parse_object
@@ -53,7 +53,8 @@ async def find_speech(
     found = derived_speech(root, said, folder, *files)
     read = await asyncio.gather(*(host.read_graph(folder, name, keep, progress) for name in files))
     encoder, decoder = (parse(data, folder + name) for data, name in zip(read, files, strict=True))
-    graphs = speech_graphs(encoder, decoder, sizes_of(root, *files))
+    with contradictions(folder + files[1]):
+        graphs = speech_graphs(encoder, decoder, sizes_of(root, *files))
     return found, dict(zip((ENCODER, DECODER), map(serialize, graphs), strict=True))
 
 
