@@ -42,8 +42,8 @@ async def step(transcriber, samples, language):
     run = TranscriptionRun(speech, samples, language, "transcribe", timestamps=False)
     async with speech.generator(stamped=False) as generator:
         await run._begin(generator, 0, stamped=False)
-        for _ in range(4):
-            await generator.generate_next_token_async()
+        # A burst of several tokens could reach the end.
+        await generator.generate_next_token_async()
         dispatches = [[each.label, round(each.microseconds, 2)] for each in await measure.operations(generator)]
         return {"gpu_step_ms": await measure.gpu_step_time(generator), "dispatches": dispatches}
 

@@ -123,7 +123,7 @@ async def find_model(
         if config is not None:
             root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
             kind = root.value.get("model_type")
-            if kind not in HEARD_TYPES | TILED_TYPES:
+            if kind not in (*HEARD_TYPES, *TILED_TYPES):
                 require_one_decoder(root)
             require_kind(hears, kind in HEARD_TYPES, folder, f"a model of type {kind!r}")
             if kind in HEARD_TYPES:
