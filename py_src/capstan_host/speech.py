@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +15,10 @@ from .terminal import Event, Output, say
 
 __all__ = [
     "add_speech_arguments",
+    "answered",
     "hears",
     "names_sound",
+    "others_refused",
     "require_no_sound",
     "sound_file",
     "speech_requests",
@@ -106,17 +107,23 @@ def as_wave(path: Path, folder: Path) -> Path:
 def speech_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The requests that load the model, whose address is left open, and transcribe. `given` are all options that were
     given besides those of speech."""
-    from capstan.loading.load_options import EmbedderOptions, rows
-
-    others = [name for name in given if name not in rows(EmbedderOptions)]
-    if others:
-        raise CommandError(f"--{others[0].replace('_', '-')} is for models of text: leave it out for {args.model}")
+    sound_file(args)
+    others_refused(args, given)
     if args.vtt and args.json:
         raise CommandError("--vtt and --json were both given: give one of them")
     load = {"kind": "load_transcriber", **given}
     stamped = args.timestamps or args.vtt or args.json
     asked = {"language": args.language, "task": args.task, "timestamps": stamped}
     return load, {"kind": "transcribe", "file": ADDRESS, **asked}
+
+
+def others_refused(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """Refuse options of models of text."""
+    from capstan.loading.load_options import EmbedderOptions, rows
+
+    others = [name for name in given if name not in rows(EmbedderOptions)]
+    if others:
+        raise CommandError(f"--{others[0].replace('_', '-')} is for models of text: leave it out for {args.model}")
 
 
 def shown(event: Event, args: argparse.Namespace) -> str:
@@ -128,8 +135,10 @@ def shown(event: Event, args: argparse.Namespace) -> str:
     return str(event["text"])
 
 
-async def transcribe(args: argparse.Namespace) -> int:
-    """Open the page, send the requests, print the text as it comes."""
+async def answered(
+    args: argparse.Namespace, files: Mapping[str, Path], shown: Callable[[Event], Event]
+) -> dict[str, Any]:
+    """Open the page, send the requests, show their events; the result of the last one."""
     from .digests import Digests
     from .headless.headless_page import HeadlessPage
     from .site_server import serving
@@ -137,13 +146,10 @@ async def transcribe(args: argparse.Namespace) -> int:
     output = Output()
 
     def show(event: Event) -> None:
-        output.show({"kind": "text", "text": text} if (text := shown(event, args)) else event)
+        output.show(shown(event))
 
     try:
-        with ExitStack() as held:
-            files = {ADDRESS: as_wave(sound_file(args), Path(held.enter_context(TemporaryDirectory())))}
-            site = args.machine.site()
-            server = held.enter_context(serving(site, mounts(args.served), files=files, digests=Digests()))
+        with serving(args.machine.site(), mounts(args.served), files=files, digests=Digests()) as server:
             page = HeadlessPage(server.url, show, None, args.machine.browser(), args.device, debug=args.debug)
             async with page, output.ticking():
                 for request in args.request:
@@ -153,7 +159,18 @@ async def transcribe(args: argparse.Namespace) -> int:
                         raise_remote(reply["error"])
     finally:
         output.end_line()
-    result = reply["result"]
+    result: dict[str, Any] = reply["result"]
+    return result
+
+
+async def transcribe(args: argparse.Namespace) -> int:
+    """Transcribe; the text is printed as it comes."""
+    with TemporaryDirectory() as made:
+        result = await answered(
+            args,
+            {ADDRESS: as_wave(sound_file(args), Path(made))},
+            lambda event: {"kind": "text", "text": text} if (text := shown(event, args)) else event,
+        )
     if args.vtt:
         print(result["vtt"], end="", flush=True)
     say(f"{result['duration']:.1f} s of sound, language {result['language']}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import wave
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from capstan_host.testing.harness import Harness
 from tests.gguf_models import FURTHER, make, write
 from tests.sounds import glide, wave_file
 from tests.trace_format import slices_by_track
+from tests.voices import make_voice, native_samples
 
 NANO = ROOT / "tests/fixtures/nano-llama"
 KEYS = {
@@ -88,6 +90,18 @@ def test_a_speech_model_writes_captions_of_a_sound(tmp_path: Path) -> None:
     done = build_py("run", str(sound), "--model", str(folder))
     assert done.returncode == 2
     assert "the sound is truncated: 16000 bytes of samples were announced" in done.stderr
+
+
+@pytest.mark.extended
+def test_a_model_that_speaks_writes_a_sound(tmp_path: Path) -> None:
+    folder, sound = make_voice(tmp_path / "kokoro"), tmp_path / "a sound.wav"
+    done = build_py("run", "Hello world!", "--model", str(folder), "--out", str(sound), "--speed", "0.5")
+    assert done.returncode == 0, done.stderr
+    with wave.open(str(sound)) as file:
+        assert file.getnframes() == len(native_samples(folder, "həlˈO wˈɜɹld!", "af_heart", 0.5))
+    done = build_py("run", "Hello!", "--model", str(folder), "--voice", "af_none")
+    assert done.returncode == 2
+    assert "voice is 'af_none'; " in done.stderr
 
 
 @pytest.mark.extended

@@ -220,8 +220,8 @@ def test_texts_of_all_kinds_have_phonemes(page: Page) -> None:
     assert page.evaluate(spoken, "The early bird's first word, further north.") == (
         "ðə ˈɜɹli bˈɜɹdz fˈɜɹst wˈɜɹd, fˈɜɹðəɹ nˈɔɹθ."
     )
-    assert page.evaluate(spoken, "1,234 (or 3) miles?") == "wˈʌn θˈWzən tu hˈʌndəɹd θˈɜɹdˌi fɔɹ (ɔɹ θɹˈi) mˈIlz?"
-    for text in ("The constructor's toString, valueOf and __proto__", "😀 日本 été", "**", "a" * 5000):
+    assert page.evaluate(spoken, "1,234 (or 3) miles?") == "wˈʌn θˈWzən tu hˈʌndəɹd θˈɜɹdˌi fɔɹ (əɹ θɹˈi) mˈIəlz?"
+    for text in ("The constructor's toString, valueOf and __proto__", "😀 日本 été", "**", "a" * 20_000):
         assert isinstance(page.evaluate(spoken, text), str)
 
 

@@ -23,6 +23,7 @@ from capstan_host.commands import run as run_command
 from capstan_host.commands import serve as serve_command
 from capstan_host.model_arguments import BUNDLED, DTYPES, check_model, graphs_of, mounts
 from tests.gguf_files import gguf_file
+from tests.voices import make_voice
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -158,6 +159,23 @@ def test_a_model_of_text_takes_no_sound(model: Path, tmp_path: Path) -> None:
         request(model, "a", "--vtt", "--language", "de")
     with pytest.raises(CommandError, match="is a sound, but SmolLM2"):
         run_command.check(cli.parse(["run", str(sound)]))
+
+
+def test_a_model_that_speaks_takes_a_text(model: Path, tmp_path: Path) -> None:
+    kokoro = make_voice(tmp_path / "kokoro")
+    load, asked = cast(list[dict[str, Any]], request(kokoro, "Hello!", "--voice", "bf_emma", "--dtype", "q8"))
+    assert load == {"kind": "load_voice", "model": "/models/kokoro/", "device": "auto", "dtype": "q8"}
+    assert asked == {"kind": "speak", "text": "Hello!", "voice": "bf_emma", "speed": None}
+    for argv, message in (
+        ([], "no text: give one"),
+        (["a", "--top-k", "3"], "--top-k is for models of text"),
+        (["a", "--chat"], "--chat is for models of text"),
+    ):
+        with pytest.raises(CommandError, match=re.escape(message)):
+            request(kokoro, *argv)
+    for other in (model, WHISPER):
+        with pytest.raises(CommandError, match=r"--out and --speed were given, but .* does not speak"):
+            request(other, "a", "--out", "a.wav", "--speed", "2")
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "chat_model digests evaluation model_folder",
         "site_server",
         "speech terminal_conversation",
+        "speaking",
         "commands",
         "cli",
     ),

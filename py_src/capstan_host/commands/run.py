@@ -24,15 +24,8 @@ from ..model_arguments import (
     repository,
 )
 from ..piped import is_piped, read_piped, with_piped
-from ..speech import (
-    add_speech_arguments,
-    hears,
-    names_sound,
-    require_no_sound,
-    sound_file,
-    speech_requests,
-    transcribe,
-)
+from ..speaking import add_voice_arguments, require_no_voice, speak, speaks, voice_requests
+from ..speech import add_speech_arguments, hears, names_sound, require_no_sound, speech_requests, transcribe
 from ..terminal import Output, say
 from ..trace import add_trace_argument, trace_file, trace_query, write_trace
 
@@ -80,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true", help="hold a conversation, as the command chat does")
     output = add_shared_arguments(parser)
     add_speech_arguments(parser)
+    add_voice_arguments(parser)
     output.add_argument("--json", action="store_true", help="end stdout with one line of JSON")
 
 
@@ -132,7 +126,12 @@ def check(args: argparse.Namespace) -> None:
     args.served = []
     hub = None if args.model is None else repository(args.model, args.hub, args.revision)
     args.hears = names_sound(args.text) if hub is not None else args.model is not None and hears(Path(args.model))
-    if args.hears:
+    # A hub's model speaks if a file for it is named.
+    named = getattr(args, "out", None) is not None
+    args.speaks = named if hub is not None else args.model is not None and speaks(Path(args.model))
+    if not args.speaks:
+        require_no_voice(args, args.model or SMOLLM2.title)
+    if args.hears or args.speaks:
         check_speech(args)
         return
     require_no_sound(args, args.model or SMOLLM2.title)
@@ -151,13 +150,12 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_speech(args: argparse.Namespace) -> None:
-    """The same for a speech model: `args.request` is a list of requests."""
+    """The same for a model that hears or speaks: `args.request` is a list of requests."""
     ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "image", "chat", "trace")}
     others = {name: value for name, value in ours.items() if value not in (None, False)}
-    sound_file(args)
     search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
     given = {**others, **search, **read_options(args)}
-    load, asked = speech_requests(args, given)
+    load, asked = (voice_requests if args.speaks else speech_requests)(args, given)
     model = repository(args.model, args.hub, args.revision) or mounted(Path(args.model), args)
     args.request = [{**load, "model": model}, asked]
 
@@ -319,6 +317,8 @@ def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
     if args.hears:
         return asyncio.run(transcribe(args))
+    if args.speaks:
+        return speak(args)
     if args.model is None:
         args.request["model"] = mounted(default_model(), args)
     if args.chat:

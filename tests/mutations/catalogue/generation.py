@@ -40,6 +40,22 @@ GENERATION = (
         unit("live_captions::test_probabilities_are_those_of_the_package_in_blocks_of_any_size"),
     ),
     Mutation(
+        "voice.style_of_one_more",
+        "py_src/capstan/speech/voice_model.py",
+        "row = (len(ids) - 1) * WIDTH",
+        "row = len(ids) % MOST * WIDTH",
+        "a piece is spoken in the style of pieces with one phoneme more",
+        unit("voice::test_samples_are_those_of_the_native_onnxruntime"),
+    ),
+    Mutation(
+        "voice.piece_too_long",
+        "py_src/capstan/speech/phonemes.py",
+        "if len(phonemes) <= MOST:",
+        "if len(phonemes) <= MOST + 1:",
+        "a piece has a phoneme more than the model has places",
+        unit("voice::test_a_piece_of_the_most_phonemes_takes_the_last_style"),
+    ),
+    Mutation(
         "row.rewind_keeps_last_row",
         "py_src/capstan/generation/row.py",
         "        self.unsettle(max(0, length - 1))\n        if not length:",

@@ -16,7 +16,7 @@ const SYMBOLS: Record<string, string> = {
   ...{ ɝː: "ɝ", ɚ: "ɝ" },
 };
 const WRITTEN = new RegExp(Object.keys(SYMBOLS).join("|"), "gu");
-/** Words of one syllable without stress; others get it: the library marks stress in longer words only. */
+/** Words without stress; others of one syllable get it, which the library marks in longer words only. */
 const LIGHT = new Set(
   (
     "ðə ə ən ænd ənd əv ɪz ɪn tu tə ət æt ɪt ɪts fɔɹ fɝ fɔː ɑɹ ɑː wʌz wəz wɪð bi hi ʃi wi ju jəɹ jɔɹ jə I mI bI ɑn ɔn æz əz ðət " +
@@ -25,7 +25,7 @@ const LIGHT = new Set(
 );
 const WORDS = /[^\s;:,.!?—…"()“”]+/gu;
 const STRESS = new RegExp(`([ˈˌ])([^${VOWELS}\\sˈˌ]+)`, "gu");
-const SYLLABLES = new RegExp(`[${VOWELS}]`, "gu");
+const VOWEL = new RegExp(`[${VOWELS}]`, "u");
 
 let made: Phonemizer | null = null;
 
@@ -42,7 +42,9 @@ export function phonemize(text: string, language: string): string {
     .replace(/(?<=\p{Ll})(?=\p{Lu})/gu, " ")
     // The library looks words up in an object, which has these of its own.
     .replace(/\bconstructor/gi, "construct er")
-    .replace(/&/g, " and ");
+    .replace(/&/g, " and ")
+    // It tries all divisions of a word.
+    .replace(/\S{40}/gu, "$& ");
   const ipa = made.toIPA(plain, { language });
   const known = ipa.replace(WRITTEN, (sound) => (language === "en-GB" && sound === "oʊ" ? "Q" : SYMBOLS[sound]!));
   return known
@@ -56,6 +58,5 @@ export function phonemize(text: string, language: string): string {
 }
 
 function stressed(word: string): string {
-  if (/[ˈˌ]/.test(word) || LIGHT.has(word) || word.match(SYLLABLES)?.length !== 1) return word;
-  return word.replace(SYLLABLES, "ˈ$&");
+  return /[ˈˌ]/.test(word) || LIGHT.has(word) ? word : word.replace(VOWEL, "ˈ$&");
 }
