@@ -124,6 +124,29 @@ def test_captions_of_any_source_are_partial_then_final_and_silence_gives_none(pa
     assert silent == []
 
 
+ON_WEBGPU = """async ([text]) => {
+  const options = { language: "de", interval: 0 };
+  const other = await Capstan.loadTranscriber("/models/whisper/", { device: "webgpu" });
+  const found = await collect(other.listen(blocks(text), options));
+  const { device } = other.stats;
+  other.close();
+  return [device, found, await collect(asr.listen(blocks(text), options))];
+}"""
+
+
+@pytest.mark.extended
+def test_captions_on_webgpu_are_those_of_the_cpu(browser: Browser) -> None:
+    with running(SiteServer(assemble(), {"whisper": FOLDER})) as server:
+        page = browser.new_page()
+        page.goto(server.url + "blank.html")
+        page.evaluate(SET_UP)
+        device, found, expected = page.evaluate(ON_WEBGPU, [told(SAID)])
+        page.close()
+    assert device == "webgpu"
+    assert found == expected
+    assert len(found) == 2
+
+
 ENDS = """async ([text]) => {
   const twice = await collect(asr.listen(blocks(text), { interval: 0 }), () => true);
   const controller = new AbortController();

@@ -51,6 +51,32 @@ def test_samples_are_what_the_microphone_hears(hearing: Page) -> None:
     assert (before, after) == (False, True)
 
 
+BLOCKS = """async (own) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const Context = window.AudioContext;
+  if (own)
+    window.AudioContext = class extends Context {
+      constructor(options) {
+        if (options) throw new DOMException("another rate", "NotSupportedError");
+        super({ sampleRate: 44100 });
+      }
+    };
+  const microphone = await Capstan.microphone().finally(() => (window.AudioContext = Context));
+  const found = [];
+  for await (const block of microphone) if ((found.push(...block), found.length > 24000)) break;
+  await microphone.close();
+  return found.slice(8000, 24000);
+}"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_blocks_join_without_a_seam_at_any_rate_of_the_microphone(hearing: Page, own: bool) -> None:
+    samples = np.array(hearing.evaluate(BLOCKS, own))
+    spectrum: Any = np.abs(np.fft.rfft(samples * np.hanning(len(samples)))) ** 2
+    tones = sum(spectrum[place - 40 : place + 40].sum() for place in (440, int(TONE)))
+    assert spectrum[60:].sum() < 1.01 * tones
+
+
 def test_a_microphone_that_is_refused_is_told(browser: Browser, site: SiteServer) -> None:
     page = browser.new_page()
     page.goto(site.url + "blank.html")

@@ -31,6 +31,8 @@ const WORKLET = `registerProcessor("capstan-microphone", class extends AudioWork
 export class Microphone implements AsyncIterable<Float32Array> {
   private blocks: Float32Array[] = [];
   private wake = (): void => {};
+  /** The last tenth of a second before `blocks`: the filter of another rate hears it, so that blocks join without a seam. */
+  private before = new Float32Array();
 
   private constructor(
     private readonly stream: MediaStream,
@@ -90,16 +92,19 @@ export class Microphone implements AsyncIterable<Float32Array> {
 
   /** The samples since the last call, at 16,000 Hz, as `transcribe` takes them; there may be none. */
   async take(): Promise<Float32Array> {
-    const blocks = this.blocks.splice(0);
+    if (!this.blocks.length) return new Float32Array();
+    const { sampleRate } = this.context;
+    const blocks = [this.before, ...this.blocks.splice(0)];
     const length = blocks.reduce((sum, block) => sum + block.length, 0);
-    if (!length) return new Float32Array();
-    const buffer = new AudioBuffer({ length, numberOfChannels: 1, sampleRate: this.context.sampleRate });
+    const buffer = new AudioBuffer({ length, numberOfChannels: 1, sampleRate });
     let at = 0;
     for (const block of blocks) {
       buffer.copyToChannel(block as Float32Array<ArrayBuffer>, 0, at);
       at += block.length;
     }
-    return samplesOf(buffer);
+    const heard = Math.round((this.before.length * RATE) / sampleRate);
+    this.before = buffer.getChannelData(0).slice(sampleRate === RATE ? length : -Math.round(sampleRate * BLOCK));
+    return (await samplesOf(buffer)).slice(heard);
   }
 
   /** Blocks of a tenth of a second or more. */
