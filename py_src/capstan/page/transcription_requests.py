@@ -78,6 +78,8 @@ async def listen(request: ListenRequest, samples: Any) -> bool:
         listeners[number] = await transcriber().listener(LiveOptions(**given))  # type: ignore[arg-type]
         return True
     listener = listeners.get(number)
+    if listener is None and action == "drop":
+        return True
     if listener is None:
         raise OptionError(f"sound {number} was not begun, or its worker was replaced; listen again")
     try:

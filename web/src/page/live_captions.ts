@@ -6,7 +6,7 @@ import { type Kind, type Kinds, number, oneOf, shown, signal, text } from "./kin
 import { ask } from "./load_in_worker";
 import type { Turns } from "./run";
 import { isA } from "./sound_samples";
-import type { Caption, ListenRequest } from "../wire/protocol";
+import type { CapstanEvent, Caption, ListenRequest } from "../wire/protocol";
 
 export interface ListenOptions {
   /** A code, such as "de"; without one the model finds it. */
@@ -43,55 +43,73 @@ export async function* liveCaptions(
   client: Client,
   turns: Turns,
   sound: Blocks,
-  { signal: aborting, ...options }: ListenOptions,
+  { signal: given, ...options }: ListenOptions,
 ): AsyncGenerator<Caption, void, undefined> {
   const live = ++sounds;
   const captions: Caption[] = [];
+  const own = new AbortController();
+  const abort = (): void => own.abort();
+  if (given?.aborted) return;
+  given?.addEventListener("abort", abort, { once: true });
+  let wake = (): void => {};
+  const heard = (event: CapstanEvent): void => {
+    if (event.kind !== "caption") return;
+    captions.push(captionOf(event));
+    wake();
+  };
   const send = async (about: Pick<ListenRequest, "action">, samples: Float32Array | null = null): Promise<void> => {
     const turn = turns.take();
     const cancel = (): void => void client.request({ kind: "cancel" }).catch(() => undefined);
     try {
       await turn.begun;
-      const action = aborting?.aborted && about.action !== "begin" ? "drop" : about.action;
-      if (action !== "begin") aborting?.addEventListener("abort", cancel, { once: true });
-      const request: ListenRequest = { kind: "listen", live, ...about, action };
-      await ask(
-        client,
-        request,
-        (event) => void (event.kind === "caption" && captions.push(captionOf(event))),
-        samples,
-      );
+      const action = own.signal.aborted ? "drop" : about.action;
+      if (action !== "begin") own.signal.addEventListener("abort", cancel, { once: true });
+      await ask(client, { kind: "listen", live, ...about, action }, heard, samples);
     } catch (error) {
-      if (!aborting?.aborted) throw error;
+      if (!own.signal.aborted) throw error;
     } finally {
-      aborting?.removeEventListener("abort", cancel);
+      own.signal.removeEventListener("abort", cancel);
       turn.end();
     }
   };
+  /** The captions as they come while a request is answered. */
+  async function* during(work: Promise<void>): AsyncGenerator<Caption, void, undefined> {
+    let ended = false;
+    const end = work.finally(() => {
+      ended = true;
+      wake();
+    });
+    end.catch(() => undefined);
+    while (true) {
+      yield* captions.splice(0);
+      if (ended) return end;
+      await new Promise<void>((resolve) => (wake = resolve));
+    }
+  }
   const stopped = new Promise<null>((resolve) =>
-    aborting?.addEventListener("abort", () => resolve(null), { once: true }),
+    own.signal.addEventListener("abort", () => resolve(null), { once: true }),
   );
-  if (aborting?.aborted) return;
-  await send({ action: "begin", ...options });
-  const heard = sound[Symbol.asyncIterator]();
-  let last: "end" | "drop" = "drop";
+  const blocks = sound[Symbol.asyncIterator]();
   try {
-    while (!aborting?.aborted) {
-      const next = await Promise.race([heard.next(), stopped]);
-      if (next?.done) last = "end";
-      if (!next || next.done) break;
+    yield* during(send({ action: "begin", ...options }));
+    while (!own.signal.aborted) {
+      const next = await Promise.race([blocks.next(), stopped]);
+      if (!next) break;
+      if (next.done) {
+        yield* during(send({ action: "end" }));
+        return;
+      }
       if (!isA("Float32Array", next.value))
         throw refused(`a block of the sound is ${shown(next.value)}; it must be a Float32Array of samples at 16000 Hz`);
-      if (next.value.length) await send({ action: "hear" }, next.value.slice());
-      yield* captions.splice(0);
+      if (next.value.length) yield* during(send({ action: "hear" }, next.value.slice()));
     }
   } finally {
-    // A worker that was closed has dropped it.
-    if (last === "drop") await send({ action: "drop" }).catch(() => undefined);
-    void heard.return?.();
+    given?.removeEventListener("abort", abort);
+    own.abort();
+    // The worker has dropped a sound that has ended.
+    await send({ action: "drop" });
+    void blocks.return?.();
   }
-  if (last === "end") await send({ action: "end" });
-  yield* captions;
 }
 
 function captionOf({ text, start, end, final }: Caption): Caption {
