@@ -5,7 +5,7 @@ usage: make_seeing.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py     needs torch, tra
 SHAPE is gemma3-4b or nano. The text decoder is int4 with float16 activations, as onnxruntime-genai's builder writes it
 with exclude_embeds; the vision graph (SigLIP and the projector) is torch's export, the embedding graph that of the
 guide for Gemma 3. TOKENIZER_FOLDER has a tokenizer with Gemma 3's tokens of pictures, which is put beside it. All
-layers but the last are sliding ones, which is the same up to the window. BUILDER.py is as for make_shape.py.
+layers are sliding ones, which is the same up to the window. BUILDER.py is as for make_shape.py.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main() -> int:
     torch.manual_seed(0)
     text = Gemma3TextConfig(
         **{**sizes, "num_hidden_layers": BUILT_LAYERS},
-        layer_types=[*["sliding_attention"] * (BUILT_LAYERS - 1), "full_attention"],
+        layer_types=["sliding_attention"] * BUILT_LAYERS,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
         bos_token_id=2,
