@@ -106,10 +106,9 @@ OF_A_REPOSITORY = """async ([text, device]) => {
 
 
 @pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu", marks=pytest.mark.extended)])
-def test_a_repository_in_transformers_js_layout_is_heard(
-    device: str, page: Page, transcriber: capstan.Transcriber
-) -> None:
-    expected = transcriber.transcribe(SOUND, language="de").text
+def test_a_repository_in_transformers_js_layout_is_heard(device: str, page: Page) -> None:
+    hub = capstan.Transcriber(capstan.Model(str(FIXTURES / "speech/nano-whisper-hub")))
+    expected = hub.transcribe(SOUND, language="de").text
     assert page.evaluate(OF_A_REPOSITORY, [told(SOUND), device]) == expected
 
 

@@ -13,12 +13,13 @@ import pytest
 
 import capstan
 from capstan import ConfigError, ModelFileError, OptionError, UnsupportedModelError, genai
-from capstan.sound.sound_processor import SoundProcessor
-from tests.sounds import glide, wave_file
-from tests.unit.test_hearing import EXPECTED, FALLING, RISING, finished, hearing
+from capstan.sound.sound_processor import HeardSound, SoundProcessor
+from tests.sounds import glide
+from tests.unit.test_hearing import EXPECTED, FALLING, RISING, finished, generator, inputs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDER, HUB, LLAMA = FIXTURES / "speech/nano-whisper", FIXTURES / "speech/nano-whisper-hub", FIXTURES / "nano-llama"
+PREPROCESSOR = "preprocessor_config.json"
 
 
 @pytest.fixture
@@ -32,35 +33,46 @@ def changed(hub: Path, name: str, **fields: Any) -> Path:
     return hub
 
 
+def picked(model: genai.Model, *sounds: bytes, beams: int = 1) -> list[list[int]]:
+    """The ids for the native package's features of sounds, which hear silence before a sound."""
+    made = generator(genai, model, len(sounds), num_beams=beams)
+    made.set_inputs(inputs(genai, genai.Model(str(FOLDER)), *sounds))
+    return finished(made, len(sounds))
+
+
 def test_ids_of_searches_and_batches_are_the_native_packages() -> None:
     model = genai.Model(str(HUB))
     assert model.type == "whisper"
-    assert finished(hearing(genai, model, FALLING)) == [EXPECTED["greedy"]["falling"]]
-    assert finished(hearing(genai, model, RISING, num_beams=3)) == [EXPECTED["beams"]["rising"]]
-    assert finished(hearing(genai, model, RISING, FALLING, num_beams=2), 2) == EXPECTED["beams of a batch"]
+    assert picked(model, FALLING) == [EXPECTED["greedy"]["falling"]]
+    assert picked(model, RISING, beams=3) == [EXPECTED["beams"]["rising"]]
+    assert picked(model, RISING, FALLING, beams=2) == EXPECTED["beams of a batch"]
 
 
 def test_an_older_export_picks_the_same_ids(hub: Path) -> None:
     shutil.copy(hub / "others/older.onnx", hub / "onnx/decoder_model_merged.onnx")
     model = genai.Model(str(hub))
-    assert finished(hearing(genai, model, RISING)) == [EXPECTED["greedy"]["rising"]]
-    assert finished(hearing(genai, model, FALLING, num_beams=3)) == [EXPECTED["beams"]["falling"]]
+    assert picked(model, RISING) == [EXPECTED["greedy"]["rising"]]
+    assert picked(model, FALLING, beams=3) == [EXPECTED["beams"]["falling"]]
 
 
-def test_text_and_segments_are_those_of_the_builders_folder() -> None:
-    sound, options = wave_file(glide(2.0)), {"language": "de", "timestamps": True}
+def test_a_transcriber_knows_what_the_builders_knows() -> None:
     hub, folder = (capstan.Transcriber(capstan.Model(str(place))) for place in (HUB, FOLDER))
-    assert hub.transcribe(sound).text == folder.transcribe(sound).text
-    assert hub.transcribe(sound, **options).segments  # type: ignore[arg-type]
+    assert hub.transcribe(RISING, language="de", timestamps=True).segments
     assert hub.languages == folder.languages
 
 
-def test_features_of_an_extractor_are_those_of_the_builders_steps() -> None:
-    made = [
-        SoundProcessor.of_config((place / name).read_bytes(), name).features([RISING], ["a sound"])
-        for place, name in ((HUB, "preprocessor_config.json"), (FOLDER, "audio_processor_config.json"))
-    ]
-    np.testing.assert_allclose(made[0], made[1], atol=2e-6)
+FEATURES = json.loads((HUB / "features.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["short", "long"])
+def test_features_of_an_extractor_are_those_of_transformers_to_the_ends_of_a_sound(name: str) -> None:
+    about, expected = SoundProcessor.of_config((HUB / PREPROCESSOR).read_bytes(), PREPROCESSOR), FEATURES[name]
+    sound = HeardSound(about, np.array(glide(expected["seconds"]), np.float32))
+    first = max(sound.frames - about.frames, 0)
+    windows = {0: sound.window(0), first: sound.window(first)}
+    for place, column in expected["columns"].items():
+        start = 0 if int(place) < about.frames else first
+        np.testing.assert_allclose(windows[start][:, int(place) - start], column, atol=1e-4, err_msg=place)
 
 
 def test_each_graph_is_of_the_first_dtype_that_suits_the_device(hub: Path) -> None:

@@ -13,7 +13,7 @@ from ..model_files.bounded_json import clipped
 from ..model_files.config_section import parse_object
 from .resampling import downsampled, upsampled
 from .sound_file import SoundFile, opened
-from .spectrum import hann, log_mel, mel_filters, scaled
+from .spectrum import LEAST_POWER, hann, log_mel, mel_filters, scaled
 from .wave_file import require_finite, too_long
 
 __all__ = ["RATE", "HeardSound", "SoundProcessor"]
@@ -45,6 +45,8 @@ class SoundProcessor:
     bands: int
     seconds: int
     window: Array
+    mirrored: bool = False
+    """Whether a frame at the start of a sound hears it mirrored, as in transformers, not silence before it."""
 
     @classmethod
     def of_config(cls, data: str | bytes, name: str) -> SoundProcessor:
@@ -83,7 +85,7 @@ class SoundProcessor:
                 f"{name}: {clipped(kind)} of {rate} samples a second; {EXTRACTOR} of {RATE} is computed"
             )
         size, hop, bands = (positive(config, key, name) for key in ("n_fft", "hop_length", "feature_size"))
-        return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size))
+        return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size), True)
 
     @property
     def frames(self) -> int:
@@ -142,11 +144,16 @@ class HeardSound:
         self._about = processor
         self.frames = len(samples) // processor.hop
         """Columns of the spectrum of the whole sound."""
-        self._logs = np.empty((processor.bands, self.frames), np.float32)
+        self._short = len(samples) <= processor.seconds * RATE
+        columns = self.frames
+        if processor.mirrored and self._short:
+            # Those that hear the sound's end, and silence after it.
+            columns = min(processor.frames, -(-(len(samples) + processor.size // 2) // processor.hop))
+        self._logs = np.empty((processor.bands, columns), np.float32)
         filters = mel_filters(processor.size, processor.bands, RATE)
-        for start in range(0, self.frames, processor.frames):
-            stop = min(start + processor.frames, self.frames)
-            near = around(samples, start * processor.hop, (stop - 1) * processor.hop, processor.size // 2)
+        for start in range(0, columns, processor.frames):
+            stop = min(start + processor.frames, columns)
+            near = self._around(samples, start * processor.hop, (stop - 1) * processor.hop)
             self._logs[:, start:stop] = log_mel(near, processor.hop, processor.window, filters)
         self._loudest = self._logs.max()
 
@@ -156,16 +163,25 @@ class HeardSound:
         logs = self._logs[:, first : first + self._about.frames]
         after = np.zeros((), np.float32)
         if self.frames <= self._about.frames and not first:
-            after = scaled(np.array(-np.inf, np.float32), self._loudest)
+            least = np.log10(LEAST_POWER) if self._about.mirrored else -np.inf
+            after = scaled(np.array(least, np.float32), self._loudest)
         found = np.full((self._about.bands, self._about.frames), after, np.float32)
         found[:, : logs.shape[1]] = scaled(logs, self._loudest)
         return found
 
-
-def around(samples: Array, first: int, last: int, half: int) -> Array:
-    """The samples from `half` before the first to `half` after the last, zeros where there are none."""
-    start, stop = first - half, last + half
-    return np.pad(samples[max(start, 0) : stop], (max(-start, 0), max(stop - len(samples), 0)))
+    def _around(self, samples: Array, first: int, last: int) -> Array:
+        """The samples from half a frame before the first to half a frame after the last. At both ends there is silence,
+        or the sound mirrored."""
+        half = self._about.size // 2
+        start, stop = first - half, last + half
+        before, after = max(-start, 0), max(stop - len(samples), 0)
+        near = np.pad(samples[max(start, 0) : stop], (before, after))
+        if self._about.mirrored:
+            front = samples[1 : before + 1][::-1]
+            near[before - len(front) : before] = front
+            if after and not self._short:
+                near[-after:] = samples[-after - 1 : -1][::-1]
+        return near
 
 
 def mean(channels: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["hann", "log_mel", "mel_filters", "scaled"]
+__all__ = ["LEAST_POWER", "hann", "log_mel", "mel_filters", "scaled"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 HIGHEST_MEL = 45.245640471924965
