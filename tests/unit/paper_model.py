@@ -7,7 +7,7 @@ import itertools
 from array import array
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from collections.abc import Generator as Steps
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from capstan import Generator, GeneratorParams
 from capstan.device.cache_rows import CacheRows
@@ -18,7 +18,6 @@ from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import ScoredToken, Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.host.leaving import Leaving
-from capstan.local.local_host import begin_now
 from capstan.model import Model
 from capstan.stages.sampling import NO_TOKEN
 from capstan.stages.search import SearchOptions
@@ -32,6 +31,7 @@ __all__ = [
     "PaperDecoder",
     "PaperHost",
     "PaperModel",
+    "begin_now",
     "best",
     "made",
     "run_of",
@@ -395,6 +395,25 @@ class PaperBurst:
         if self.fault is not None:
             raise self.fault
         return Burst((tuple(self.ids),), 0.0, 1.0, 1.0, 0.1, 1.0, self.steps)
+
+
+class Waits(Protocol):
+    def wait(self, awaitable: Awaitable[T]) -> T: ...
+
+
+begun: set[asyncio.Task[None]] = set()
+"""Tasks that run: the event loop refers to its tasks weakly."""
+
+
+def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
+    """Begin with it in the running event loop; where there is none it is done at once."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:
+        host.wait(work)
+    else:
+        begun.add(task)
+        task.add_done_callback(begun.discard)
 
 
 class PaperHost:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from capstan import Generator
+from capstan import Generator, GeneratorParams
 from capstan.host.leaving import Leaving
 from capstan.model import Model
 from tests.unit.paper_model import PROMPT, PaperModel, made, run_of, take
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def test_a_dropped_generator_gives_its_decoder_back() -> None:
@@ -69,3 +73,22 @@ def test_a_fault_while_giving_back_keeps_nobody_waiting() -> None:
         await asyncio.wait_for(waiting, 5)
 
     asyncio.run(main())
+
+
+def test_a_generator_that_is_dropped_in_a_notebook_keeps_no_synchronous_call_waiting() -> None:
+    async def cell() -> list[int]:
+        model = Model(str(FIXTURES / "nano-llama"), device="cpu")
+        for _ in range(2):
+            generator = Generator(model, GeneratorParams(model))
+            generator.append_tokens([5, 6, 7])
+            generator.generate_next_token()
+            token = generator.get_next_tokens()[0]
+            del generator
+            gc.collect()
+        return [int(token)]
+
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: done.extend(asyncio.run(cell())), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(done) == 1

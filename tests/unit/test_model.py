@@ -28,9 +28,9 @@ from capstan import (
 from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
 from capstan.genai.changed_config import Config
-from capstan.local.local_host import begin_now
 from capstan.local.rust_tokenizer import LocalBackend
 from capstan.tape import PASSES
+from tests.unit.paper_model import begin_now
 
 T = TypeVar("T")
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"

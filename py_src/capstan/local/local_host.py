@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
@@ -31,13 +31,9 @@ from ..weights.weight_file import WeightFile
 from .data_file import DiskSource
 from .rust_tokenizer import LocalBackend
 
-__all__ = ["LocalHost", "begin_now"]
+__all__ = ["LocalHost"]
 
 T = TypeVar("T")
-
-
-class Waits(Protocol):
-    def wait(self, awaitable: Awaitable[T]) -> T: ...
 
 
 class LocalHost:
@@ -70,7 +66,8 @@ class LocalHost:
         return on_a_thread(result())
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        begin_now(self, work)
+        """Done at once: a notebook's loop comes to nothing while a synchronous call blocks it."""
+        self.wait(work)
 
     def stall_after(self, seconds: float) -> None:
         """Does nothing: reads from a disk do not stall."""
@@ -188,21 +185,6 @@ class LocalHost:
 
         model = graphs.get(DECODER) or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
         return reference_memory(model, config).fit(batch_size, max_length, budget)
-
-
-begun: set[asyncio.Task[None]] = set()
-"""Tasks that run: the event loop refers to its tasks weakly."""
-
-
-def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
-    """Begin with it in the running event loop; where there is none it is done at once."""
-    try:
-        task = asyncio.get_running_loop().create_task(work)
-    except RuntimeError:
-        host.wait(work)
-    else:
-        begun.add(task)
-        task.add_done_callback(begun.discard)
 
 
 def is_there(path: Path) -> bool:
