@@ -48,6 +48,13 @@ def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScrip
     assert found[3]["reused"] > 256
 
 
+def test_beams_about_a_picture_advance_in_one_step(scripts: PageScripts) -> None:
+    found = seen(scripts, ("gradient", {"num_beams": 3}), ("no picture", {"num_beams": 3}), device="webgpu")
+    assert [each["ids"] for each in found] == [CASES["gradient"]["beams"], CASES["no picture"]["beams"]]
+    assert [(each["capture"], each["note"]) for each in found] == [("tape", None)] * 2
+    assert not [down for each in found for down in each["stepped down"] if "one after another" in str(down)]
+
+
 @pytest.mark.extended
 def test_prompts_from_tapes_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
     # The passes that software adapters leave out by default.

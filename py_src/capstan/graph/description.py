@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
 from ..fallback import fall_back
-from ..model_files.genai_config import FEATURES
 from .capture import LeftOut, Uncapturable, left_out, uncapturable
 from .carried import (
     DIMENSIONS,
@@ -134,12 +133,7 @@ class GraphDescription:
     @property
     def alone(self) -> bool:
         """Whether several rows are steps one after another, not one step."""
-        return bool(self.states or self.places)
-
-    @property
-    def places(self) -> bool:
-        """Whether features of pictures stand among its embeddings."""
-        return any(info.name == FEATURES for info in self.others)
+        return bool(self.states)
 
     def context_within(self, context_length: int) -> int:
         """Positions of the longest sequence, of `context_length` that the configuration says."""

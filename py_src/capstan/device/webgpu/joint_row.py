@@ -80,6 +80,11 @@ class JointRow(SampledRow):
         self._buffers.require_open()
         self._buffers.hear(self.number, heard)
 
+    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+        # Rows have one prompt, if there are pictures.
+        self._buffers.require_open()
+        self._one.see(features, places)
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         buffers = self._buffers
         buffers.require_open()

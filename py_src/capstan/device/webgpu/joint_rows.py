@@ -120,7 +120,7 @@ class JointRows(SampledRows):
 
     async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
         self._require_open()
-        chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids))}
+        chosen = {row: (ids, past) for row, (ids, past) in prompts.items() if self._packs(row, len(ids), past)}
         if len(chosen) < 2:
             return ()
         if not self._buffers.unstepped <= chosen.keys():
@@ -148,8 +148,10 @@ class JointRows(SampledRows):
         self._engine.play_once(self._tape.tape, max(self._buffers.lengths))
         return chosen
 
-    def _packs(self, row: int, count: int) -> bool:
-        """Whether a row's prompt of that length runs together with those of others."""
+    def _packs(self, row: int, count: int, past: int) -> bool:
+        """Whether a row's prompt of that length runs together with those of others: runs of rows place no features."""
+        if self._one.buffers.places_any(past, count):
+            return False
         return count <= min(LONGEST, self._buffers.most_ahead(row))
 
     def set_lora(self, lora: LoraWeights | None) -> None:
