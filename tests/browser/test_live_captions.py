@@ -74,8 +74,8 @@ def test_two_utterances_at_a_microphone_give_two_final_captions(page: Page) -> N
     first, second = found
     assert first["text"] != ""
     # With a fifth of a second of silence at both ends.
-    assert abs(first["end"] - first["start"] - 2.0) < 0.25
-    assert abs(second["end"] - second["start"] - 1.3) < 0.25
+    assert abs(first["end"] - first["start"] - 2.0) < 0.4
+    assert abs(second["end"] - second["start"] - 1.3) < 0.4
     assert abs(second["start"] - first["start"] - 2.6) < 0.2
     assert (before, after) == (False, True)
 
