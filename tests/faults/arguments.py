@@ -54,7 +54,9 @@ TAKEN: dict[str, tuple[type, ...]] = {
     "None": (type(None),),
     **dict.fromkeys(("Sequence", "Iterable", "Collection", "list", "builtins.list", "tuple"), (list, tuple, dict)),
     **dict.fromkeys(("Mapping", "dict", "Given"), (dict,)),
-    **dict.fromkeys(("Callable", "Progress", "Account", "LogitsProcessor", "ShortlistProcessor"), (type, type(len))),
+    **dict.fromkeys(
+        ("Callable", "Progress", "Account", "LogitsProcessor", "ShortlistProcessor", "Phonemize"), (type, type(len))
+    ),
 }
 """Types of values that an annotation may allow, by its name; it allows none of the others. Classes are not here."""
 ANY = ("Any", "object", "T")

@@ -57,7 +57,7 @@ def test_chat_is_run_with_chat() -> None:
 
 def test_options_are_in_groups_by_subject() -> None:
     for command, groups in (
-        ("run", ["prompt", "model", "sampling", "output", "device", "advanced", "speech"]),
+        ("run", ["prompt", "model", "sampling", "output", "device", "advanced", "speech", "voice"]),
         ("chat", ["prompt", "model", "sampling", "output", "device", "advanced"]),
         ("fleet", ["prompt", "model", "sampling", "output", "workers", "device", "advanced"]),
     ):

@@ -300,6 +300,16 @@ def test_a_failure_is_kept_and_an_error_of_a_page_is_one(tmp_path: Path) -> None
     }
 
 
+def test_a_failure_of_a_test_with_a_long_id_is_kept_under_a_shorter_name(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(PAPER_PAGES)
+    case = 'import pytest\n@pytest.mark.parametrize("name", ["x" * 300])\ndef test_wrong(name): assert False\n'
+    (tmp_path / "test_paper.py").write_text(case)
+    done = pytest_in(tmp_path)
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    [kept] = (tmp_path / "test-results").iterdir()
+    assert len(kept.name) < 255
+
+
 PAPER_BROWSER = """
 from types import SimpleNamespace
 import pytest

@@ -10,7 +10,7 @@ from ..device.speech_encoder import Features
 from ..errors import ArgumentTypeError, OptionError, UnsupportedModelError
 from ..model import Model as CapstanModel
 from ..model_files.model_types import SEEN_TYPES
-from ..picture.picture_places import BEGIN, GEMMA, PLACES, with_places
+from ..picture.picture_places import BEGIN, GEMMA, PLACES, text_with_places
 from ..tokenizer import Tokenizer
 from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
 from .media_files import Audios, Images
@@ -87,7 +87,7 @@ class MultiModalProcessor:
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
-        text = with_places(prompt or " ".join([BEGIN] * count), BEGIN, [GEMMA] * count)
+        text = text_with_places(prompt or " ".join([BEGIN] * count), BEGIN, [GEMMA] * count)
         found, encoder = NamedTensors(), self._model.picture_encoder
         found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
         if images is not None:

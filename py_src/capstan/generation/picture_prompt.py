@@ -14,7 +14,7 @@ from ..device.prefix_cache import Content
 from ..device.speech_encoder import Features
 from ..errors import ArgumentTypeError, PictureError
 from ..picture.picture_file import Rgba
-from ..picture.picture_places import BEGIN, GEMMA, IMAGE, Place, tiles_place, with_places
+from ..picture.picture_places import BEGIN, GEMMA, IMAGE, Place, text_with_places, tiles_place
 from ..picture.picture_processor import PictureProcessor
 from ..picture.tiled_processor import TiledProcessor
 
@@ -59,7 +59,7 @@ class PicturePrompts:
 
     def expanded(self, text: str, pictures: Sequence[Prepared]) -> str:
         """The text of a rendered conversation, with the placeholders of these pictures. Raises PictureError."""
-        return with_places(text, self._mark, [each.place for each in pictures])
+        return text_with_places(text, self._mark, [each.place for each in pictures])
 
     def contents(self, ids: Sequence[int], pictures: Sequence[Prepared]) -> tuple[Content, ...]:
         """The ranges of a prompt's tokens that stand for the pictures. Raises PictureError."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import PictureError
 
-__all__ = ["BEGIN", "GEMMA", "IMAGE", "PLACES", "Place", "tiles_place", "with_places"]
+__all__ = ["BEGIN", "GEMMA", "IMAGE", "PLACES", "Place", "tiles_place", "text_with_places"]
 
 BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PLACES = 256
@@ -37,7 +37,7 @@ def tiles_place(rows: int, columns: int, each: int) -> Place:
     return Place(f"{cut}{between}{AROUND}{WHOLE}{IMAGE * each}{AROUND}", each * (rows * columns + 1))
 
 
-def with_places(text: str, mark: str, places: Sequence[Place]) -> str:
+def text_with_places(text: str, mark: str, places: Sequence[Place]) -> str:
     """A prompt's text with the places of its pictures. Raises PictureError if it has another number of marks."""
     first, *rest = text.split(mark)
     if len(rest) != len(places):

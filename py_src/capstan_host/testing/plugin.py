@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ __all__ = [
     "capstan_site",
 ]
 
+LONGEST = 200
+"""The most characters of a test's id in the name of a folder."""
 PAGES = pytest.StashKey["Pages"]()
 SAID = pytest.StashKey[list[str]]()
 """Lines for the end of pytest's report."""
@@ -182,13 +185,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     pages = item.config.stash.get(PAGES, None)
     if report.failed and report.when in ("setup", "call") and pages and pages.open:
-        folder = Path(option(item.config, "results") or "test-results") / re.sub(r"[^\w.-]+", "-", item.nodeid)
-        folder = item.config.rootpath / folder
+        folder = item.config.rootpath / (option(item.config, "results") or "test-results") / folder_name(item.nodeid)
         for page in pages.open:
             (folder / page.name).mkdir(parents=True, exist_ok=True)
             page.keep(folder / page.name, write_json)
         report.sections.append(("Capstan", f"kept: {folder}"))
     return report
+
+
+def folder_name(test: str) -> str:
+    """A test's id as the name of a folder; file systems take at most 255 bytes."""
+    name = re.sub(r"[^\w.-]+", "-", test, flags=re.ASCII)
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{sha256(test.encode()).hexdigest()[:8]}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
