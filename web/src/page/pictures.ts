@@ -28,11 +28,17 @@ export function takePictures(messages: readonly Message[]): { messages: Message[
 
 /** A message whose pictures stay what they are now, for later turns. */
 export function heldMessage(message: Message): Message {
-  if (!Array.isArray(message.content)) return message;
   const held = (picture: unknown): unknown =>
     DRAWN.includes(nameOf(picture)) ? drawn(picture as ImageBitmap, "the picture") : picture;
   const part = (given: unknown): unknown => (isImage(given) ? { ...given, image: held(given.image) } : held(given));
-  return { ...message, content: message.content.map(part) as ContentPart[] };
+  try {
+    if (!Array.isArray(message.content)) return message;
+    return { ...message, content: message.content.map(part) as ContentPart[] };
+  } catch (error) {
+    if (error instanceof CapstanError) throw error;
+    // The next run reads it and says what is wrong.
+    return message;
+  }
 }
 
 function isImage(part: unknown): part is { type: "image"; image: unknown } {
