@@ -23,7 +23,7 @@ export type Reading = (signal: AbortSignal) => PictureData | Promise<PictureData
 /** Messages with the numbers of their pictures, and these. Throws OptionError, PictureError. */
 export function takePictures(messages: readonly Message[]): { messages: Message[]; pictures: Reading[] } {
   const pictures: Reading[] = [];
-  return { messages: messages.map((each, place) => barely(each, `messages[${place}]`, pictures)), pictures };
+  return { messages: messages.map((each, place) => withoutPictures(each, `messages[${place}]`, pictures)), pictures };
 }
 
 /** A message whose pictures stay what they are now, for later turns. */
@@ -49,7 +49,8 @@ function nameOf(value: unknown): string {
   return Object.prototype.toString.call(value).slice(8, -1);
 }
 
-function barely(message: Message, place: string, pictures: Reading[]): Message {
+/** A message with the numbers of its pictures, whose readings are added to `pictures`. */
+function withoutPictures(message: Message, place: string, pictures: Reading[]): Message {
   if (!Array.isArray(message?.content)) return message;
   const content = message.content.map((part: unknown, at) => {
     const where = `${place}.content[${at}]`;
