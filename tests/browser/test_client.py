@@ -43,6 +43,23 @@ def test_a_worker_that_fails_while_it_starts_is_ended(blank_page: Page, page_err
     page_errors.clear()
 
 
+SHARED = """async (shared) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const loading = Capstan.load("/models/nano-llama/", { device: "wasm", shared });
+  return loading.then(() => "it started", (error) => error.message);
+}"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_worker_whose_script_says_nothing_is_given_up(blank_page: Page, shared: bool) -> None:
+    """As half a file, whose last statement is whole by chance."""
+    answer = {"content_type": "text/javascript", "headers": ISOLATED, "body": "var half;"}
+    blank_page.context.route("**/worker.js", lambda route: route.fulfill(**answer))
+    message = blank_page.evaluate(SHARED, shared)
+    assert "worker.js can be loaded and its worker says nothing: the file is not whole" in message
+    blank_page.context.unroute("**/worker.js")
+
+
 COUNTING = """{
 const request = GPUAdapter.prototype.requestDevice;
 globalThis.devicesAsked = 0;

@@ -20,6 +20,9 @@ export interface Listener {
 /** Milliseconds without an answer after which a page that joins a worker looks whether there is one. */
 const AGAIN_MS = 1000;
 
+/** Milliseconds without a word after which a worker is taken for one whose script is not ours, or not whole. */
+const SILENT_MS = 10_000;
+
 /** The lock of a page that joins a shared worker, or of that worker as it ends: no page joins one that ends. */
 export function doorName(name: string): string {
   return `${name} door`;
@@ -27,12 +30,44 @@ export function doorName(name: string): string {
 
 export function ownWorker(assets: Assets, { heard, failed }: Listener): Link {
   const worker = startWorker(assets);
-  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => heard(data);
-  worker.onerror = (event) => {
-    if (event.message) failed(event.message);
-    else void loadFailure(assetUrl(assets, "worker.js")).then(failed);
+  const url = assetUrl(assets, "worker.js");
+  const { settle, settled } = first();
+  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+    settle();
+    heard(data);
   };
-  return { post: (message, transfer = []) => worker.postMessage(message, transfer), end: () => worker.terminate() };
+  worker.onerror = (event) => {
+    settle();
+    if (event.message) failed(event.message);
+    else void loadFailure(url).then(failed);
+  };
+  void silence(url, settled).then((reason) => reason !== null && failed(reason));
+  return {
+    post: (message, transfer = []) => worker.postMessage(message, transfer),
+    end: () => {
+      settle();
+      worker.terminate();
+    },
+  };
+}
+
+/** A promise for the first answer of a worker, and what settles it. */
+function first(): { settle: () => void; settled: Promise<true> } {
+  let settle = (): void => {};
+  const settled = new Promise<true>((resolve) => (settle = () => resolve(true)));
+  return { settle, settled };
+}
+
+/** The reason to give a worker up that has loaded its script and says nothing; null once it has said something. */
+async function silence(url: string, settled: Promise<true>): Promise<string | null> {
+  if (await within(SILENT_MS, settled)) return null;
+  // On a slow network the script takes as long here.
+  await fetch(url).then(
+    (response) => response.arrayBuffer(),
+    () => null,
+  );
+  if (await within(SILENT_MS, settled)) return null;
+  return `${url} can be loaded and its worker says nothing: the file is not whole, or another one`;
 }
 
 /** The reason why this page can share no worker; null if there is none. */
@@ -58,9 +93,7 @@ export function sharedWorker(
   let port: MessagePort | null = null;
   let ended = false;
   let leave = (): void => {};
-  /** Ends the wait for the first answer of the worker. */
-  let settle = (): void => {};
-  const settled = new Promise<boolean>((resolve) => (settle = () => resolve(true)));
+  const { settle, settled } = first();
   const unanswered: ToWorker[] = [];
   const connect = (): void => {
     port?.close();
@@ -80,6 +113,7 @@ export function sharedWorker(
     await whileAlone(doorName(name), async () => {
       if (ended) return;
       connect();
+      void silence(assetUrl(assets, "worker.js"), settled).then((reason) => reason !== null && failed(reason));
       for (let waited = step; !(await within(step, settled)); waited += step) {
         // Chromium may connect a page to a worker that has just closed itself. One that starts holds no lock yet, either.
         if (!(await isHeld(name))) connect();
