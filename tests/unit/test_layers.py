@@ -183,7 +183,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "not_finite",
     ),
     "page": (
-        "requests",
+        "loaded_one requests",
         "adapter_requests chat_answers embedding_requests inspection memory_requests read_request "
         "transcription_requests voice_requests",
         "score_requests text_events",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._js import host_calls
@@ -13,6 +13,7 @@ from ..model import Model
 from ..model_files.hub import HubRepository
 from ..speech.caption import LiveOptions
 from ..speech.transcriber import MOST_BYTES, Transcriber
+from .loaded_one import LoadedOne
 from .requests import ListenRequest, LoadTranscriberRequest, TranscribeRequest
 
 if TYPE_CHECKING:
@@ -20,30 +21,42 @@ if TYPE_CHECKING:
 
 __all__ = ["listen", "load_transcriber", "transcribe"]
 
-loaded: tuple[Model, Transcriber] | None = None
 listeners: dict[int, Listener] = {}
 """The sounds that are being heard, by the page's numbers."""
 
 
-async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRepository) -> dict[str, Any]:
-    """Load a speech model, in the place of one that was loaded before."""
-    global loaded
-    if loaded is not None:
+@dataclass(frozen=True)
+class SpeechModel:
+    """A transcriber with the model that it uses."""
+
+    model: Model
+    transcriber: Transcriber
+
+    async def aclose(self) -> None:
         while listeners:
             await listeners.popitem()[1].aclose()
-        await loaded[0].aclose()
-        loaded = None
-    host_calls.emit({"kind": "status", "text": f"loading {folder}"})
+        await self.model.aclose()
+
+
+loaded: LoadedOne[SpeechModel] = LoadedOne("speech model", "load_transcriber")
+
+
+async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRepository) -> dict[str, Any]:
+    """Load a speech model, in the place of one that was loaded before."""
+    speech = await loaded.load(folder, opened(request, folder))
+    return {"device": speech.model.device_type, "languages": speech.transcriber.languages}
+
+
+async def opened(request: LoadTranscriberRequest, folder: str | HubRepository) -> SpeechModel:
     # For speech, onnxruntime-genai's builder writes into every folder that nothing is captured.
     model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape", hears=True)
     try:
         transcriber = Transcriber(model)
         await transcriber.prepare_async()
-        loaded = model, transcriber
     except BaseException:
         await model.aclose()
         raise
-    return {"device": model.device_type, "languages": transcriber.languages}
+    return SpeechModel(model, transcriber)
 
 
 async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]:
@@ -53,7 +66,7 @@ async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]
         sound = await host_calls.fetch_bytes(file, MOST_BYTES)
     elif sound is None:
         raise OptionError("no sound came with the request; give samples, or the address of a file")
-    run = transcriber().run(
+    run = loaded.get().transcriber.run(
         sound,
         language=request.get("language"),
         task=request.get("task") or "transcribe",
@@ -75,7 +88,7 @@ async def listen(request: ListenRequest, samples: Any) -> bool:
     if action == "begin":
         options = {name: request.get(name) for name in vars(LiveOptions())}
         given = {name: value for name, value in options.items() if value is not None}
-        listeners[number] = await transcriber().listener(LiveOptions(**given))  # type: ignore[arg-type]
+        listeners[number] = await loaded.get().transcriber.listener(LiveOptions(**given))  # type: ignore[arg-type]
         return True
     listener = listeners.get(number)
     if listener is None and action == "drop":
@@ -93,10 +106,3 @@ async def listen(request: ListenRequest, samples: Any) -> bool:
             del listeners[number]
             await listener.aclose()
     return True
-
-
-def transcriber() -> Transcriber:
-    """The one that was loaded. Raises OptionError."""
-    if loaded is None:
-        raise OptionError("no speech model is loaded; ask with load_transcriber first")
-    return loaded[1]

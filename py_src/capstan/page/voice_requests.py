@@ -6,40 +6,32 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
 
-from .._js import host_calls
-from ..errors import OptionError
 from ..loading.load_options import EmbedderOptions, taken
 from ..model_files.hub import HubRepository
 from ..speech.voice import Voice
+from .loaded_one import LoadedOne
 from .requests import LoadVoiceRequest, SpeakRequest
 
 __all__ = ["load_voice", "speak"]
 
-loaded: Voice | None = None
+loaded: LoadedOne[Voice] = LoadedOne("voice", "load_voice")
 
 
 async def load_voice(request: LoadVoiceRequest, folder: str | HubRepository) -> dict[str, Any]:
     """Load a model that speaks, in the place of one that was loaded before."""
-    global loaded
-    if loaded is not None:
-        await loaded.aclose()
-        loaded = None
-    host_calls.emit({"kind": "status", "text": f"loading {folder}"})
-    loaded = await Voice.load(folder, **taken(EmbedderOptions, request))
-    return {"device": loaded.device, "voices": loaded.voices, "voice": loaded.default_voice}
+    voice = await loaded.load(folder, Voice.load(folder, **taken(EmbedderOptions, request)))
+    return {"device": voice.device, "voices": voice.voices, "voice": voice.default_voice}
 
 
 async def speak(request: SpeakRequest) -> dict[str, Any]:
     """A SpeakResult of web/src/wire/protocol.ts."""
-    if loaded is None:
-        raise OptionError("no voice is loaded; ask with load_voice first")
-    speed = request.get("speed")
+    speaker, speed = loaded.get(), request.get("speed")
 
     async def text() -> AsyncIterator[str]:
         # A part of a longer one: it may have nothing to speak.
         yield request["text"]
 
-    parts = loaded.speak(
+    parts = speaker.speak(
         text(),
         voice=request.get("voice"),
         speed=1.0 if speed is None else speed,
