@@ -39,18 +39,15 @@ class Hearing:
 
     async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
         """Give the sound of a prompt to a row of another decoder, which is to run the same tokens."""
-        encoder = model.speech_encoder
-        if encoder is not None and self.sounds and isinstance(listener, HearingRow):
-            async with encoder.heard(self.sounds[prompt]) as heard:
-                listener.hear(heard)
+        if self.sounds:
+            await self._hear(model, self.sounds[prompt], [listener], lambda: None)
 
     async def encode(
         self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]
     ) -> None:
         """Run the encoder on each sound, once for a decoder. `copies` rows in succession are of one prompt;
         `require_open` raises if the generator was closed meanwhile."""
-        encoder = model.speech_encoder
-        if encoder is None or not self.sounds:
+        if not self.sounds:
             return
         for number, row in enumerate(rows):
             # Caches depend on the sound from the first token on.
@@ -59,11 +56,19 @@ class Hearing:
             return
         await decoder.rest()
         for place, sound in enumerate(self.sounds):
-            with span("run the encoder"):
-                async with encoder.heard(sound) as heard:
-                    require_open()
-                    for number in range(place * copies, (place + 1) * copies):
-                        listener = decoder.row(number)
-                        assert isinstance(listener, HearingRow), "every device that has encoders has such rows"
-                        listener.hear(heard)
+            listeners = [decoder.row(number) for number in range(place * copies, (place + 1) * copies)]
+            await self._hear(model, sound, listeners, require_open)
         self._decoder = decoder
+
+    async def _hear(
+        self, model: Model, sound: Features, listeners: Sequence[DecoderRow], require_open: Callable[[], None]
+    ) -> None:
+        """Run the encoder on a sound, and give its outputs to these rows."""
+        encoder = model.speech_encoder
+        assert encoder is not None, "it is there where sounds are"
+        with span("run the encoder"):
+            async with encoder.heard(sound) as heard:
+                require_open()
+                for listener in listeners:
+                    assert isinstance(listener, HearingRow), "every device that has encoders has such rows"
+                    listener.hear(heard)
