@@ -253,7 +253,7 @@ INSIDE_FUNCTIONS = {
     ): "distributed is in the extra `fleet`; a worker's half does without",
     (
         "genai.multimodal_processor",
-        "picture.picture_processor",
+        "generation.picture_prompt",
     ): "Pillow is in the extra `reference`, and fetched by pages that see",
     (
         "genai.multimodal_processor",

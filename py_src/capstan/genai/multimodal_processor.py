@@ -10,7 +10,7 @@ from ..device.speech_encoder import Features
 from ..errors import ArgumentTypeError, OptionError, UnsupportedModelError
 from ..model import Model as CapstanModel
 from ..model_files.model_types import SEEN_TYPES
-from ..picture.picture_places import BEGIN, GEMMA, PLACES, text_with_places
+from ..picture.picture_places import BEGIN, GEMMA, PLACES
 from ..tokenizer import Tokenizer
 from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
 from .media_files import Audios, Images
@@ -45,9 +45,9 @@ class MultiModalProcessor:
 
             made._steps = SoundProcessor.of_config(model.tokenizer_files[name], name)
         else:
-            from ..picture.picture_processor import PictureProcessor
+            from ..generation.picture_prompt import PicturePrompts
 
-            made._steps = PictureProcessor.of_config(model.tokenizer_files[name], name)
+            made._steps = PicturePrompts(model)
         return made
 
     _model: CapstanModel
@@ -87,15 +87,15 @@ class MultiModalProcessor:
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
-        text = text_with_places(prompt or " ".join([BEGIN] * count), BEGIN, [GEMMA] * count)
-        found, encoder = NamedTensors(), self._model.picture_encoder
+        text = self._steps.expanded(prompt or " ".join([BEGIN] * count), [GEMMA] * count)
+        found = NamedTensors()
         found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
         if images is not None:
-            pixels = self._steps.pixels(images._files, images._names)
-            found[PIXELS] = Tensor(pixels if encoder is None else pixels.astype(encoder.dtype))
-            stands = None if encoder is None else encoder.placeholder
+            pixels, _ = self._steps.pixels(images._files, images._names)
+            found[PIXELS] = Tensor(pixels)
             [ids] = token_rows(found[IDS])
-            found[TYPES] = Tensor(as_array([int(token == stands) for token in ids], "int32", [1, len(ids)]))
+            seen = [int(token == self._steps.placeholder) for token in ids]
+            found[TYPES] = Tensor(as_array(seen, "int32", [1, len(ids)]))
             found[NUMBERS] = Tensor(as_array([PLACES] * count, "int64", [count]))
         return found
 

@@ -67,6 +67,6 @@ class ChatPrompts:
 
             self._seen = PicturePrompts(self._model)
         pictures = self._seen.prepared(given)
-        ids = self.tokenizer.encode(self._seen.expanded(text, pictures))
+        ids = self.tokenizer.encode(self._seen.expanded(text, [each.place for each in pictures]))
         features = tuple(each.features for each in pictures)
         return ChatPrompt(text, ids, features, self._seen.contents(ids, pictures))

@@ -47,6 +47,12 @@ class PicturePrompts:
             self._mark, self._steps = BEGIN, PictureProcessor.of_config(text, name)
         self._known: dict[str, Prepared] = {}
 
+    @property
+    def placeholder(self) -> int:
+        """The id of the token that stands for a row of features."""
+        found: int = self._encoder.placeholder
+        return found
+
     def prepared(self, pictures: Sequence[Any]) -> list[Prepared]:
         """Each picture, which is the content of a file, or Rgba. Raises PictureError, ArgumentTypeError."""
         keys = [key_of(each) for each in pictures]
@@ -57,14 +63,24 @@ class PicturePrompts:
         self._known = made
         return [made[key] for key in keys]
 
-    def expanded(self, text: str, pictures: Sequence[Prepared]) -> str:
-        """The text of a rendered conversation, with the placeholders of these pictures. Raises PictureError."""
-        return text_with_places(text, self._mark, [each.place for each in pictures])
+    def pixels(self, pictures: Sequence[bytes | Rgba], names: Sequence[str]) -> tuple[Any, Place]:
+        """The pixel values of pictures of one size as the encoder takes them, and the place of each; `names` are what
+        messages call them. Raises PictureError."""
+        if isinstance(self._steps, TiledProcessor):
+            [picture], [name] = pictures, names
+            tiles, rows, columns = self._steps.tiles(picture, name)
+            values, place = tiles[np.newaxis], tiles_place(rows, columns, self._about.places)
+        else:
+            values, place = self._steps.pixels(pictures, names), GEMMA
+        return values.astype(self._encoder.dtype), place
+
+    def expanded(self, text: str, places: Sequence[Place]) -> str:
+        """The text of a prompt, with the placeholders of pictures. Raises PictureError."""
+        return text_with_places(text, self._mark, places)
 
     def contents(self, ids: Sequence[int], pictures: Sequence[Prepared]) -> tuple[Content, ...]:
         """The ranges of a prompt's tokens that stand for the pictures. Raises PictureError."""
-        placeholder = self._encoder.placeholder
-        places = [place for place, token in enumerate(ids) if token == placeholder]
+        places = [place for place, token in enumerate(ids) if token == self.placeholder]
         counts = [each.place.count for each in pictures]
         if len(places) != sum(counts):
             raise PictureError(
@@ -82,14 +98,9 @@ class PicturePrompts:
         return encoder
 
     def _made(self, picture: Any, name: str) -> Prepared:
-        if isinstance(self._steps, TiledProcessor):
-            tiles, rows, columns = self._steps.tiles(picture, name)
-            values, place = tiles[np.newaxis], tiles_place(rows, columns, self._about.places)
-        else:
-            values, place = self._steps.pixels([picture], [name]), GEMMA
-        kind = self._encoder.dtype
-        data = values.astype(kind).tobytes()
-        return Prepared(Features(kind, values.shape, data, sha256(data).hexdigest()), place)
+        values, place = self.pixels([picture], [name])
+        data = values.tobytes()
+        return Prepared(Features(str(values.dtype), values.shape, data, sha256(data).hexdigest()), place)
 
 
 def key_of(picture: Any) -> str:
