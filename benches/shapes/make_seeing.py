@@ -18,11 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy
 import onnx
 import torch
 from make_shape import BUILDER
-from onnx import TensorProto, helper, numpy_helper
 from repeated_layers import repeat_layers
 from transformers import (
     Gemma3Config,
@@ -31,6 +29,10 @@ from transformers import (
     Gemma3TextConfig,
     SiglipVisionConfig,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.fixtures.gemma3_vision import embedding_graph, export_vision, write_configs
 
 PLACEHOLDER = "<image_soft_token>"
 BUILT_LAYERS = 3
@@ -79,19 +81,6 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """The sizes of text and vision, by shape."""
-
-
-class Vision(torch.nn.Module):
-    """Pixel values to features, [rows, hidden]."""
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.inner = model.model
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        patches = self.inner.vision_tower(pixel_values=pixel_values).last_hidden_state
-        features: torch.Tensor = self.inner.multi_modal_projector(patches)
-        return features.reshape(-1, features.shape[-1])
 
 
 def main() -> int:
@@ -143,101 +132,17 @@ def main() -> int:
         if layers != BUILT_LAYERS:
             repeat_layers(built, out, layers)
     seeing.to(device)
-    write_vision(seeing, vision["image_size"], out, device)
-    write_embedding(seeing.model.language_model.embed_tokens.weight.detach().cpu().numpy(), tokens[PLACEHOLDER], out)
+    with tempfile.TemporaryDirectory() as folder:
+        export_vision(seeing, vision["image_size"], Path(folder) / "vision.onnx")
+        save(onnx.load(f"{folder}/vision.onnx"), out / "vision.onnx")
+    table = seeing.model.language_model.embed_tokens.weight.detach().cpu().numpy()
+    save(embedding_graph(table, tokens[PLACEHOLDER]), out / "embedding.onnx")
     write_configs(out, vision["image_size"])
     return 0
 
 
-def write_vision(model: Any, size: int, out: Path, device: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        torch.onnx.export(
-            Vision(model),
-            (torch.zeros(1, 3, size, size, device=device),),
-            f"{folder}/vision.onnx",
-            input_names=["pixel_values"],
-            output_names=["image_features"],
-            dynamic_axes={"pixel_values": {0: "num_images"}, "image_features": {0: "num_image_tokens"}},
-            opset_version=18,
-            dynamo=False,
-        )
-        save(onnx.load(f"{folder}/vision.onnx"), out / "vision.onnx")
-
-
-def write_embedding(weights: numpy.ndarray[Any, Any], placeholder: int, out: Path) -> None:
-    """The id's row of the table, times the root of the width, or the next row of features at a placeholder."""
-    hidden = weights.shape[1]
-    constants = {
-        "table": weights,
-        "scale": numpy.float16(hidden**0.5),
-        "placeholder": numpy.int64(placeholder),
-        "flat": numpy.array([-1]),
-        "rows": numpy.array([-1, hidden]),
-        "first": numpy.int64(0),
-        "none": numpy.zeros((1, hidden), numpy.float16),
-    }
-    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        ("Gather", ["table", "input_ids"], "looked_up", {}),
-        ("Mul", ["looked_up", "scale"], "embedded", {}),
-        ("Equal", ["input_ids", "placeholder"], "seen", {}),
-        ("Cast", ["seen"], "ones", {"to": TensorProto.INT64}),
-        ("Reshape", ["ones", "flat"], "ones_flat", {}),
-        ("CumSum", ["ones_flat", "first"], "counted", {}),
-        ("Mul", ["counted", "ones_flat"], "numbers", {}),
-        ("Reshape", ["image_features", "rows"], "features", {}),
-        ("Concat", ["none", "features"], "with_none", {"axis": 0}),
-        ("Gather", ["with_none", "numbers"], "taken", {}),
-        ("Shape", ["embedded"], "dims", {}),
-        ("Reshape", ["taken", "dims"], "placed", {}),
-        ("Unsqueeze", ["seen", "flat"], "condition", {}),
-        ("Where", ["condition", "placed", "embedded"], "inputs_embeds", {}),
-    ]
-    half, ids = TensorProto.FLOAT16, TensorProto.INT64
-    graph = helper.make_graph(
-        [helper.make_node(kind, inputs, [made], **attributes) for kind, inputs, made, attributes in steps],
-        "embedding",
-        [
-            helper.make_tensor_value_info("input_ids", ids, ["batch_size", "sequence_length"]),
-            helper.make_tensor_value_info("image_features", half, ["num_image_tokens", hidden]),
-        ],
-        [helper.make_tensor_value_info("inputs_embeds", half, ["batch_size", "sequence_length", hidden])],
-        [numpy_helper.from_array(numpy.asarray(value), name) for name, value in constants.items()],
-    )
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), out / "embedding.onnx")
-
-
 def save(model: onnx.ModelProto, path: Path) -> None:
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
-
-
-def write_configs(out: Path, size: int) -> None:
-    path = out / "genai_config.json"
-    config = json.loads(path.read_text())
-    config["model"] |= {
-        "type": "gemma3",
-        "embedding": {
-            "filename": "embedding.onnx",
-            "inputs": {"input_ids": "input_ids", "image_features": "image_features"},
-            "outputs": {"inputs_embeds": "inputs_embeds"},
-        },
-        "vision": {
-            "filename": "vision.onnx",
-            "config_filename": "processor_config.json",
-            "inputs": {"pixel_values": "pixel_values"},
-            "outputs": {"image_features": "image_features"},
-        },
-    }
-    path.write_text(json.dumps(config, indent=2))
-    steps: list[tuple[str, dict[str, Any]]] = [
-        ("DecodeImage", {"color_space": "RGB"}),
-        ("Resize", {"width": size, "height": size, "interpolation": "CUBIC", "keep_aspect_ratio": 0}),
-        ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
-        ("Permute3D", {"dims": [2, 0, 1]}),
-    ]
-    transforms = [{"operation": {"name": kind, "type": kind, "attrs": given}} for kind, given in steps]
-    processor = {"processor": {"name": "image_processing", "transforms": transforms}}
-    (out / "processor_config.json").write_text(json.dumps(processor, indent=2))
 
 
 if __name__ == "__main__":
