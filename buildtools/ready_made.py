@@ -103,7 +103,8 @@ def result(name: str, size: int, content: bytes, dtype: str) -> str:
     from capstan.device.wasm.cpu_graph import ready_graph
     from capstan.device.webgpu.webgpu_graphs import ready_graphs
     from capstan.graph.gguf.rotary import SMALL_TENSORS
-    from capstan.loading.folder import as_note, written
+    from capstan.loading.found_model import as_note
+    from capstan.loading.gguf_folder import written
     from capstan.local.local_host import LocalHost
     from capstan.model_files.genai_config import DECODER
     from capstan.model_files.gguf.header import read_header

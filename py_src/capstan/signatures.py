@@ -62,7 +62,7 @@ def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> No
             for base in public.__mro__:
                 if package_of(base.__module__) in (package_of(module.__name__), OURS) and base not in _done:
                     _done.add(base)
-                    check_methods(base, constructor=base not in themselves)
+                    check_methods(base, name, constructor=base not in themselves)
 
 
 def read_annotations() -> None:
@@ -71,10 +71,10 @@ def read_annotations() -> None:
         signature.read()
 
 
-def check_methods(kind: type, constructor: bool = True) -> None:
-    """Have the public methods that a class defines check their arguments."""
+def check_methods(kind: type, public: str, constructor: bool = True) -> None:
+    """Have the public methods that a class defines check their arguments; `public` is what messages call it."""
     for name, member in list(vars(kind).items()):
-        where = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+        where = public if name == "__init__" else f"{public}.{name}"
         if (name.startswith("_") and name not in CALLED) or (name == "__init__" and not constructor):
             continue
         if isinstance(member, FunctionType):

@@ -15,7 +15,7 @@ from capstan.device.webgpu.webgpu_graphs import rewrite
 from capstan.errors import CapstanError
 from capstan.graph import parse, without_weights
 from capstan.host import current_host
-from capstan.loading.folder import derived
+from capstan.loading.gguf_folder import derived
 from capstan.loading.repository import derived_config
 from capstan.model_files.file_names import address_of, why_not_below
 from capstan.model_files.genai_config import parse_genai_config

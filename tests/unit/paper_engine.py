@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from capstan.device.run_inputs import FREE
+from capstan.device.run_input import FREE
 from capstan.device.webgpu.gpu_engine import NOT_FUSED, BoundTensor, Difference, WeightPiece
 from capstan.memory import BufferRequest
 

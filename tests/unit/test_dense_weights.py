@@ -13,8 +13,9 @@ import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.graph.graph_passes import Rewriting, rewritten
+from capstan.graph.graph_passes import rewritten
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
+from capstan.graph.rewriting import Rewriting
 from capstan.graph.wiring import Wiring
 from capstan.loading.repository import derived_config
 from tests.weight_bytes import bytes_of

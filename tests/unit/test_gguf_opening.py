@@ -14,8 +14,9 @@ import pytest
 import capstan
 from capstan.errors import ConfigError, ModelFileError, OptionError
 from capstan.host import Host, current_host
-from capstan.loading import folder
-from capstan.loading.folder import FoundModel, Place, find_model
+from capstan.loading import gguf_folder
+from capstan.loading.folder import Place, find_model
+from capstan.loading.found_model import FoundModel
 from capstan.model_files.gguf.header import GgmlType, GgufFile, read_header
 from capstan.weights.manifest import Manifest
 from capstan.weights.records import DATA
@@ -227,7 +228,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         reads.append(Path(name).name)
         return await read_header(data, size, name)
 
-    monkeypatch.setattr(folder, "read_header", read)
+    monkeypatch.setattr(gguf_folder, "read_header", read)
     return reads
 
 

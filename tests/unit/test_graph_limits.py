@@ -18,8 +18,9 @@ from capstan import (
     graph,
 )
 from capstan.device.run_inputs import require_fed
-from capstan.graph.graph_passes import Rewriting, rewritten
+from capstan.graph.graph_passes import rewritten
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from capstan.graph.rewriting import Rewriting
 from capstan.graph.uncomputed import uncomputed
 from capstan.graph.wiring import int64_tensor
 from capstan.model_files.genai_config import parse_genai_config

@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 from capstan import graph
-from capstan.graph.graph_passes import PASSES, Made, Rewriting, rewritten
+from capstan.graph.graph_passes import PASSES, Made, rewritten
+from capstan.graph.rewriting import Rewriting
 from capstan.model_files.genai_config import parse_genai_config
 
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"

@@ -73,7 +73,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "device": (
         "cache_rows casts device_interface element_types shortlist snapshots",
         "carried_tensor lora_file noted_graphs ort_session probe span_checks",
-        "host_memory lora_weights model_memory rope_tables run_inputs",
+        "host_memory lora_weights model_memory rope_tables run_input run_inputs",
         "picture_encoder row_interface speech_encoder",
         "beam_interface model_interface prefix_cache",
         "device_host host_sampled separate_rows",
@@ -120,7 +120,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "row_loop row_pool",
         "plain_policy",
         "beam_policy grammar_policy processor_policy speculation_policy",
-        "token_scores",
+        "generated_rows token_scores",
         "generator",
         "conversation scored_pairs",
     ),
@@ -138,6 +138,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "merged_decoder",
         "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
+        "rewriting",
         "graph_passes",
     ),
     "graph.gguf": ("gguf_types", "gguf_tensors rotary", "experts layer_inputs states", "builder"),
@@ -156,8 +157,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "host": ("disk_file leaving ready_results spans storage_interface", "load_times notes retrying tracing"),
     "loading": (
-        "load_options repository",
-        "graphs_beside picture_repository speech_repository",
+        "found_model load_options repository",
+        "gguf_folder graphs_beside picture_repository speech_repository",
         "folder",
         "opening planning",
     ),
@@ -230,13 +231,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "gated_products minima",
     ),
     "text": (
-        "call_values chat_template expressions messages stream",
+        "call_values chat_template expressions messages python_spelling stream",
         "call_forms searches",
         "answer_formats tokenizer_limits",
         "answer_reader call_grammar call_history",
         "chat_prompts",
     ),
-    "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
+    "weights": ("manifest shared whole_hash", "records", "store", "idle", "weight_file"),
 }
 """The modules and packages inside each package, lowest floor first."""
 
@@ -277,8 +278,8 @@ INSIDE_FUNCTIONS = {
         "loading.speech_repository",
     ): "protobuf, as in loading.folder, for models that hear",
     ("loading.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
-    ("loading.folder", "graph.gguf.builder"): "protobuf is in the extra `reference`, and needed for GGUF files only",
-    ("loading.folder", "graph.gguf.rotary"): "protobuf is in the extra `reference`, and needed for GGUF files only",
+    ("loading.gguf_folder", "graph.gguf.builder"): "protobuf, as in loading.folder, for GGUF files",
+    ("loading.gguf_folder", "graph.gguf.rotary"): "protobuf, as in loading.folder, for GGUF files",
     ("local.local_host", "graph"): "protobuf is in the extra `reference`",
     ("local.rust_tokenizer", "tokenizers"): "in the extra `reference`",
     ("capstan_host.testing.oracles", "capstan_host.testing.genai_oracle"): "onnxruntime-genai is installed apart",

@@ -16,8 +16,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from capstan import graph
 from capstan.errors import UnsupportedModelError
 from capstan.graph import graph_passes
-from capstan.graph.graph_passes import Rewriting
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.graph.rewriting import Rewriting
 from capstan.loading.repository import derived_config
 from capstan.model_files.genai_config import GenaiConfig
 from tests import oracle

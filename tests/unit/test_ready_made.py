@@ -21,8 +21,9 @@ from capstan.device.webgpu.webgpu_graphs import LEAST_LARGEST, PACKED_ATTENTION,
 from capstan.host import Host, current_host
 from capstan.host.notes import Notes
 from capstan.host.ready_results import ReadyGraphs, ReadyMade
-from capstan.loading import folder
-from capstan.loading.folder import FoundModel, Place, find_model
+from capstan.loading import gguf_folder
+from capstan.loading.folder import Place, find_model
+from capstan.loading.found_model import FoundModel
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import Made, make, write
 from tests.unit.shelf import Shelf
@@ -57,13 +58,13 @@ def site(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files whose graphs were written."""
     written: list[str] = []
-    write_model = folder.written
+    write_model = gguf_folder.written
 
     def counted(file: object, name: str, *rest: object) -> FoundModel:
         written.append(name)
         return write_model(file, name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(folder, "written", counted)
+    monkeypatch.setattr(gguf_folder, "written", counted)
     return written
 
 

@@ -16,7 +16,8 @@ from capstan.device.host_memory import view_of
 from capstan.device.lora_weights import LoraGraph
 from capstan.device.model_memory import requirements
 from capstan.device.reference.reference_model import ReferenceModel
-from capstan.device.run_inputs import FREE, HostTensor, Run, RunInput, RunTensor, SequenceMemory, require_fed
+from capstan.device.run_input import FREE, HostTensor, Run, RunInput, RunTensor, SequenceMemory
+from capstan.device.run_inputs import require_fed
 from capstan.device.wasm.wasm_model import WasmRunner
 from capstan.device.webgpu.gpu_engine import BoundTensor
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers

@@ -11,9 +11,10 @@ import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.graph.graph_passes import Rewriting, rewritten
+from capstan.graph.graph_passes import rewritten
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.parts import Angles
+from capstan.graph.rewriting import Rewriting
 from capstan.graph.speech_decoder import speech_decoder
 from capstan.model_files.genai_config import parse_genai_config
 

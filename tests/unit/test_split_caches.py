@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.graph.graph_passes import Rewriting, rewritten
+from capstan.graph.graph_passes import rewritten
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.rewriting import Rewriting
 from capstan.graph.split_caches import parts_that_fit
 from capstan.loading.folder import with_caches
 from capstan.model_files.genai_config import parse_genai_config

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from ..device.run_inputs import HostTensor
+from ..device.run_input import HostTensor
 from .js_errors import typed_errors
 
 __all__ = ["JsWasmSequence", "JsWasmSession"]

@@ -18,7 +18,7 @@ from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, round_up
 from .device_interface import DeviceInterface
 from .element_types import byte_count
 from .lora_file import AdapterTensor, read_adapter
-from .run_inputs import HostTensor
+from .run_input import HostTensor
 
 __all__ = ["LoraGraph", "LoraWeights", "silent"]
 

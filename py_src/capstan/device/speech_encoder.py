@@ -20,7 +20,7 @@ from ..model_files.genai_config import ENCODER, EncoderConfig, GenaiConfig
 from .device_interface import BoundSpan, DeviceInterface, DeviceSession, DeviceTape
 from .element_types import byte_count
 from .host_memory import view_of
-from .run_inputs import HostTensor
+from .run_input import HostTensor
 
 __all__ = ["Features", "SpeechEncoder", "open_encoder", "open_session", "with_weights"]
 

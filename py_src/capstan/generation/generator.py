@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..adapters import Adapters
-from ..device.row_interface import Counters, DecoderRow, RowDecoder
+from ..device.row_interface import DecoderRow, RowDecoder
 from ..errors import OptionError, UnsupportedModelError
 from ..fallback import fall_back
 from ..host import wait_here
@@ -16,16 +16,15 @@ from ..host.leaving import when_dropped
 from ..memory import DeviceBuffer, DeviceSpan, Pools
 from ..stages import integer
 from .beam_policy import BeamPolicy
+from .generated_rows import GeneratedRows
 from .generator_params import GeneratorParams
 from .grammar_policy import GrammarPolicy
 from .plain_policy import PlainPolicy
 from .processor_policy import ProcessorPolicy
 from .prompt import checked_prompts
 from .row_loop import RowLoop
-from .speculation import SpeculationStats
 from .speculation_policy import SpeculationPolicy
 from .token_scores import Score, score_tokens
-from .token_times import Timing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,7 +37,7 @@ __all__ = ["Generator"]
 T = TypeVar("T")
 
 
-class Generator:
+class Generator(GeneratedRows):
     """Sequences of a model, in the shape of onnxruntime-genai's Generator: one, or the rows of a batch.
 
     `append_tokens`, `rewind_to`, `get_sequence` and `is_done` never wait. `generate_next_token` waits for the GPU when
@@ -62,12 +61,10 @@ class Generator:
 
     def __init__(self, model: Model, params: GeneratorParams | None = None, *, pools: Pools | None = None) -> None:
         params = params or GeneratorParams(model)
+        loop, leaving = RowLoop(model, params, pools), model.leaving
+        super().__init__(loop, policy_of(params)(loop, params))
         self._model = model
         self._options = params.search
-        self._loop = RowLoop(model, params, pools)
-        self._policy = policy_of(params)(self._loop, params)
-        self._last: list[int] = []
-        loop, leaving = self._loop, model.leaving
 
         def free() -> Coroutine[Any, Any, None] | None:
             if loop.closed:
@@ -82,20 +79,6 @@ class Generator:
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
         self._warm = False
         """Whether the kernels of long prompts were compiled before the first prompt."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest sequence."""
-        return self._loop.max_length
-
-    @property
-    def timing(self) -> Timing:
-        """When the tokens came; those of several rows that came together count once."""
-        return self._loop.timing
-
-    @timing.setter
-    def timing(self, timing: Timing) -> None:
-        self._loop.timing = timing
 
     def hear(self, sounds: Sequence[Features]) -> None:
         """Have the tokens follow sounds, one for each prompt of a batch, in a model with an encoder: before the first
@@ -192,107 +175,6 @@ class Generator:
         if self._options.num_beams > 1 and loop.length:
             raise OptionError(f"adapter {name!r}: beams have begun; set it before tokens are appended")
         loop.set_adapter(adapters, name)
-
-    def get_sequence(self, index: int = 0) -> list[int]:
-        """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and
-        after the end of a row while others go on."""
-        rows = self._loop.sequences
-        if not 0 <= index < rows:
-            raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
-        return self._policy.sequence(index)
-
-    def token_count(self) -> int:
-        """Tokens in each sequence, padding among them."""
-        return self._loop.length
-
-    def get_next_tokens(self) -> list[int]:
-        """The tokens of the last generate_next_token, one for each row; `pad_token_id` for rows that have ended."""
-        return list(self._last)
-
-    def text(self, index: int = 0) -> str:
-        """The text of a row generated since tokens were last appended, up to a stop string; a possible start of one is
-        withheld until generation is done. OptionError without stop_strings.
-        """
-        rows = self._loop.rows
-        if not 0 <= index < len(rows) or rows[index].text is None:
-            raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
-        stream = rows[index].stream
-        if stream is None:
-            return ""
-        if self.is_done():
-            stream.flush()
-        return stream.text
-
-    def is_done(self) -> bool:
-        """Whether generation is over: every row has ended, or max_length or max_time is reached."""
-        return self.finish_reason is not None
-
-    @property
-    def finish_reason(self) -> str | None:
-        """'eos', 'stop' (stop_token_ids or stop_strings ended all rows), 'time' (max_time), 'length', or None while
-        more tokens can be generated."""
-        return self._loop.finish_reason
-
-    @property
-    def finish_reasons(self) -> list[str | None]:
-        """For each row the reason of its own end; see `finish_reason`."""
-        return [self._loop.reason([row], self._loop.late) for row in self._loop.rows]
-
-    @property
-    def capture(self) -> str | None:
-        """How decode steps run: 'tape', 'ort' or 'off'; None before the first token."""
-        return None if self._loop.decoder is None else self._loop.decoder.capture
-
-    @property
-    def capture_note(self) -> str | None:
-        """Why `capture` is not the one that was requested."""
-        return None if self._loop.decoder is None else self._loop.decoder.capture_note
-
-    @property
-    def tape_passes(self) -> dict[str, str]:
-        """The effect of each pass over the recorded tape, or why it had none; empty without a tape."""
-        return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
-
-    @property
-    def reused_tokens(self) -> int:
-        """Prompt tokens on which the model did not run, since the prefix cache had their key/value rows."""
-        return self._loop.reused
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Tokens that the model was run on once more, after a rewind to a position whose window is no longer in the
-        caches of attention over a window, or to one before the last snapshot of a model's states."""
-        return self._loop.recomputed
-
-    @property
-    def rope_changes(self) -> int:
-        """How often the caches were computed again, since the sequence outgrew the original length of a long rope or
-        was cut to it: the rotary factors of all positions change there.
-        """
-        return self._loop.rope_changes
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
-        counted, too.
-
-        steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
-        python_crossings: how often JavaScript entered Python with results.
-        """
-        self._loop.counts.add(self._loop.decoder)
-        return self._loop.counts.totals()
-
-    @property
-    def speculation(self) -> SpeculationStats | None:
-        """The statistics of speculation; None if it is off."""
-        return self._policy.stats if isinstance(self._policy, SpeculationPolicy) else None
-
-    @property
-    def records_next(self) -> bool:
-        """Whether the next token waits for the decode step to be recorded and checked, which takes seconds: usually
-        after the first token of a model that this browser has not run before.
-        """
-        return self._loop.records_next
 
     async def prepare_async(self, record: bool | None = None) -> None:
         """Prepare the first tokens: allocate the KV caches, record and check the tape and, while there is no prompt
@@ -402,13 +284,6 @@ class Generator:
                 what = "num_beams" if isinstance(self._policy, BeamPolicy) else "speculation"
                 raise OptionError(f"log probabilities of each token with {what}: leave one of them out")
         self._policy.watch(count)
-
-    def get_log_probabilities(self) -> list[dict[int, float]]:
-        """For each row the natural logarithms of probabilities at its last token: the most probable tokens
-        first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
-        processors. A row is empty for a token that a grammar forced, and once it is over."""
-        known = self._policy.log_probabilities
-        return [dict(known.get(number, {})) for number in range(len(self._loop.rows))]
 
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
         loop = self._loop

@@ -42,6 +42,8 @@ class DecodeLoop:
         """The LoRA adapters of the runs that computed the caches."""
         self.long = False
         """Whether the rows are rotated by the long factors of a long rope."""
+        self.rope_changes = 0
+        """How often the caches were computed again with other factors of a long rope."""
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
         self.recomputed = 0
@@ -99,6 +101,21 @@ class DecodeLoop:
         if self.decoder is None:
             raise PromptError("nothing was computed yet; append_tokens and generate first")
         return self.decoder
+
+    async def rotate(self, decoder: RowDecoder) -> None:
+        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
+        caches are void."""
+        original = self.model.original_length
+        if not original:
+            return
+        long = len(self.rows[0]) > original
+        await decoder.rest()
+        if long != self.long:
+            self.rope_changes += any(row.valid for row in self.rows)
+            for row in self.rows:
+                row.unsettle(0)
+        self.long = long
+        decoder.rotate(long)
 
     async def run_prompts(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> list[int]:
         """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its

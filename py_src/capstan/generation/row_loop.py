@@ -49,8 +49,6 @@ class RowLoop(DecodeLoop):
         """Whether the model has to run on the tokens from `valid` on before the next pick."""
         self.closed = False
         self.adapters = ActiveAdapters()
-        self.rope_changes = 0
-        """How often the caches were computed again with other factors of a long rope."""
         self._opening = 0
         """The model's number of recoveries when the decoder was made."""
         self._given: tuple[list[int], memoryview[float]] | None = None
@@ -234,24 +232,9 @@ class RowLoop(DecodeLoop):
             self.require_open()
             self._use(decoder)
         self.require_open()
-        await self._rotate(decoder)
+        await self.rotate(decoder)
         await self.senses.encode(self.model, decoder, self.rows, self._copies, self.require_open)
         return decoder
-
-    async def _rotate(self, decoder: RowDecoder) -> None:
-        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
-        caches are void."""
-        original = self.model.original_length
-        if not original:
-            return
-        long = self.length > original
-        await decoder.rest()
-        if long != self.long:
-            self.rope_changes += any(row.valid for row in self.rows)
-            for row in self.rows:
-                row.unsettle(0)
-        self.long = long
-        decoder.rotate(long)
 
     async def _prefill_rows(self, decoder: RowDecoder) -> bool:
         """Whether the rows are still the same afterwards."""

@@ -9,22 +9,22 @@ providers, `layers on ...` for the search for a value that is not finite. `sessi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .angle_tables import angle_tables
 from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
-from .description import ELEMENT_BYTES, GraphDescription, describe
-from .fed_lengths import FedLengths, lengths_as_inputs
+from .description import ELEMENT_BYTES, describe
+from .fed_lengths import lengths_as_inputs
 from .float_experts import float_experts
 from .float_islands import float_islands_in_half
 from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
-from .long_rope import LongRope, long_rope, rope_of_length
-from .lora_inputs import LoraInput, LoraSlot, lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
+from .long_rope import long_rope, rope_of_length
+from .lora_inputs import lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
 from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
@@ -33,26 +33,27 @@ from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
 from .quantized_caches import fewer_bits, quantized_caches, with_bits
 from .quantized_products import quantized_products
+from .rewriting import Rewriting
 from .session_initializers import prepared
-from .sliding_caches import SLACK, SlidingCaches, sliding_caches, whole_caches
+from .sliding_caches import SLACK, sliding_caches, whole_caches
 from .soft_caps import has_soft_caps, shared_caches_apart, soft_caps_apart
 from .speech_decoder import speech_decoder
-from .spliced_embedding import Placing, with_places, without_places
-from .split_caches import SplitCache, split_caches
-from .split_weights import SplitTable, SplitWeight, split_weights
+from .spliced_embedding import with_places, without_places
+from .split_caches import split_caches
+from .split_weights import split_weights
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import require_computed
-from .unpacked_weights import UnpackedWeight, unpacked_weights
-from .weight_inputs import DTYPES, WeightEntry, require_held, weights_to_inputs
-from .wide_products import WideWeight, wide_products
+from .unpacked_weights import unpacked_weights
+from .weight_inputs import DTYPES, require_held, weights_to_inputs
+from .wide_products import wide_products
 from .wiring import changed_in_place, changing, copy_of
 
 if TYPE_CHECKING:
-    from ..model_files.genai_config import DecoderConfig, GenaiConfig
+    pass
 
-__all__ = ["PASSES", "Made", "Rewriting", "rewritten"]
+__all__ = ["PASSES", "Made", "rewritten"]
 
 Made = Literal[
     "webgpu",
@@ -69,87 +70,6 @@ Made = Literal[
     "session on buffers",
 ]
 """A graph that passes make."""
-
-
-@dataclass
-class Rewriting:
-    """The facts for the passes over one model, and those that passes find out for later passes and for the caller."""
-
-    config: GenaiConfig | None = None
-    """Every graph has it but a session's."""
-    lora_rank: int | None = None
-    """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
-    packed: bool = True
-    """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
-    largest: int = 0
-    """Bytes of the largest weight or cache that the GPU adapter binds; 0 for no limit."""
-    room: int = 0
-    """Positions that caches must have room for; 0 if no length is told."""
-    first_logits: str = ""
-    """An input that is to say from which position on logits are computed; "" for the last position only."""
-    wide_bytes: int = 0
-    """Bytes of float32 weights that may be made in place of packed ones, for the CPU."""
-    constants: Mapping[str, bytes] = field(default_factory=dict)
-    """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
-    defaults: Mapping[str, bytes] = field(default_factory=dict)
-    """The bytes of defaults of LoRA inputs in data files, by name (`lora_defaults`)."""
-    file: bytes = b""
-    """The bytes that the model was parsed from; without them the places of tensors in it are not told."""
-    run_length: int | None = None
-    """Tokens of the one run that the graph is for; None where sequences of any length are run."""
-
-    lora: tuple[LoraInput, ...] = ()
-    """The inputs of the file's graph that LoRA adapters fill."""
-    others: tuple[str, ...] = ()
-    """Its inputs with a default that adapters do not fill."""
-    slots: tuple[LoraSlot, ...] = ()
-    """The inputs that each sequence gets for LoRA adapters of that rank."""
-    unrecognised: str = ""
-    """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
-    rope: LongRope | None = None
-    """The rotary tables that became inputs; None if there is one kind of rotary factors."""
-    sliding: SlidingCaches | None = None
-    """The caches whose positions count from a base."""
-    unslid: str = ""
-    """Why those of attention over a window do not; empty if they do, or if there is none."""
-    unpacked: str = ""
-    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
-    split: tuple[SplitWeight, ...] = ()
-    """The weights that are larger."""
-    tables: tuple[SplitTable, ...] = ()
-    """The tables among them that are in parts."""
-    cache_parts: tuple[SplitCache, ...] = ()
-    """The caches of so many positions that are larger."""
-    placing: Placing | None = None
-    """How features of pictures take the place of embeddings; None in a graph of text."""
-    weights: tuple[WeightEntry, ...] = ()
-    """The weights that became inputs."""
-    from_gguf: tuple[UnpackedWeight, ...] = ()
-    """The float32 weights made of a GGUF file, for the CPU."""
-    experts_widened: bool = False
-    """Whether experts of a GGUF file became experts in float32."""
-    wide: tuple[WideWeight, ...] = ()
-    """Those float32 weights."""
-    description: GraphDescription | None = None
-    projection: str = ""
-    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
-    lengths: FedLengths | None = None
-    unfed: str = ""
-    """Why `lengths` is None; else empty."""
-
-    @property
-    def decoder(self) -> DecoderConfig:
-        return self.whole.decoder
-
-    @property
-    def whole(self) -> GenaiConfig:
-        assert self.config is not None, "only the graph of a session has no configuration"
-        return self.config
-
-    @property
-    def about(self) -> GraphDescription:
-        assert self.description is not None, "the pass `describe` comes first"
-        return self.description
 
 
 class GraphPass(NamedTuple):

@@ -26,7 +26,8 @@ from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
-from .folder import FoundModel, Place, find_model, no_progress, place_of, with_caches
+from .folder import Place, find_model, no_progress, place_of, with_caches
+from .found_model import FoundModel
 from .load_options import LoadOptions, require_options
 
 __all__ = [

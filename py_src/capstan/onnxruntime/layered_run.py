@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from .. import graph
 from ..device.element_types import ELEMENT_TYPES, ONNX_NAMES
 from ..errors import UnsupportedModelError
-from ..graph.graph_passes import Made, Rewriting, rewritten
+from ..graph.graph_passes import Made, rewritten
 from ..graph.logits_to_keep import LOGITS_TO_KEEP
 from ..graph.onnx_pb2 import ModelProto
+from ..graph.rewriting import Rewriting
 from ..graph.slices import GraphSlice, layer_slices, slice_model
 from ..graph.weight_inputs import require_whole
 from ..host import Host

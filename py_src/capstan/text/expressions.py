@@ -21,6 +21,8 @@ from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+from .python_spelling import PRIVATE, InnerSet, PythonSpelling, UnreadError
+
 __all__ = ["UnreadError", "Walks", "danger", "walks_of"]
 
 LONGEST = 10_000
@@ -28,24 +30,7 @@ MOST_POSITIONS = 1_000
 MOST_VISITS = 100_000
 MANY = 10
 """A repetition of as many times is taken for one without end, a smaller one for that of its ends, up to two."""
-_PRIVATE = 0xF0000
-"""The first of the characters that stand for properties while Python reads an expression."""
 _EACH_CATEGORY = "AaǅʰªÀàΩжあ漢한\u0301\u0903\u20dd٣7Ⅷ½‿_-—([)]«»!、+∑$€^`ˆ©🙂 \u00a0\u2028\u2029\u3000\t\r\n\u200b\0"
-_TOKEN = re.compile(
-    r"\\[pP](?P<property>\{[^{}]*\}|[A-Z])|\\[xu]\{(?P<number>[0-9a-fA-F]{1,6})\}|\\."
-    r"|(?P<posix>\[:\^?\w+:\])|\[\^?\]?|&&|\(\?<(?![=!])|.",
-    re.DOTALL,
-)
-# A library reads a line end (\R) and a character with its marks (\X) in one way only, so that each is one position.
-_SPELLINGS = {
-    "|": "|()",
-    "(?<": "(?P<",
-    "\\z": "\\Z",
-    "\\G": "",
-    "\\h": "[0-9a-fA-F]",
-    "\\R": "[\\n-\\r\\x85\u2028\u2029]",
-    "\\X": "(?s:.)",
-}
 _POSIX: dict[str, Callable[[str], bool | None]] = {
     "alpha": str.isalpha,
     "alnum": str.isalnum,
@@ -72,10 +57,6 @@ _Test = Callable[[str], bool | None]
 """Whether a character is in a set; None if that is not known."""
 
 
-class UnreadError(Exception):
-    """An expression with another syntax than Python's, or with too many positions."""
-
-
 @lru_cache(maxsize=256)
 def danger(expression: str) -> str | None:
     """Why an expression may take for ever; None if it does not."""
@@ -85,14 +66,6 @@ def danger(expression: str) -> str | None:
         return walks_of(expression).danger()
     except (UnreadError, re.error, OverflowError, RecursionError) as error:
         return f"it cannot be looked at ({error})"
-
-
-@dataclass(frozen=True)
-class _Set:
-    """A set in another one, or an intersection: the members of each part, as Python reads them."""
-
-    negated: bool
-    parts: list[Any]
 
 
 @dataclass
@@ -114,8 +87,6 @@ class Walks:
     read."""
 
     def __init__(self, expression: str) -> None:
-        self._properties: list[str | _Set] = []
-        """Properties, classes and sets, by the private characters that stand for them."""
         self.tests: list[_Test] = []
         """Whether each position matches a character."""
         self._matches: dict[int, frozenset[str]] = {}
@@ -126,57 +97,15 @@ class Walks:
         """The contents of look-around."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = parser.parse(self._for_python(expression))
+            spelled = PythonSpelling(expression)
+            parsed = parser.parse(spelled.text)
+        self._meanings = spelled.meanings
         self._flags: int = parsed.state.flags
-        within = [part for each in self._properties if isinstance(each, _Set) for part in each.parts]
+        within = [part for each in self._meanings if isinstance(each, InnerSet) for part in each.parts]
         self._members = frozenset({*_MEMBERS, *map(chr, chain(_named(parsed), *map(_named, within)))})
         self.least = int(parsed.getwidth()[0])
         """In how many characters it matches at least."""
         self.whole = self._series(list(parsed))
-
-    def _for_python(self, expression: str) -> str:
-        """Other spellings become Python's, properties private characters. Each `|` gets an empty group behind it:
-        without it Python would make one set of `a|A`."""
-        tokens = _TOKEN.finditer(expression)
-        return "".join(
-            self._set(found[0], tokens, 0) if found[0].startswith("[") and not found["posix"] else self._token(found)
-            for found in tokens
-        )
-
-    def _token(self, found: re.Match[str], within: bool = False) -> str:
-        """A token outside of sets, or `within` one."""
-        token = found[0]
-        if found["property"]:
-            return self._private(token[1] + found["property"].strip("{}"))
-        if found["number"]:
-            return "\\U" + found["number"].zfill(8)
-        if within:
-            return self._private(token) if found["posix"] else token.replace("\\h", "0-9a-fA-F")
-        return _SPELLINGS.get(token, token)
-
-    def _set(self, opening: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
-        """A set behind its opening; a private character for one in another set, or an intersection."""
-        if depth > MANY:
-            raise UnreadError(f"more than {MANY} sets in each other")
-        parts = ["\\]" if opening.endswith("]") else ""]
-        negated = "^" in opening
-        for found in tokens:
-            token = found[0]
-            if token == "&&":
-                parts.append("")
-            elif token.startswith("[") and not found["posix"]:
-                parts[-1] += self._set(token, tokens, depth + 1)
-            elif token != "]":
-                parts[-1] += self._token(found, within=True) if parts[-1] or token != "^" else "\\^"
-            elif depth or len(parts) > 1:
-                return self._private(_Set(negated, [list(parser.parse(f"[{part}]")) for part in parts]))
-            else:
-                return f"[{'^' * negated}{parts[0]}]"
-        raise UnreadError("a set without an end")
-
-    def _private(self, meaning: str | _Set) -> str:
-        self._properties.append(meaning)
-        return chr(_PRIVATE + len(self._properties) - 1)
 
     # Parts of an expression.
 
@@ -272,15 +201,15 @@ class Walks:
 
     def _one(self, code: int, positive: bool) -> _Test:
         """A test for a character, or for what a private one stands for; `positive` or negated."""
-        if 0 <= code - _PRIVATE < len(self._properties):
-            test = self._meant(self._properties[code - _PRIVATE])
+        if 0 <= code - PRIVATE < len(self._meanings):
+            test = self._meant(self._meanings[code - PRIVATE])
             return lambda character: _signed(test(character), positive)
         same = self._cases(chr(code)) if self._flags & re.IGNORECASE else {chr(code)}
         return lambda character: (character in same) == positive
 
-    def _meant(self, meaning: str | _Set) -> _Test:
+    def _meant(self, meaning: str | InnerSet) -> _Test:
         """The test for a property, a class or a set."""
-        if isinstance(meaning, _Set):
+        if isinstance(meaning, InnerSet):
             parts = [self._holds(*part[0]) for part in meaning.parts]
             # In all parts: not outside of any.
             return lambda character: _signed(_any(_signed(part(character), False) for part in parts), meaning.negated)

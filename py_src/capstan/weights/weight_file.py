@@ -4,7 +4,6 @@ problem.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from .idle import taken_as_it_is
 from .manifest import Manifest, parse_manifest, shard_count
 from .records import DATA, SourceRecord, StoredRecord
 from .store import WeightStore
+from .whole_hash import WholeHash
 
 __all__ = ["WeightFile"]
 
@@ -57,9 +57,8 @@ class WeightFile:
         self._suspect: set[int] = set(record.suspect) if record else set()
         self._digests_are_stored = record is not None and manifest is record.manifest
         """Whether the digests come from the store, not from a file beside the data."""
-        self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
-        """The hash of the first `_hashed` bytes; kept only if no manifest can confirm the download."""
-        self._hashed = 0
+        self._whole = WholeHash(source.identity) if source.identity.sha256 and manifest is None else None
+        """Kept only if no manifest can confirm the download."""
 
     @classmethod
     async def open(
@@ -161,7 +160,9 @@ class WeightFile:
             if at < end:
                 raise ModelFileError(self._too_short(at, end))
             await sink.finish()
-            await self._check_whole()
+            if self._whole is not None and (error := self._whole.error(self._size)):
+                await self._drop_partial()
+                raise error
             await self._finish_store()
             if as_it_is and self._record is not None:
                 taken_as_it_is(self._record.manifest.content, self.identity.name)
@@ -203,7 +204,7 @@ class WeightFile:
 
         Raises ModelFileError, WeightsChangedError.
         """
-        hashed = self._hash_shard if self._hash is not None and not alone else None
+        hashed = self._whole.add if self._whole is not None and not alone else None
         at, broken, wrong = start, 0, 0
         while True:
             # A shard that is fetched again is fetched alone.
@@ -251,30 +252,6 @@ class WeightFile:
             writes=self._file is not None and self._writable,
             journal=self._store.journal_of(self.identity) if self._store and self._keeps else None,
             alone=alone,
-        )
-
-    def _hash_shard(self, start: int, data: bytes) -> None:
-        if self._hash is not None and start == self._hashed:
-            self._hash.update(data)
-            self._hashed += len(data)
-
-    async def _check_whole(self) -> None:
-        """Compare a file that came whole with the SHA-256 that its source gives. Raises ModelFileError."""
-        listed = self.identity.sha256
-        if self._hash is None or self._hash.hexdigest() == listed:
-            return
-        if self._hashed != self._size:
-            fall_back(
-                "the check of a download",
-                f"only parts of {self.identity.name} are wanted, and no store keeps the whole: the hub's SHA-256 is "
-                "that of the whole file",
-                "the parts are used as they came; where the page may store files, the whole is fetched and compared",
-            )
-            return
-        await self._drop_partial()
-        raise ModelFileError(
-            f"{self.identity.name}: {self._hashed} bytes with SHA-256 {self._hash.hexdigest()} came, but the hub lists "
-            f"{listed}; none of them are kept: load the model again; if the error stays, take another revision"
         )
 
     # The store.

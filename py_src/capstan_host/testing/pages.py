@@ -370,4 +370,4 @@ def own_version() -> str:
 
 
 for kind in (PageModel, AppModel):
-    check_methods(kind)
+    check_methods(kind, kind.__name__)

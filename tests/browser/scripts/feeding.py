@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, Model
-from capstan.device.run_inputs import KINDS, HostTensor, Run, RunInput, RunTensor, SequenceMemory
+from capstan.device.run_input import HostTensor, Run, RunInput, RunTensor, SequenceMemory
+from capstan.device.run_inputs import KINDS
 
 from .running import parameters, take
 

@@ -298,7 +298,7 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.kept",
-        "py_src/capstan/generation/row_loop.py",
+        "py_src/capstan/generation/loop.py",
         """            for row in self.rows:
                 row.unsettle(0)
         self.long = long""",
@@ -308,9 +308,9 @@ GENERATION = (
     ),
     Mutation(
         "long_rope.boundary",
-        "py_src/capstan/generation/row_loop.py",
-        "long = self.length > original",
-        "long = self.length >= original",
+        "py_src/capstan/generation/loop.py",
+        "long = len(self.rows[0]) > original",
+        "long = len(self.rows[0]) >= original",
         "a prompt of the original length begins with the long factors",
         unit("long_rope::TestSequences::test_a_prompt_that_is_longer_begins_with_the_long_factors"),
     ),

@@ -73,7 +73,7 @@ GRAPHS = (
     ),
     Mutation(
         "ready_made.header",
-        "py_src/capstan/loading/folder.py",
+        "py_src/capstan/loading/gguf_folder.py",
         "await data.read(0, known.header)).hexdigest() != known.sha256",
         "await data.read(0, known.header)).hexdigest() == ''",
         "a file with another header is given the graph of the one that the site knows",

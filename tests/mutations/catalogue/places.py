@@ -97,7 +97,7 @@ PLACES = (
     ),
     Mutation(
         "file_notes.key",
-        "py_src/capstan/loading/folder.py",
+        "py_src/capstan/loading/found_model.py",
         "keys = [files[name].key for name in sorted(files)]",
         "keys = [files[name].key for name in sorted(files)[:1]]",
         "a model is read from its note though its second shard is another file now",
@@ -105,7 +105,7 @@ PLACES = (
     ),
     Mutation(
         "file_notes.shards",
-        "py_src/capstan/loading/folder.py",
+        "py_src/capstan/loading/gguf_folder.py",
         "first_shard(files[name].address)",
         "files[name].address",
         "each shard that names a model has a note of its own",
@@ -193,7 +193,7 @@ PLACES = (
     ),
     Mutation(
         "places.two_models",
-        "py_src/capstan/loading/folder.py",
+        "py_src/capstan/loading/gguf_folder.py",
         "        first = shard_names(name)[0]\n",
         "        first = name\n",
         "a folder with the shards of one model has several models",

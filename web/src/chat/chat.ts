@@ -7,7 +7,7 @@
 
 import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
 import type { Answer, CapstanChatEvents } from "./chat_events";
-import { headingOf } from "./chat_errors";
+import { showFailure } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
 import { ChatTurn } from "./chat_turn";
@@ -244,21 +244,9 @@ export class CapstanChat extends Element {
 
   /** Show a failure and tell the page; null shows none. */
   showError(error: unknown): void {
-    const { prompt, error: box, heading, code, message, traceback } = this.parts;
-    prompt.removeAttribute("aria-invalid");
-    box.hidden = error === null;
-    if (error === null) return;
-    const told = asCapstanError(error);
+    const told = showFailure(this.parts, error);
+    if (!told) return;
     this.showStatus("");
-    heading.textContent = headingOf(told.code);
-    code.textContent = told.code;
-    message.textContent = told.message || "no message was given";
-    traceback.textContent = told.traceback;
-    traceback.parentElement!.hidden = !told.traceback;
-    if (told.code === "PromptError") {
-      prompt.setAttribute("aria-invalid", "true");
-      prompt.focus();
-    }
     this.tell("capstan-error", told);
   }
 
@@ -394,12 +382,6 @@ export class CapstanChat extends Element {
   private tell<Name extends keyof CapstanChatEvents>(name: Name, detail: CapstanChatEvents[Name]["detail"]): void {
     this.dispatchEvent(new CustomEvent(name, { detail, bubbles: true, composed: true }));
   }
-}
-
-function asCapstanError(error: unknown): CapstanError {
-  if (error instanceof CapstanError) return error;
-  const { code, name, message } = error as Error & { code?: string };
-  return new CapstanError({ type: code ?? name, message });
 }
 
 declare global {

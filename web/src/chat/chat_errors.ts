@@ -1,6 +1,8 @@
-// Headings of errors in <capstan-chat>: what went wrong, in words.
+// Failures in <capstan-chat>: a heading that says what went wrong, and the box that shows it.
 
+import { CapstanError } from "capstan-webgpu";
 import type { CapstanErrorCode } from "../wire/errors";
+import type { Parts } from "./chat_parts";
 
 const HEADINGS: Partial<Record<CapstanErrorCode, string>> = {
   ArgumentTypeError: "This is not what was asked for",
@@ -25,6 +27,31 @@ const HEADINGS: Partial<Record<CapstanErrorCode, string>> = {
   WorkerLostError: "The model ended, and starts again",
 };
 
-export function headingOf(code: CapstanErrorCode): string {
+function headingOf(code: CapstanErrorCode): string {
   return HEADINGS[code] ?? "Something went wrong";
+}
+
+/** Show a failure in its box; null hides the box. */
+export function showFailure(parts: Parts, error: unknown): CapstanError | null {
+  const { prompt, error: box, heading, code, message, traceback } = parts;
+  prompt.removeAttribute("aria-invalid");
+  box.hidden = error === null;
+  if (error === null) return null;
+  const told = asCapstanError(error);
+  heading.textContent = headingOf(told.code);
+  code.textContent = told.code;
+  message.textContent = told.message || "no message was given";
+  traceback.textContent = told.traceback;
+  traceback.parentElement!.hidden = !told.traceback;
+  if (told.code === "PromptError") {
+    prompt.setAttribute("aria-invalid", "true");
+    prompt.focus();
+  }
+  return told;
+}
+
+function asCapstanError(error: unknown): CapstanError {
+  if (error instanceof CapstanError) return error;
+  const { code, name, message } = error as Error & { code?: string };
+  return new CapstanError({ type: code ?? name, message });
 }

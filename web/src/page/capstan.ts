@@ -49,16 +49,14 @@ export type {
   Completion,
   CompletionChunk,
   CompletionLogprobs,
-  CompletionMessage,
   CompletionOptions,
-  CompletionParams,
   Completions,
   CompletionStream,
   CompletionToken,
-  CompletionTool,
   CompletionUsage,
   FinishReason,
 } from "./completions";
+export type { CompletionMessage, CompletionParams, CompletionTool } from "./completion_params";
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { AnswerPart, ContentPart, Picture, ToolCall } from "../wire/protocol";
 export {

@@ -17,8 +17,9 @@ import onnxruntime
 from ... import graph
 from ...errors import ClosedError, ModelFileError
 from ...graph import LongRope
-from ...graph.graph_passes import Rewriting, rewritten
+from ...graph.graph_passes import rewritten
 from ...graph.onnx_pb2 import ModelProto
+from ...graph.rewriting import Rewriting
 from ...host.disk_file import open_file, read_file
 from ...host.storage_interface import MOST_GRAPH_BYTES
 from ...model_files.bounded_json import MOST_BYTES

@@ -20,7 +20,8 @@ from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
-from ..run_inputs import HostTensor, Placed, Room, run_inputs
+from ..run_input import HostTensor, Room
+from ..run_inputs import Placed, run_inputs
 from ..snapshots import EMPTY
 from .reference_session import array_of, one_line
 

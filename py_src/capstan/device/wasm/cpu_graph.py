@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from ... import graph
 from ...graph import Activations, GraphDescription, UnpackedWeight, WeightEntry, WideWeight
 from ...graph.description import tell_growing
-from ...graph.graph_passes import Rewriting, rewritten
+from ...graph.graph_passes import rewritten
 from ...graph.onnx_pb2 import ModelProto
+from ...graph.rewriting import Rewriting
 from ...host.notes import Notes, build
 from ...host.ready_results import ReadyGraphs
 from ...model_files.genai_config import GenaiConfig

@@ -17,7 +17,8 @@ from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
-from ..run_inputs import HostTensor, Ids, Mask, Placed, Positions, Room, RunInput, run_inputs
+from ..run_input import HostTensor, Room, RunInput
+from ..run_inputs import Ids, Mask, Placed, Positions, run_inputs
 from ..speech_encoder import on_host
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice

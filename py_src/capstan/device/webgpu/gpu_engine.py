@@ -51,7 +51,7 @@ def by_hand(declared: T) -> T:
 @dataclass(frozen=True)
 class BoundTensor:
     """A session input or output bound to a buffer; dtype by ONNX Runtime's name, as in 'float16'. Sizes are
-    those of a run_inputs.RunTensor."""
+    those of a run_input.RunTensor."""
 
     name: str
     buffer: int

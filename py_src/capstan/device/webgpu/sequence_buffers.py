@@ -13,7 +13,8 @@ from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
-from ..run_inputs import CrossCaches, Placed, Room, Run, RunInput, run_inputs, sequence_items
+from ..run_input import Room, Run, RunInput
+from ..run_inputs import CrossCaches, Placed, run_inputs, sequence_items
 from ..snapshots import EMPTY
 from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow

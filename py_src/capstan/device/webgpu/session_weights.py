@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ... import graph
 from ...fallback import fall_back
-from ...graph.graph_passes import Rewriting, rewritten
+from ...graph.graph_passes import rewritten
+from ...graph.rewriting import Rewriting
 from ...host.storage_interface import ExternalData
 from ...weights.shared import Lease
 from .gpu_engine import BoundTensor, GpuBuffers

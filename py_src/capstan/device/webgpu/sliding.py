@@ -15,7 +15,7 @@ from ...graph import GraphDescription, SlidingCaches
 from ...memory import DeviceSpan, round_up
 from ..device_interface import DeviceInterface
 from ..element_types import byte_count
-from ..run_inputs import WRITTEN
+from ..run_input import WRITTEN
 
 __all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]
 

@@ -14,7 +14,7 @@ from ...memory import BufferRequest, round_up
 from ...tape import NBitsWeights, TableParts, TapeKey, WorkgroupLimits, attends_prompts
 from ..element_types import byte_count
 from ..model_interface import TapeOptions
-from ..run_inputs import FREE, WRITTEN
+from ..run_input import FREE, WRITTEN
 from .gpu_engine import BoundTensor
 from .loaded_model import Loaded, eager_picks, release_made
 from .prefill_pace import PrefillPace

@@ -15,8 +15,9 @@ from ... import graph
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...graph.description import tell_growing, tell_unslid
-from ...graph.graph_passes import Rewriting, rewritten
+from ...graph.graph_passes import rewritten
 from ...graph.onnx_pb2 import ModelProto
+from ...graph.rewriting import Rewriting
 from ...host.notes import Notes, build
 from ...host.ready_results import ReadyGraphs
 from ...model_files.genai_config import GenaiConfig

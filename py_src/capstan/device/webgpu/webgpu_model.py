@@ -17,7 +17,7 @@ from ..model_interface import TapeOptions
 from ..model_memory import Lent
 from ..picture_encoder import PictureEncoder
 from ..row_interface import RowDecoder
-from ..run_inputs import FREE
+from ..run_input import FREE
 from ..separate_rows import separate_rows
 from ..speech_encoder import SpeechEncoder
 from .decoder import WebGpuDecoder

@@ -1,0 +1,144 @@
+"""The half of a generator that reads: what its rows have, and how they were computed. It never waits."""
+
+from __future__ import annotations
+
+from ..device.row_interface import Counters
+from ..errors import OptionError
+from .plain_policy import PlainPolicy
+from .row_loop import RowLoop
+from .speculation import SpeculationStats
+from .speculation_policy import SpeculationPolicy
+from .token_times import Timing
+
+__all__ = ["GeneratedRows"]
+
+
+class GeneratedRows:
+    """Base of Generator."""
+
+    def __init__(self, loop: RowLoop, policy: PlainPolicy) -> None:
+        self._loop = loop
+        self._policy = policy
+        self._last: list[int] = []
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._loop.max_length
+
+    @property
+    def timing(self) -> Timing:
+        """When the tokens came; those of several rows that came together count once."""
+        return self._loop.timing
+
+    @timing.setter
+    def timing(self, timing: Timing) -> None:
+        self._loop.timing = timing
+
+    def get_sequence(self, index: int = 0) -> list[int]:
+        """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and
+        after the end of a row while others go on."""
+        rows = self._loop.sequences
+        if not 0 <= index < rows:
+            raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
+        return self._policy.sequence(index)
+
+    def token_count(self) -> int:
+        """Tokens in each sequence, padding among them."""
+        return self._loop.length
+
+    def get_next_tokens(self) -> list[int]:
+        """The tokens of the last generate_next_token, one for each row; `pad_token_id` for rows that have ended."""
+        return list(self._last)
+
+    def text(self, index: int = 0) -> str:
+        """The text of a row generated since tokens were last appended, up to a stop string; a possible start of one is
+        withheld until generation is done. OptionError without stop_strings.
+        """
+        rows = self._loop.rows
+        if not 0 <= index < len(rows) or rows[index].text is None:
+            raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
+        stream = rows[index].stream
+        if stream is None:
+            return ""
+        if self.is_done():
+            stream.flush()
+        return stream.text
+
+    def is_done(self) -> bool:
+        """Whether generation is over: every row has ended, or max_length or max_time is reached."""
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all rows), 'time' (max_time), 'length', or None while
+        more tokens can be generated."""
+        return self._loop.finish_reason
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """For each row the reason of its own end; see `finish_reason`."""
+        return [self._loop.reason([row], self._loop.late) for row in self._loop.rows]
+
+    @property
+    def capture(self) -> str | None:
+        """How decode steps run: 'tape', 'ort' or 'off'; None before the first token."""
+        return None if self._loop.decoder is None else self._loop.decoder.capture
+
+    @property
+    def capture_note(self) -> str | None:
+        """Why `capture` is not the one that was requested."""
+        return None if self._loop.decoder is None else self._loop.decoder.capture_note
+
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        """The effect of each pass over the recorded tape, or why it had none; empty without a tape."""
+        return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens on which the model did not run, since the prefix cache had their key/value rows."""
+        return self._loop.reused
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that the model was run on once more, after a rewind to a position whose window is no longer in the
+        caches of attention over a window, or to one before the last snapshot of a model's states."""
+        return self._loop.recomputed
+
+    @property
+    def rope_changes(self) -> int:
+        """How often the caches were computed again, since the sequence outgrew the original length of a long rope or
+        was cut to it: the rotary factors of all positions change there.
+        """
+        return self._loop.rope_changes
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
+        counted, too.
+
+        steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
+        python_crossings: how often JavaScript entered Python with results.
+        """
+        self._loop.counts.add(self._loop.decoder)
+        return self._loop.counts.totals()
+
+    @property
+    def speculation(self) -> SpeculationStats | None:
+        """The statistics of speculation; None if it is off."""
+        return self._policy.stats if isinstance(self._policy, SpeculationPolicy) else None
+
+    @property
+    def records_next(self) -> bool:
+        """Whether the next token waits for the decode step to be recorded and checked, which takes seconds: usually
+        after the first token of a model that this browser has not run before.
+        """
+        return self._loop.records_next
+
+    def get_log_probabilities(self) -> list[dict[int, float]]:
+        """For each row the natural logarithms of probabilities at its last token: the most probable tokens
+        first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
+        processors. A row is empty for a token that a grammar forced, and once it is over."""
+        known = self._policy.log_probabilities
+        return [dict(known.get(number, {})) for number in range(len(self._loop.rows))]
