@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ import pytest
 
 from benches.runner import run as bench_run
 from benches.runner import server as bench_server
-from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, extent, plan
+from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, plan
 from benches.runner.readme import BEGIN, END, newest_results, with_table
 from benches.runner.report import page
 from benches.runner.results import disagreements, failures, over_budget, summarize
 from benches.runner.server import BenchServer
-from benches.runner.subjects import prompt_ids
 from benches.runner.text import table
 from buildtools.commands.bench import PAGE, README, SPEED, tables_in_step
 from capstan_host.headless.static_server import running
@@ -35,8 +34,6 @@ LLAMA = ROOT / "tests/fixtures/nano-llama"
 BUNDLED = ROOT / "models/bundled"
 GREEDY = [5, 6, 7, 8]
 SAMPLED = [9, 9, 9, 9]
-CHAT_SECTIONS = ("agreement", "transcript")
-"""For models with chats: test_bench_real.py."""
 MS = {"transformers_js": 10.0, "transformers_js_sampled": 16.0, "tape": 1.0, "tape_sampled": 2.0}
 """Milliseconds a token of the rows of `outcomes`; all others take 4."""
 
@@ -106,36 +103,12 @@ def test_each_round_has_every_row_once_and_the_order_rotates() -> None:
     assert [step["id"] for step in steps] == list(range(len(steps)))
 
 
-def test_a_section_that_is_named_is_measured_in_software_for_a_large_model_too() -> None:
-    def actions(named: bool) -> list[str]:
-        steps = plan({"bundled": BUNDLED}, ["start"], extent(True, named), [], [], ["transformers_js"])
-        return [step["action"] for step in steps]
-
-    assert actions(named=False) == ["end"]
-    assert actions(named=True) == ["start", "start", "end"]
-
-
-def test_prompts_fit_the_context_and_contenders_can_be_left_out() -> None:
-    steps = plan({"nano-llama": LLAMA}, ["lengths", "gpu"], HARDWARE, [], [], ["transformers_js"])
-    assert {step["length"] for step in steps if step["section"] == "lengths"} == {16, 128}, "of 512 with 32 to follow"
-    assert "transformers_js" not in {step.get("contender") for step in steps}
-    assert prompt_ids(5, 512) == prompt_ids(9, 512)[:5]
-    assert all(3 <= token < 512 for token in prompt_ids(4000, 512))
-
-
 def test_on_a_software_adapter_a_larger_model_is_only_counted() -> None:
     steps = plan({"nano-llama": LLAMA, "bundled": BUNDLED}, ["decode", "counters"], SOFTWARE, [], [])
     assert {step["section"] for step in steps if step["model"] == "bundled"} == {"counters", "end"}
     rows = {step["row"] for step in steps if step["model"] == "bundled" and step.get("function") == "generate"}
     assert rows == {"transformers_js", "eager", "tape_8", "tape_1_sampled", "tape_sampled"}
     assert {step["section"] for step in steps if step["model"] == "nano-llama"} == {"decode", "counters", "end"}
-
-
-@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ("cases", *CHAT_SECTIONS)])
-def test_on_a_software_adapter_every_section_that_is_asked_for_gives_figures(section: str) -> None:
-    steps = plan({"nano-llama": LLAMA}, [section], SOFTWARE, ["one", "two"], [])
-    summary = summarize([{**step, "ok": True, "data": data_of(step)} for step in steps])
-    assert summary["nano-llama"][section]
 
 
 def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[dict[str, Any]]) -> None:
@@ -155,21 +128,6 @@ def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[
     assert ratios["Capstan: ms a token at length 128 / at 16"] == 1
     assert set(found["ablation"]) == {"all", "none", "all but one", "all but two"}
     assert found["counters"]["tape_1"]["host_python_ms"] == pytest.approx(0.3 / 4)
-
-
-def test_ids_that_differ_are_told_with_their_place(outcomes: list[dict[str, Any]]) -> None:
-    assert disagreements(outcomes) == []
-    for outcome in outcomes:
-        if outcome.get("row") == "transformers_js" and outcome["section"] == "decode" and outcome["round"] == 2:
-            outcome["data"]["ids"] = [5, 6, 0, 8]
-        if outcome.get("row") == "tape_sampled" and outcome["section"] == "decode":
-            outcome["data"]["ids"] = [9, 9, 9, 0]
-    found = {(entry["row"], entry["against"], entry["at"], entry["strict"]) for entry in disagreements(outcomes)}
-    # Transformers.js in one round only; Capstan's sampled rows strictly, Transformers.js's own draws not at all.
-    assert ("transformers_js", "eager", 2, False) in found
-    assert ("transformers_js", "transformers_js", 2, False) in found
-    assert ("tape_sampled", "tape_1_sampled", 3, True) in found
-    assert len(found) == 3
 
 
 @pytest.mark.parametrize(
@@ -192,12 +150,6 @@ def test_ids_are_compared_wherever_something_is_measured(
     assert (section, row, against) in {(entry["section"], entry["row"], entry["against"]) for entry in found}
     assert {entry["section"] for entry in found} == {section}
     assert f"{section}: ids differ from " in page({**report, "disagreements": found})
-
-
-def test_prompts_longer_than_the_context_are_left_out_everywhere() -> None:
-    measured = replace(HARDWARE, lengths=(4000,))
-    steps = plan({"nano-llama": LLAMA}, ["lengths", "gpu"], measured, [], [])
-    assert [step["section"] for step in steps] == ["end"]
 
 
 @pytest.mark.parametrize("name", ["create_buffer", "create_bind_group", "write_buffer", "submits", "readbacks"])
@@ -258,15 +210,6 @@ def test_the_reports_name_the_conditions_and_need_no_other_file(report: dict[str
     numbers = re.findall(r' (?:width|x|y|cx|cy)="([^"]+)"', html)
     assert numbers
     assert all(float(number) >= 0 for number in numbers)
-
-
-def test_what_went_wrong_is_in_the_reports(report: dict[str, Any]) -> None:
-    report["failures"] = ["it broke"]
-    where = {"model": "nano-llama", "section": "decode", "length": 16}
-    report["disagreements"] = [{**where, "row": "tape", "against": "eager", "at": 3, "strict": False}]
-    for made in (page(report), table(report)):
-        assert "it broke" in made
-        assert "ids differ from eager at token 3, prompt of 16" in made
 
 
 def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str, Any], tmp_path: Path) -> None:
@@ -388,14 +331,3 @@ def test_a_step_that_kills_the_browser_costs_itself_only(monkeypatch: pytest.Mon
         server, Path("x"), [], steps, lambda step, outcome: kept.append((step["id"], outcome["ok"]))
     )
     assert (kept, foreign) == ([(0, True), (1, False), (2, True)], [])
-
-
-def test_a_browser_that_does_not_start_fails_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    server = BenchServer(tmp_path, PAGE, {}, {})
-    Scripted.outcomes = queue.Queue()
-    for _ in range(2):
-        Scripted.outcomes.put("die")
-    monkeypatch.setattr(bench_run, "Launch", lambda *_: Scripted(server))
-    kept: list[bool] = []
-    bench_run.play(server, Path("x"), [], [{"id": 0, "limit": 60.0}], lambda _, outcome: kept.append(outcome["ok"]))
-    assert kept == [False]

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from benches.runner import main as runner
-from benches.runner import run as bench_run
 from benches.runner.main import checked
-from benches.runner.server import BenchServer
 from buildtools import cli
 from buildtools.commands import bench
-from capstan_host.command_errors import CommandError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -120,73 +117,12 @@ def test_a_pack_refuses(
     assert sorted(places.rglob("*")) == before
 
 
-def test_a_checkout_has_no_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = cli.parse(["bench", "--sections", "cases"])
-    bench.check(args)
-    made = runner.Bench(site=tmp_path, page=tmp_path, packages={}, models={}, browser=tmp_path, flags=[], about={})
-    with pytest.raises(CommandError, match="the section cases needs the replies that a pack carries"):
-        made.run(args)
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--sections", "gpu", "--lengths", "9999"],
-        ["--sections", "decode", "--without", "transformers_js,wllama,eager,capstan"],
-    ],
-)
-def test_a_plan_without_a_step_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str]) -> None:
-    monkeypatch.setattr(runner, "probe_adapter", lambda *_: {"software": True})
-    args = cli.parse(["bench", "--model", str(LLAMA), *argv])
-    bench.check(args)
-    made = runner.Bench(
-        site=tmp_path, page=tmp_path, packages={}, models=args.models, browser=tmp_path, flags=[], about={}
-    )
-    with pytest.raises(CommandError, match="nothing is left to measure"):
-        made.run(args)
-
-
-def test_a_browser_without_an_adapter_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def failing(server: Any, browser: Any, flags: Any, steps: Any, keep: Any) -> list[str]:
-        server.server_close()
-        keep(steps[0], {"ok": False, "error": "Error: there is no navigator.gpu\n  at adapter"})
-        return []
-
-    monkeypatch.setattr(bench_run, "play", failing)
-    with pytest.raises(
-        CommandError, match=r"^/a/browser gives no .*\(Error: there is no navigator.gpu\): name"
-    ) as told:
-        bench_run.probe_adapter(lambda: BenchServer(tmp_path, tmp_path, {}, {}), Path("/a/browser"), [])
-    assert told.value.status == 1
-
-
 @pytest.mark.parametrize("ids", [[], [5], [5, 6, 7, 8]])
 def test_a_generation_of_another_length_has_failed(ids: list[int]) -> None:
     step = {"action": "call", "function": "generate", "args": {"tokens": 3}}
     outcome = checked({"ok": True, "data": {"ids": ids, "rest_ms": 1.0}}, step)
     assert (outcome["ok"], outcome["error"]) == (False, f"{len(ids)} tokens came, 3 were asked for")
     assert checked({"ok": True, "data": {"ids": [5, 6, 7]}}, step)["ok"]
-
-
-def test_results_that_make_no_table_leave_the_readme_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "README", tmp_path / "README.md")
-    monkeypatch.setattr(bench, "SPEED", tmp_path / "speed.md")
-    bench.SPEED.write_text("<!-- speed --> <!-- /speed -->")
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
-    for text, results in (
-        ("no markers", None),
-        ("<!-- speed --> <!-- /speed -->", None),
-        ("<!-- speed --> alone", "{}"),
-        ("<!-- speed --> <!-- /speed -->", "{}"),
-        ("<!-- speed --> <!-- /speed -->", "not JSON"),
-    ):
-        bench.README.write_text(text)
-        if results is not None:
-            (tmp_path / "2026-01-02-speed.json").write_text(results)
-        with pytest.raises(CommandError):
-            bench.write_readme()
-        assert bench.README.read_text() == text
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -210,10 +146,3 @@ def test_a_pack_appears_whole_or_not_at_all(fails: bool, monkeypatch: pytest.Mon
     with tarfile.open(folder.with_name("pack.tar.xz")) as archive:
         assert archive.getnames() == ["pack", "pack/half"]
     assert sorted(folder.parent.iterdir()) == [folder, folder.with_name("pack.tar.xz")]
-
-
-@pytest.mark.parametrize("name", ["nano-llama", "bundled"])
-def test_another_model_with_the_name_of_a_packs_own_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=f"has the name of a model of the pack's own, {name}: rename"):
-        bench.pack(tmp_path / "pack", {name: tmp_path})
-    assert list(tmp_path.iterdir()) == []

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benches.runner.main import checked, write
+from benches.runner.main import checked
 from benches.runner.plan import HARDWARE, plan
-from benches.runner.readme import BEGIN, END, with_table
-from benches.runner.report import page
 from benches.runner.results import disagreements, summarize
-from benches.runner.subjects import GGUF, Subject
-from benches.runner.text import table
+from benches.runner.subjects import Subject
 from benches.runner.truth import NEAR_TIE, against_float32
-from buildtools.commands.bench import contenders
 from capstan.device.webgpu.rehearsal import traffic
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
@@ -69,56 +65,6 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
 
 def of(outcomes: list[dict[str, Any]], model: str, section: str) -> list[dict[str, Any]]:
     return [step for step in outcomes if (step["model"], step["section"]) == (model, section)]
-
-
-def test_rounds_play_the_chats_in_turn_and_long_prompts_repeat_them(real: Path) -> None:
-    outcomes = played(real, ["decode", "lengths"])
-    told = [(step, step["args"]) for step in of(outcomes, "real", "decode")]
-    asked = {(step["round"], step["chat"], tuple(args.get("prompt") or args["text"])) for step, args in told}
-    assert asked == {
-        *[(0, 0, (20, 21, 22)), (1, 1, (23, 24)), (2, 0, (20, 21, 22))],
-        *[(0, 0, tuple("abc")), (1, 1, tuple("de")), (2, 0, tuple("abc"))],
-    }
-    assert {step["contender"] for step, args in told if "text" in args} == {"wllama"}
-    assert "chat" not in of(outcomes, "nano-llama", "decode")[0]
-    found = Subject.of("real", real).long_prompt(10)
-    assert found == {"prompt": [20, 21, 22, 30, 31, 23, 24, 32, 20, 21], "text": "abckldemab"}
-    long = [step["args"] for step in of(outcomes, "real", "lengths") if step["length"] == 128]
-    assert {len(args.get("prompt") or args["text"]) for args in long} == {128}
-
-
-def test_wllama_plays_where_the_folder_has_a_file_for_it(real: Path) -> None:
-    outcomes = played(real, ["start", "decode", "lengths", "counters"])
-    plays = {(step["model"], step["section"]) for step in outcomes if step.get("contender") == "wllama"}
-    assert plays == {("real", "start"), ("real", "decode"), ("real", "lengths")}
-    assert contenders({"nano-llama": LLAMA}) == ["transformers_js"]
-    assert contenders({"nano-llama": LLAMA, "real": real}) == ["transformers_js", "wllama"]
-    assert contenders({"real": real}, ["wllama"]) == ["transformers_js"]
-
-
-def test_a_gguf_file_is_played_by_engines_that_read_one_and_its_prompts_are_words(real: Path) -> None:
-    steps = plan({"model.gguf": real / GGUF}, ["start", "decode", "lengths", "gpu", "counters"], HARDWARE, [], [])
-    assert {step["contender"] for step in steps if "contender" in step} == {"wllama", "capstan"}
-    given = [step["args"] for step in steps if "model" in step.get("args", {})]
-    assert {args["model"] for args in given} == {"model.gguf/model.gguf"}
-    assert not any("prompt" in args for args in given)
-    assert {len(args["text"].split()) for args in given if "text" in args} == set(HARDWARE.lengths)
-    assert contenders({"model.gguf": real / GGUF}) == ["wllama"]
-
-
-def test_every_reply_is_forced_on_every_way_of_computing_a_step(real: Path) -> None:
-    outcomes = played(real, ["agreement", "transcript"])
-    ways = [(step["row"], step["contender"], step["chat"]) for step in of(outcomes, "real", "agreement")]
-    assert ways == [
-        *[("fused", "capstan", 0), ("fused", "capstan", 1)],
-        *[("replayed", "capstan", 0), ("replayed", "capstan", 1)],
-        *[("eager", "eager", 0), ("eager", "eager", 1)],
-    ]
-    assert of(outcomes, "nano-llama", "agreement") == of(outcomes, "nano-llama", "transcript") == []
-    found = summarize(outcomes)["real"]["agreement"]
-    assert {way: row["top1"] for way, row in found.items()} == {"fused": 1.0, "replayed": 0.5, "eager": 0.0}
-    assert (found["eager"]["tokens"], found["eager"]["mean_divergence"]) == (4, 0.25)
-    assert found["fused"]["largest_divergence"] == 0.375
 
 
 def parted(outcomes: list[dict[str, Any]], row: str, place: int) -> list[dict[str, Any]]:
@@ -207,46 +153,3 @@ def test_of_what_is_bound_whole_the_part_that_is_used_is_counted() -> None:
     assert traffic("attention_join", [activation, ("logits", "io", 7)], 0.5) == 27
     assert traffic("a -> b", [("input ids", "io", 8), weight, ("b", "scratch", 16)], 0.1) == 24
     assert traffic("mask -> sum", [("mask", "io", 400), ("sum", "scratch", 4)], 0.25) == 104
-
-
-def report_of(folder: Path, tmp_path: Path) -> dict[str, Any]:
-    outcomes = played(folder, ["start", "decode", "agreement", "transcript"])
-    report: dict[str, Any] = {
-        "date": "2026-01-02T03:04:05+00:00",
-        "command": "bench",
-        "adapter": {"vendor": "v", "architecture": "a", "description": "", "software": False},
-        "gpu": "GPU",
-        "browser": "Chromium 1",
-        "measured": asdict(HARDWARE),
-    }
-    subjects = {"nano-llama": Subject.of("nano-llama", LLAMA), "real": Subject.of("real", folder)}
-    # The real model is measured last here, and shown first.
-    outcomes.sort(key=lambda step: step["model"])
-    assert write(tmp_path / "out.json", report, subjects, [], outcomes, [])
-    written: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    return written
-
-
-def test_reports_show_agreement_transcripts_and_where_engines_part(real: Path, tmp_path: Path) -> None:
-    report = report_of(real, tmp_path)
-    assert [chat["text"] for chat in report["transcripts"]["real"]] == ["an <answer>"] * 2
-    for made in (page(report), table(report)):
-        assert "100.0 %" in made
-        assert "9 became 4" in made
-    assert "an &lt;answer&gt;" in page(report)
-
-
-def test_the_readme_shows_the_real_model_first_and_how_near_it_is_to_float32(real: Path, tmp_path: Path) -> None:
-    report = report_of(real, tmp_path)
-    assert list(report["summary"]) == ["nano-llama", "real"]
-    older = {**report, "float32": {}, "summary": {"other": {"decode": {}, "ratios": {}}}}
-    (tmp_path / "a.json").write_text(json.dumps(older))
-    text = with_table(f"{BEGIN}{END}", {"a.json": tmp_path / "a.json", "b.json": tmp_path / "out.json"})
-    assert text.index("[b.json]") < text.index("[a.json]")
-    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
-    assert rows.index("real") < rows.index("nano-llama") < rows.index("other")
-    decode = next(line for line in text.splitlines() if line.startswith("| real"))
-    assert [cell.strip() for cell in decode.split("|")[2:-1]] == ["2.00"] * 5 + ["1.0"]
-    assert "| real, 4 forced tokens against float32" in text
-    assert "| Capstan's kernels" in text
-    assert "| wllama" not in text[text.index("[a.json]") :]

@@ -116,10 +116,14 @@ def test_the_packages_own_page_comes_before_an_apps(monkeypatch: pytest.MonkeyPa
     assert find_site(environ={}) == app, "a test of an app takes the app's"
     shutil.rmtree(app)
     assert find_site(environ={}) == packaged
-    monkeypatch.setenv("CAPSTAN_SITE", str(page(tmp_path / "named")))
-    assert INSTALLED.site() == tmp_path / "named"
+    named = page(tmp_path / "named")
+    assert find_site(named, {"CAPSTAN_SITE": str(app)}) == named
+    monkeypatch.setenv("CAPSTAN_SITE", str(named))
+    assert INSTALLED.site() == named
     with pytest.raises(SiteError, match="CAPSTAN_SITE=/nowhere has no"):
         find_site(environ={"CAPSTAN_SITE": "/nowhere"})
+    with pytest.raises(SiteError, match="site=/nowhere has no"):
+        find_site(Path("/nowhere"), {})
 
 
 def test_a_machine_without_a_browser_has_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -65,19 +65,3 @@ def test_one_case_in_n_runs_by_default(tmp_path: Path, arguments: list[str], exp
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == expected, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "units", "browsers"), [("--default", USUAL, []), ("--all", ALL, USUAL), ("--extended", ALL, ALL)]
-)
-def test_each_option_has_more_tests(tmp_path: Path, option: str, units: list[str], browsers: list[str]) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    for folder in ("unit", "browser"):
-        (tmp_path / "tests" / folder).mkdir(parents=True)
-        (tmp_path / f"tests/{folder}/test_it_{folder}.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", option]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    found = [line for line in done.stdout.splitlines() if "::" in line]
-    expected = [f"tests/browser/test_it_browser.py::{name}" for name in browsers]
-    expected += [f"tests/unit/test_it_unit.py::{name}" for name in units]
-    assert found == expected, done.stdout + done.stderr

@@ -11,7 +11,7 @@ import pytest
 from buildtools import ROOT
 from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.checkout import Checkout
-from tests.mutations.main import chosen, main, try_all
+from tests.mutations.main import chosen, try_all
 from tests.mutations.mutation import Mutation, MutationError
 
 ROOMS = (
@@ -94,16 +94,6 @@ def test_a_set_up_in_the_copy_leaves_what_is_installed_alone(root: Path, tmp_pat
     assert (copy / "node_modules/esbuild/index.js").read_text() == "installed"
 
 
-def test_faults_that_are_all_found_end_well(root: Path, tmp_path: Path) -> None:
-    assert try_all([KILLED], root, tmp_path / "copy") == 0
-
-
-def test_a_test_that_fails_without_a_fault_proves_nothing(root: Path, tmp_path: Path) -> None:
-    (root / "product.py").write_text(PRODUCT.replace("sum(numbers)", "sum(numbers) + 1"))
-    with pytest.raises(MutationError, match="test_numbers_are_added fails without a fault"):
-        try_all([SURVIVOR], root, tmp_path / "copy")
-
-
 @pytest.mark.parametrize(
     ("each", "told"),
     [
@@ -124,10 +114,3 @@ def test_faults_are_chosen_by_name_or_pattern() -> None:
     assert chosen(["sum.*"], [KILLED, SURVIVOR]) == [KILLED]
     with pytest.raises(MutationError, match=r"no mutation is named 'sun': --list names them"):
         chosen(["sum.lost", "sun"], [KILLED, SURVIVOR])
-
-
-def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == [each.name for each in MUTATIONS]
-    assert main(["nothing.of.this.name"]) == 2

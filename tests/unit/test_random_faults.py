@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildtools import ROOT
 from tests.mutations.matrix import DATA, shares
-from tests.mutations.sampling import RandomFault, python_faults, sampled, text_faults
+from tests.mutations.sampling import RandomFault, python_faults, text_faults
 
 PYTHON = b'''"""Of these 3 nothing changes."""
 
@@ -71,23 +71,6 @@ def test_changes_of_wgsl_are_outside_of_comments_and_texts() -> None:
         ("flag", "true", "false"),
         ("statement", "store(n);", ";"),
     }
-
-
-def test_a_change_keeps_the_numbers_of_the_lines_behind_it() -> None:
-    source = b"def f():\n    call(\n        1,\n    )\n    return 2\n"
-    for fault in python_faults("m.py", source):
-        assert fault.mutated(source).count(b"\n") == source.count(b"\n"), fault
-
-
-def test_a_seed_has_its_faults_and_long_files_have_more(tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_bytes(b"".join(b"def f%d(a):\n    return a + 1\n" % n for n in range(90)))
-    (tmp_path / "short.py").write_bytes(b"def f(a):\n    return a + 1\n")
-    files = ["long.py", "short.py"]
-    first, again, other = (sampled(tmp_path, files, 40, seed, python_faults) for seed in (1, 1, 2))
-    assert first == again != other
-    assert len(set(first)) == 40
-    assert sum(fault.file == "long.py" for fault in first) >= 37
-    assert len(sampled(tmp_path, ["short.py"], 9, 1, python_faults)) == 3
 
 
 MATRIX = """

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.soak.main import main, run
-from tests.soak.memory import LEAST_SAMPLES, MIB, Life, table
+from tests.soak.main import run
+from tests.soak.memory import MIB, Life
 from tests.soak.plans import Step, chat_of, oracle_actions, script_of, step_of
 from tests.soak.run import SoakError
 
@@ -21,12 +19,6 @@ def test_a_seed_gives_the_same_steps_and_another_one_gives_others() -> None:
     ]
     assert made[0] == made[1]
     assert all(one != other for one, other in zip(made[0], made[2], strict=True))
-
-
-def test_processes_end_only_where_they_may() -> None:
-    quiet = {step_of(1, number, False).fault for number in range(STEPS)}
-    assert quiet == {"nothing", "destroy", "twice"}
-    assert {step_of(1, number, True).fault for number in range(STEPS)} == quiet | {"gpu", "worker", "reload"}
 
 
 def test_the_oracle_is_given_the_lengths_that_were_rewound_to() -> None:
@@ -46,11 +38,6 @@ def test_memory_that_comes_at_first_is_flat_and_what_goes_on_growing_is_not() ->
     assert life(*small, *[115.0] * 5).flat
     assert not life(*small, *[117.0] * 5).flat
     assert not Life(Life.COUNT, 1, [(number, 50_000 + 500 * number) for number in range(15)]).flat
-
-
-def test_a_short_life_is_not_judged() -> None:
-    assert not life(*range(LEAST_SAMPLES - 1)).judged
-    assert life(*range(LEAST_SAMPLES)).judged
 
 
 class Work:
@@ -81,28 +68,3 @@ def test_a_failed_step_is_told_with_how_to_repeat_it() -> None:
         0,
     )
     assert again.last == step_of(5, 3, True)
-
-
-@pytest.mark.parametrize(("flat", "told"), [(None, "memory was not judged"), (True, ""), (False, "")])
-def test_a_soak_that_was_too_short_to_judge_memory_says_so(
-    flat: bool | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [] if flat is None else table([life(*[500 if flat else 20 * number for number in range(15)])])
-    report: dict[str, Any] = dict.fromkeys(("date", "machine", "adapter", "minutes", "seed", "steps"), 1)
-    report |= {"versions": {}, "counts": {}, "failure": None, "memory": rows, "flat": flat}
-    monkeypatch.setattr("tests.soak.main.soak", lambda *given: report)
-    assert main(["1"]) == (0 if flat else 1)
-    shown = capsys.readouterr().out
-    assert told in shown
-    assert ("not judged" in shown) == (flat is None)
-    assert ("GROWS" in shown) == (flat is False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"), [(["0"], "MINUTES is 0; it must be above 0"), (["1", "--ends"], "give --step K")]
-)
-def test_wrong_arguments_are_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
