@@ -1,4 +1,4 @@
-"""The code behind `build.py`. The modules that set up the environment import the standard library only."""
+"""The code after `build.py`. The modules that set up the environment import the standard library only."""
 
 import sys
 from pathlib import Path

@@ -113,7 +113,7 @@ class SearchRow:
         return camel(self.parameter)
 
     def field(self, name: str, type: str) -> str:
-        """The field of an interface, behind what the command line says of it."""
+        """The field of an interface, after what the command line says of it."""
         about = re.sub(rf"\b{self.metavar}\b", f"`{name}`", self.help[:1].upper() + self.help[1:])
         return f"{comment(f'{about}.')}{name}?: {type};"
 

@@ -32,7 +32,7 @@ def block(fields: list[str]) -> str:
 
 
 def documented(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str | None]]:
-    """The fields of a class, each with the text behind it."""
+    """The fields of a class, each with the text after it."""
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign):
             told = after.value if isinstance(after, ast.Expr) else None

@@ -88,7 +88,7 @@ def request_types(table: str, *options: str) -> str:
 
 
 def interface_of(table: ast.ClassDef) -> str:
-    """The interface of a TypedDict, its fields behind their comments. A field of one with `total=False` may be null."""
+    """The interface of a TypedDict, its fields after their comments. A field of one with `total=False` may be null."""
     bases = [base for base in map(ast.unparse, table.bases) if base != "TypedDict"]
     fields = []
     for node, about in documented(table.body):

@@ -253,7 +253,7 @@ def declare_types(target: Path) -> None:
     run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
     target.mkdir(parents=True)
     names = ["capstan", *BESIDE]
-    # Those that are named on the way are behind them in the list.
+    # Those that are named on the way are after them in the list.
     for name in names:
         declared = next(made.rglob(f"web/src/*/{name}.d.ts")).read_text(encoding="utf-8")
         beside = r"""((?:from|import\(|import) ?["'])\.(?:/|\./\w+/)(\w+)(?=["'])"""

@@ -174,7 +174,7 @@ class ActiveAdapters:
     """The combinations of several adapters."""
 
     def add(self, adapters: Adapters, name: str, before: Sequence[int]) -> None:
-        """One more from the tokens on that are behind `before`, by row. OptionError for an unknown name, or adapters of
+        """One more from the tokens on that are after `before`, by row. OptionError for an unknown name, or adapters of
         another Adapters than before."""
         if self.container is not None and self.container is not adapters:
             raise OptionError(

@@ -241,7 +241,7 @@ def configured_pooling(files: Mapping[str, str]) -> str | None:
 
 
 def has_dense(files: Mapping[str, str]) -> bool:
-    """Whether modules.json names a layer behind the pooling."""
+    """Whether modules.json names a layer after the pooling."""
     if "modules.json" not in files:
         return False
     try:

@@ -22,7 +22,7 @@ const THEME = "capstan-theme";
 const theme = element("theme", HTMLSelectElement);
 const share = element("share", HTMLButtonElement);
 
-// Events of a start that an answer waits for, or is behind, would hide the text that the user should read.
+// Events of a start that an answer waits for, or is after, would hide the text that the user should read.
 const engine: Engine = new Engine((event) => chat.busy || running.tell(event), expectedModel);
 const running: Running = new Running(engine);
 const { chat } = running;

@@ -21,7 +21,7 @@ export class Engine {
   start(signal?: AbortSignal): Promise<Client> {
     if (!this.worker) {
       const expected = this.expected();
-      // Later ones take place behind what is to be read of the run that ended the worker before.
+      // Later ones take place after what is to be read of the run that ended the worker before.
       let telling = this.starts++ === 0;
       const onEvent = (event: CapstanEvent, id: number): void => {
         if (event.kind === "restarted") this.loaded = this.defined = null;

@@ -160,7 +160,7 @@ function shown(field: Field): string {
     : field.value;
 }
 
-/** The page's address with every setting that is not the usual one, behind a # so that no server sees it. */
+/** The page's address with every setting that is not the usual one, after a # so that no server sees it. */
 export function addressOfSettings(withPrompt: string | null): string {
   const given = new URLSearchParams();
   for (const field of fields()) {

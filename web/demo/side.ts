@@ -27,7 +27,7 @@ export function watchSide(): void {
   element("side-close", HTMLButtonElement).addEventListener("click", hideSide);
   for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#options"]'))
     link.addEventListener("click", (event) => {
-      // The part of the address behind # holds the settings.
+      // The part of the address after # holds the settings.
       event.preventDefault();
       showSide();
       const options = element("options", HTMLElement);

@@ -21,7 +21,7 @@ __all__ = ["Generator"]
 
 
 class Generator:
-    """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator behind it.
+    """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator that it wraps.
 
     As in the native package, `is_done` turns true when a token was generated that ends the sequence; after an
     end-of-sequence token `generate_next_token` gives padding, at max_length it raises. After `rewind_to(n)` the first

@@ -16,7 +16,7 @@ NAMES = {"webgpu": "WebGPU", "wasm": "CPU", "reference": "CPU"}
 
 
 class Model:
-    """The model of a folder's path or of a Config. `capstan` is the capstan.Model behind it.
+    """The model of a folder's path or of a Config. `capstan` is the capstan.Model that it wraps.
 
     A model that is dropped is freed, as in the native package; `model.capstan.close()` frees it now.
     """
@@ -46,7 +46,7 @@ class Model:
 
 
 class Adapters:
-    """LoRA adapters of a model, from `.onnx_adapter` files. `capstan` is the capstan.Adapters behind it.
+    """LoRA adapters of a model, from `.onnx_adapter` files. `capstan` is the capstan.Adapters that it wraps.
 
     Unlike in the native package, an adapter that does not fit the model is refused when it is loaded.
     """

@@ -41,7 +41,7 @@ class Tokenizer:
         return as_array(ids, "int32", [len(ids)])
 
     def encode_batch(self, texts: Sequence[str], /) -> Tensor:
-        """Token ids of several texts, int32 [texts, tokens], shorter ones padded behind with `pad_token_id`."""
+        """Token ids of several texts, int32 [texts, tokens], shorter ones padded at the end with `pad_token_id`."""
         return encoded_batch(self._tokenizer, texts, self.pad_token_id)
 
     def decode(self, tokens: Any, /) -> str:
@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def eot_token_id(self) -> int:
-        """The token behind tool calls. ConfigError: Capstan reads none."""
+        """The token after tool calls. ConfigError: Capstan reads none."""
         return defined("eot_token_id", None)
 
     @property
@@ -91,7 +91,7 @@ class Tokenizer:
 
     @property
     def eor_token_id(self) -> int:
-        """The token behind reasoning. ConfigError: Capstan reads none."""
+        """The token after reasoning. ConfigError: Capstan reads none."""
         return defined("eor_token_id", None)
 
     def apply_chat_template(

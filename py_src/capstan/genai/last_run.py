@@ -177,7 +177,7 @@ class LastRun:
         return of_bytes(b"".join(part.data for part in parts), first.dtype, (self._rows, *first.dims[1:]))
 
     def _row_carried(self, row: int, name: str, length: int) -> CarriedTensor:
-        """That of a row; the cache has zeros at padding, and behind it where it is shown as a whole."""
+        """That of a row; the cache has zeros at padding, and after it where it is shown as a whole."""
         tokens, places = self._run_tokens(row)
         places = [place for place in places if place < length]
         tensor = self._wait(self._replay(row).carried(tokens[: len(places)], name))

@@ -45,7 +45,7 @@ def checked_text(text: str) -> str:
 
 
 def encoded_batch(tokenizer: capstan_tokenizer.Tokenizer, texts: Sequence[str], pad: int) -> Tensor:
-    """Token ids of several texts, int32 [texts, tokens], shorter ones padded behind."""
+    """Token ids of several texts, int32 [texts, tokens], shorter ones padded at the end."""
     rows = [tokenizer.encode(checked_text(text)) for text in texts]
     if not rows:
         raise OptionError("encode_batch: there are no texts; give at least one")

@@ -219,7 +219,7 @@ class RowLoop(DecodeLoop):
 
     async def ready_for_prompt(self) -> RowDecoder:
         """The decoder, of which nothing is under way, with the factors of the sequences' length; recorded, where a
-        prompt is so long that a recording behind it, which has it computed twice, would take longer than its first
+        prompt is so long that a recording after it, which has it computed twice, would take longer than its first
         token may wait."""
         await self.flight.drain()
         self.counts.end(self.decoder)

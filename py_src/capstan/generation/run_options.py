@@ -133,4 +133,4 @@ class CallOptions(TypedDict, total=False):
     """The names of tools one of which the answer has to call, in place of a grammar; by default it is the model's
     choice."""
     most_calls: int | None
-    """Calls behind so many stay in the answer's text; by default there is no limit."""
+    """Calls after so many stay in the answer's text; by default there is no limit."""

@@ -22,7 +22,7 @@
     data_ends(model)                  the data files of any graph, and how many bytes it needs of each
     prepared(model)                   any graph, before its weights are taken apart:
     kept_tensors(model)               those that stay initializers, with why; make_inline(tensor, data) keeps one
-    spliced_embedding.spliced_embedding(...)  a decoder behind its embedding graph, with features of pictures in places;
+    spliced_embedding.spliced_embedding(...)  a decoder after its embedding graph, with features of pictures in places;
                                       without_places(model) leaves these out, with_places(model, placing) puts them back
     speech_decoder(model, ...)        a decoder of speech gets the inputs of a text decoder, a mask and positions
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention

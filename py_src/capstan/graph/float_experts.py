@@ -23,7 +23,7 @@ __all__ = ["float_experts"]
 INPUTS = (0, 1, 2, 4, 5, 7)
 """The inputs of QMoE in the order of MoE: all but the scales."""
 WEIGHTS = (2, 5)
-"""The quants of each product; behind them come their scales."""
+"""The quants of each product; after them come their scales."""
 PACKED_ONLY = ("expert_weight_bits", "block_size")
 
 

@@ -1,6 +1,6 @@
 """q, k and v of an attention from one product instead of three.
 
-Rows of weights are what MatMulNBits nodes hold one behind the other, so that three nodes over the same input are one
+Rows of weights are what MatMulNBits nodes hold one after the other, so that three nodes over the same input are one
 whose weights, scales and zero points are theirs in a row. The weights of MatMul nodes are put beside one another. Bytes
 change their places alone, and each output is computed as before.
 """
@@ -244,7 +244,7 @@ class Joiner:
 
 
 def together(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
-    """Tensors one behind the other along their first axis; None if they differ in more than that, or if their bytes are
+    """Tensors one after the other along their first axis; None if they differ in more than that, or if their bytes are
     neither in model.onnx nor in one file."""
     first = tensors[0]
     if len({(tensor.data_type, tuple(tensor.dims[1:]), len(tensor.dims) > 0) for tensor in tensors}) != 1:

@@ -117,7 +117,7 @@ def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], st
 
 
 def parts_beside(wiring: Wiring, node: NodeProto) -> list[NodeProto]:
-    """The products by weights of one input whose results a node puts behind one another, in graph order; none for
+    """The products by weights of one input whose results a node puts one after another, in graph order; none for
     another node."""
     found = [product for name in node.input if (product := wiring.producer.get(name)) is not None]
     parts = node.op_type == "Concat" and len(found) == len(node.input) and len({each.input[0] for each in found}) == 1
@@ -156,7 +156,7 @@ def every_position(model: ModelProto) -> ModelProto:
         del node.input[1:]
         node.op_type = "Identity"
     for value in [*graph.value_info, *graph.output] if cuts else ():
-        # Those behind the Slice were told to have one position.
+        # Those after the Slice were told to have one position.
         shape = value.type.tensor_type.shape.dim
         if len(shape) == 3 and shape[1].dim_value == 1:
             shape[1].Clear()

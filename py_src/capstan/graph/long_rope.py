@@ -5,7 +5,7 @@ the keys in the cache too. Exports have both tables, and leave the choice to the
 cache's capacity, or to the execution provider, which chooses run by run:
 
     attention_mask -> Shape -> ... -> Greater(original length) -> If -> cos_cache, sin_cache
-    cos_cache, sin_cache: the long rows behind the short ones, from multiRotaryCacheConcatOffset on
+    cos_cache, sin_cache: the long rows after the short ones, from multiRotaryCacheConcatOffset on
 
 Here the tables become inputs of the graph, of which each sequence has its own: its length says what is in them. Their
 rows are in a file, or branches of the If compute them (rotary_nodes.py).
@@ -78,7 +78,7 @@ class Choice:
     name: str
     original: int
     node: NodeProto | None
-    """The If that chooses, None where the tensor has the long rows behind the short ones."""
+    """The If that chooses, None where the tensor has the long rows after the short ones."""
     short: TensorProto | ComputedRows
     long: TensorProto | ComputedRows
     """The same tensor as `short` without a node."""
@@ -181,7 +181,7 @@ def leave_out(graph: GraphProto, choices: list[Choice]) -> None:
 
 
 def parted(whole: TableRows, original: int) -> tuple[TableRows, TableRows]:
-    """The short rows of a table and the long ones behind them."""
+    """The short rows of a table and the long ones after them."""
     cut = original * (whole.length // whole.rows)
     long = TableRows(whole.location, whole.offset + cut, whole.length - cut, whole.rows - original)
     return TableRows(whole.location, whole.offset, cut, original), long

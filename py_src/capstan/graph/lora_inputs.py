@@ -116,7 +116,7 @@ def lora_inputs(
     the defaults that `lora_defaults` lists, without which those are not known.
 
     Inputs with a default and without a free size are also weights of older exports, which list all of them as inputs:
-    they are taken if two of them are multiplied one behind the other, as A and B are, or if "lora" is in their names.
+    they are taken if two of them are multiplied one after the other, as A and B are, or if "lora" is in their names.
 
     Raises ModelFileError for a default that has another shape than its input.
     """

@@ -4,7 +4,7 @@
     decoder_model_merged:  If(use_cache_branch, the decoder over caches, the decoder that makes them)
 
 The branch over caches is the decoder. Keys and values of the encoder's output, which the other branch makes, are made
-behind the encoder. Attention, norms and activations become one operator each, and positions the rows of a table from
+after the encoder. Attention, norms and activations become one operator each, and positions the rows of a table from
 the length of the caches on, as `speech_decoder` reads them.
 """
 

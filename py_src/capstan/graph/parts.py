@@ -86,7 +86,7 @@ class Unpack:
     block: int = 1
     """Elements of a row of the tensor for one of the buffer: those that share a scale and a minimum."""
     halves: int = 0
-    """Rows of an attention head whose file has the two halves of the rows in turn and whose buffer has one half behind
+    """Rows of an attention head whose file has the two halves of the rows in turn and whose buffer has one half after
     the other; 0 for rows that stay."""
     shift: int = 0
     """The q that becomes zero, of a type with minima."""
@@ -131,15 +131,15 @@ class Angles:
 
 Change = Turn | Beside | Narrow | Unpack | Angles
 """A way to rearrange a part. `made(length)` is the bytes in the buffer of a part of `length` bytes, `step(length)` how
-far behind its start the next part starts."""
+far after its start the next part starts."""
 
 CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow, Unpack, Angles)}
 
 
 @dataclass(frozen=True)
 class Part:
-    """`length` bytes at `offset` of a file, as they are or rearranged. In the buffer they are behind the part before,
-    or each of their rows is behind that part's."""
+    """`length` bytes at `offset` of a file, as they are or rearranged. In the buffer they are after the part before,
+    or each of their rows is after that part's."""
 
     offset: int
     length: int

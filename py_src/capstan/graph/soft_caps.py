@@ -7,7 +7,7 @@ the caches, without the cap, and computes its result beside it, from the same q 
 
     q -> (Slice, RotaryEmbedding) -> Mul by scale / cap -> [kv heads, group, tokens, head]
     present keys -> Slice, Transpose -> MatMul -> Tanh -> Mul by cap -> Add (-inf where a position is out of sight)
-    present values -> Slice, Transpose -> MatMul behind Softmax -> the node's result
+    present values -> Slice, Transpose -> MatMul after Softmax -> the node's result
 
 Without a cap there is no Tanh, and no product with the cap. A node that writes no caches goes.
 Scores are materialised: [heads, tokens, total length], of which the estimate of activations knows.

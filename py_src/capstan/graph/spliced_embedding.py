@@ -41,7 +41,7 @@ LEAST_OPSET = 13
 
 
 def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: EmbeddingNames) -> ModelProto:
-    """The decoder behind the embedding graph. Raises UnsupportedModelError for graphs that do not fit together, and for
+    """The decoder after the embedding graph. Raises UnsupportedModelError for graphs that do not fit together, and for
     an embedding graph that is not understood."""
     source, made = copied(embedding), copied(decoder)
     target = input_of(made, names.target, "the decoder")

@@ -21,7 +21,7 @@ from .wiring import attribute, copy_of, delete
 __all__ = ["SplitCache", "parts_that_fit", "split_caches", "whole_because"]
 
 PAST_KEY, PAST_VALUE, LAST_SHARED = 3, 4, 9
-"""Inputs of GroupQueryAttention. Those behind the last one differ from head to head: a bias, sinks."""
+"""Inputs of GroupQueryAttention. Those after the last one differ from head to head: a bias, sinks."""
 HEADS = 1
 """The index of a cache's heads among its dimensions."""
 

@@ -305,7 +305,7 @@ class Splitter:
         return self.made[key]
 
     def beside(self, gone: Sequence[NodeProto], nodes: list[NodeProto], results: Sequence[str], output: str) -> None:
-        """Put `nodes` in the place of `gone`, and their results behind one another."""
+        """Put `nodes` in the place of `gone`, and their results one after another."""
         name = fresh_name(self.graph, f"{gone[0].name or gone[0].output[0]}_beside")
         concat = new_node("Concat", results, [output], name=name, axis=-1)
         self.replace(gone, [*nodes, concat], output)

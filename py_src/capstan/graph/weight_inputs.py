@@ -90,7 +90,7 @@ class WeightEntry:
 
     @property
     def end(self) -> int:
-        """The offset in the file behind its last piece."""
+        """The offset in the file after its last piece."""
         return max(part.offset + part.length for part in self.pieces)
 
 

@@ -1,6 +1,6 @@
 """Attention of speech models in primitive operations, as Optimum exports it, rewritten to MultiHeadAttention.
 
-    q, k, v products -> Reshape -> Transpose, those of a cache behind it: Concat(past, k), Concat(past, v)
+    q, k, v products -> Reshape -> Transpose, those of a cache after it: Concat(past, k), Concat(past, v)
     MatMul(q, k transposed) -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose -> Reshape
 
 Older exports put rows and heads into one dimension on the way, and have no mask over caches: they were traced with one

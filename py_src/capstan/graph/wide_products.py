@@ -6,7 +6,7 @@ onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it brin
 which takes ten times as long as reading them as floats (benches/NOTES.md). V is made while a model loads
 (web/src/worker/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
 
-Products in float16 get a Cast before and one behind: the provider's own kernel computes them in float32, too, and there
+Products in float16 get a Cast before and one after: the provider's own kernel computes them in float32, too, and there
 is none of a product by float16.
 """
 

@@ -154,7 +154,7 @@ class Lane:
         """The ends of the slices that hold the last one, and its own."""
 
     def takes(self, later: Slice) -> bool:
-        """Whether a slice that does not begin earlier fits behind the last one or into it."""
+        """Whether a slice that does not begin earlier fits after the last one or into it."""
         while self._ends and self._ends[-1] <= later.begin:
             self._ends.pop()
         return not self._ends or later.end <= self._ends[-1]

@@ -18,7 +18,7 @@ __all__ = ["open_beside", "read_beside"]
 async def read_beside(
     host: Host, folder: str, config: GenaiConfig, graphs: Mapping[str, bytes], keep: bool
 ) -> dict[str, bytes]:
-    """The graphs of a model that sees, its decoder behind the embedding graph. Raises ModelFileError,
+    """The graphs of a model that sees, its decoder after the embedding graph. Raises ModelFileError,
     UnsupportedModelError."""
     about, found = config.vision, dict(graphs)
     assert about is not None

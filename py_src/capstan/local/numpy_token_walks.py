@@ -36,7 +36,7 @@ class LocalTokenWalks:
         lengths = np.diff(starts)
         self.levels: list[Level] = []
         self.nodes: Integers = np.zeros(len(lengths), np.int64)
-        """The index of each token's result among those of all levels behind one another; 0, the root's, without
+        """The index of each token's result among those of all levels one after another; 0, the root's, without
         bytes."""
         within, total = np.zeros(len(lengths), np.int64), 1
         for depth in count():

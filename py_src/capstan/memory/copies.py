@@ -31,7 +31,7 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
     """The steps, for one submit, that copy each source to its destination of the same length, in order.
 
     Each pair behaves as if its source were read before its destination is written. Adjacent copies are joined into one
-    step. The device makes buffers of whole words, so the padding behind a buffer's end may be read and overwritten.
+    step. The device makes buffers of whole words, so the padding after a buffer's end may be read and overwritten.
     Raises MemoryTypeError for memory that no copy can use so.
     """
     kept: list[tuple[DeviceSpan, DeviceSpan]] = []

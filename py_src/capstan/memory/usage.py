@@ -92,7 +92,7 @@ def usage_of(memory: MemoryInfo) -> Usage:
 
 
 def in_words(span: DeviceSpan) -> bool:
-    """Whether the span is of whole words; a buffer's last word may be completed by the padding behind its end."""
+    """Whether the span is of whole words; a buffer's last word may be completed by the padding after its end."""
     ends = span.length % WORD == 0 or span.offset + span.length == span.buffer.size
     return span.offset % WORD == 0 and ends
 

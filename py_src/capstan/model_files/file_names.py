@@ -11,7 +11,7 @@ __all__ = ["MOST_CHARACTERS", "address_of", "folder_address", "gguf_address", "i
 MOST_CHARACTERS = 1024
 """The longest name."""
 DOWNLOAD = "download=true"
-"""The query that hubs put behind the address of a file; it changes nothing of the answer's bytes."""
+"""The query that hubs put after the address of a file; it changes nothing of the answer's bytes."""
 DECODINGS = 4
 """How often a name may be percent-encoded over and over; servers decode once, some twice."""
 
@@ -80,7 +80,7 @@ def gguf_address(url: str) -> tuple[str, str] | None:
 
 def folder_address(url: str) -> str:
     """A model folder's URL, ending in a slash. Raises OptionError, without showing what may be secret, for a query or
-    credentials: the names of files are put behind the URL, and it is kept with what is stored."""
+    credentials: the names of files are put after the URL, and it is kept with what is stored."""
     shown = repr(url.split("?")[0].split("#")[0].rpartition("@")[2][:100])
     if "?" in url or "#" in url:
         raise OptionError(f"a model's path is {shown} with a query or fragment; give the folder's address without")

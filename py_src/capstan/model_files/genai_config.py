@@ -200,7 +200,7 @@ ENCODER = "encoder"
 VISION, EMBEDDING = "vision", "embedding"
 """The names of the graph that is run once over a picture, and of the one that makes embeddings of ids."""
 FEATURES, PLACES = "capstan.features", "capstan.places"
-"""Inputs of a decoder behind an embedding graph: features of pictures [rows, hidden], and for each position the row
+"""Inputs of a decoder after an embedding graph: features of pictures [rows, hidden], and for each position the row
 that is placed there, or -1."""
 
 

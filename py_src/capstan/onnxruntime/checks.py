@@ -74,7 +74,7 @@ def check_held(kind: str, name: str, dtype: str, session: DeviceSession) -> None
 
 
 def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> None:
-    """Raise BufferMismatchError if writing an output, in whole words, would write what is behind its span."""
+    """Raise BufferMismatchError if writing an output, in whole words, would write what is after its span."""
     size = byte_count(dtype, dims)
     if size % 4 and span.offset + span.length < span.buffer.size:
         raise BufferMismatchError(

@@ -138,10 +138,10 @@ class IOBinding:
         self.results.clear()
 
     def synchronize_inputs(self) -> None:
-        """Nothing to do: a run is queued behind the copies of its inputs, on the same queue."""
+        """Nothing to do: a run is queued after the copies of its inputs, on the same queue."""
 
     def synchronize_outputs(self) -> None:
-        """Nothing to do: reading a result is queued behind the run; results bound to 'cpu' are there after the run."""
+        """Nothing to do: reading a result is queued after the run; results bound to 'cpu' are there after the run."""
 
     def get_outputs(self) -> list[OrtValue]:
         """The results of the last run, in the order in which outputs were bound."""

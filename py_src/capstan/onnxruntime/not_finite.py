@@ -94,7 +94,7 @@ def not_finite_outputs(
         bad = {each: sum(counts(found)) for each, found in read.items() if found is not None}
         inputs = {each: count for each, count in bad.items() if count}
         layer = layer_of(node)
-        # The norm behind the last layer is numbered as if it were in another one.
+        # The norm after the last layer is numbered as if it were in another one.
         within = layer if layer is not None and layer < layers else None
         yield NotFinite(node.name, node.op_type, within, name, tuple(value.dims), nan, above, below, inputs)
 

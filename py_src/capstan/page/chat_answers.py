@@ -63,7 +63,7 @@ def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
 def answer_stream(
     tokenizer: Tokenizer, request: ChatRequest, prompt: str, ids: Sequence[int], stops: Sequence[str]
 ) -> AnswerStream:
-    """The reader of the answer behind a rendered prompt, which has these ids."""
+    """The reader of the answer after a rendered prompt, which has these ids."""
     forced, guidance = request.get("called") is not None, request.get("guidance")
     return AnswerStream(
         tokenizer,

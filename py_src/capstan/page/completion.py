@@ -131,7 +131,7 @@ def require_one_sequence(params: GeneratorParams) -> None:
 
 
 def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> str:
-    """Set max_length: `most`, or what `new_tokens` behind the prompt make if that is less, within the model's context.
+    """Set max_length: `most`, or what `new_tokens` after the prompt make if that is less, within the model's context.
     Returns the reason to finish there: 'length', or 'max_new_tokens' if there was room for more. Raises PromptError,
     OptionError."""
     context = model.config.context_length

@@ -143,7 +143,7 @@ class TokenizerRequest(ModelRequest, TemplateOptions):
 
 class ScoredSequence(TypedDict):
     """Tokens to be scored and what is before them: `token_ids` behind `context_ids`, or a `text` behind a `context`,
-    which are tokenized as one. A text without a context is behind the token with which the model's texts begin."""
+    which are tokenized as one. A text without a context is after the token with which the model's texts begin."""
 
     context_ids: NotRequired[list[int] | None]
     token_ids: NotRequired[list[int] | None]

@@ -1,4 +1,4 @@
-"""Scores given texts or tokens for the page: how probable each is behind its context."""
+"""Scores given texts or tokens for the page: how probable each is after its context."""
 
 from __future__ import annotations
 

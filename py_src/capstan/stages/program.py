@@ -27,7 +27,7 @@ class SamplerProgram:
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
     (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], what a stage
-    has for itself, the drafts of a step, and the sequence's ids [capacity] behind the number of its tokens that the
+    has for itself, the drafts of a step, and the sequence's ids [capacity] after the number of its tokens that the
     model was not given (padding); each only where a stage or drafting asks. The host sets a row when its sequence was
     changed from outside, and the mask before each pick unless the pass `constrain` does; picks add to it.
     """

@@ -37,7 +37,7 @@ class Row:
     tokens: Sequence[int] = ()
     """The sequence, prompt and generated; may be left out if no active stage has `counts` or `sequence`."""
     prompt: int = 0
-    """How many of them are the prompt: those behind were picked since tokens were last appended."""
+    """How many of them are the prompt: those after were picked since tokens were last appended."""
     allowed: bytes = b""
     """A bit for each token that can be picked, in u32 words; may be left out if no active stage has `allowed`."""
 

@@ -41,7 +41,7 @@ class AnswerFormat:
     thinking: tuple[str, str] = ("<think>", "</think>")
     """The marks around reasoning."""
     thinks_anywhere: bool = False
-    """Whether reasoning may come behind other text, too."""
+    """Whether reasoning may come after other text, too."""
     channels: bool = False
     """Whether an answer is a series of messages in channels, as gpt-oss writes."""
 

@@ -25,7 +25,7 @@ SLACK = 16
 HEADER = re.compile(r"(?:<\|start\|>assistant)?((?:(?!<\|(?:message|end|start)\|>)[\s\S])*)<\|message\|>")
 """The head of a message in a channel."""
 BROKEN = re.compile(r"<\|(?:end|start)\|>")
-"""A mark that no head has behind its beginning."""
+"""A mark that no head has after its beginning."""
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.\-]+)")
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 STARTS = ("<|start|>assistant", "<|channel|>", " to=")
@@ -63,7 +63,7 @@ class AnswerReader:
         most: int | None = None,
     ) -> None:
         """`begun`: the prompt ended within the reasoning. `forced`: a grammar makes the answer a call, in the form of
-        the format or of ANY_MODEL. From the call behind `most` on they stay text."""
+        the format or of ANY_MODEL. From the call after `most` on they stay text."""
         self._form, self._begun, self._most = form, begun, most
         self._functions = functions_of(tools)
         self._readers: dict[str, Read] = dict(form.calls.opening) if tools and form.calls else {}
@@ -318,7 +318,7 @@ class AnswerReader:
         return True
 
     def _next_message(self, final: bool) -> bool:
-        """Behind a message."""
+        """After a message."""
         if not self._held:
             return False
         if not final and any(start.startswith(self._held) for start in STARTS):

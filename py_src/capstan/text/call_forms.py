@@ -49,7 +49,7 @@ class Call:
 
 
 Read = Callable[[Cursor, Functions], list[Call]]
-"""Reads the calls behind an opening mark. Raises MoreError, NoCallError."""
+"""Reads the calls after an opening mark. Raises MoreError, NoCallError."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class CallForm:
     """A form of calls. In its pieces NAME stands for the function's name."""
 
     opening: Mapping[str, Read]
-    """The reader of the calls behind each mark that begins them; "" where they are the whole answer."""
+    """The reader of the calls after each mark that begins them; "" where they are the whole answer."""
     before: tuple[str, ...]
     """The pieces from the beginning to the arguments."""
     after: tuple[str, ...] = ()
-    """Those behind the arguments."""
+    """Those after the arguments."""
     parameters: Parameters | None = None
     """None where the arguments are JSON."""
 
@@ -154,7 +154,7 @@ def tool_call_block(cursor: Cursor, functions: Functions) -> list[Call]:
 
 
 def function_block(cursor: Cursor, functions: Functions, *closing: str) -> list[Call]:
-    """Qwen's XML behind <function=."""
+    """Qwen's XML after <function=."""
     name, found = cursor.until(">").strip(), {}
     if "\n" in name or "<" in name:
         raise NoCallError
@@ -255,7 +255,7 @@ def gemma(cursor: Cursor, functions: Functions) -> list[Call]:
 
 
 def whole_answer(cursor: Cursor, functions: Functions) -> list[Call]:
-    """Calls that are the whole answer, one behind the other with semicolons between them."""
+    """Calls that are the whole answer, one after the other with semicolons between them."""
     calls = []
     while True:
         cursor.space()

@@ -27,7 +27,7 @@ MOST_REFERENCES = 20
 
 def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str, int], *, begun: bool) -> str:
     """The Lark grammar of one call of one of the functions. `special` are the ids of special tokens by their texts;
-    behind a prompt that ended within the reasoning (`begun`) the reasoning comes first. A function whose parameters
+    after a prompt that ended within the reasoning (`begun`) the reasoning comes first. A function whose parameters
     cannot be said in the family's own form is called in JSON (ANY_MODEL)."""
     lines: list[str] = []
     calls = []

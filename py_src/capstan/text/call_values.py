@@ -38,7 +38,7 @@ class MoreError(Exception):
 
 
 class NoCallError(Exception):
-    """The text is no call, whatever comes behind it."""
+    """The text is no call, whatever comes after it."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The libraries backtrack: where a repeated part can match one text in two ways, as in `(a+)+$`, the ways double with
 each character, and nothing can interrupt them. So expressions are looked at when a tokenizer is made. An expression's
 positions (its characters and sets) and what may follow each are a graph; it is ambiguous if two different walks along a
-loop, or from one loop to another, read the same text. That does harm only if it can still fail behind the loop.
+loop, or from one loop to another, read the same text. That does harm only if it can still fail after the loop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Part:
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
     final: set[int] = field(default_factory=set)
-    """The positions behind which nothing can fail any more."""
+    """The positions after which nothing can fail any more."""
     empty: int = 0
     """In how many ways it matches nothing."""
     always: bool = False
@@ -253,7 +253,7 @@ class Walks:
         return None
 
     def behind(self, position: int) -> set[int]:
-        """The positions that may come behind one, at any distance."""
+        """The positions that may come after one, at any distance."""
         found: set[int] = set()
         waiting = [position]
         while waiting:

@@ -68,7 +68,7 @@ class PythonSpelling:
         return _SPELLINGS.get(token, token)
 
     def _set(self, opening: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
-        """A set behind its opening; a private character for one in another set, or an intersection."""
+        """A set after its opening; a private character for one in another set, or an intersection."""
         if depth > MOST_WITHIN:
             raise UnreadError(f"more than {MOST_WITHIN} sets in each other")
         parts = ["\\]" if opening.endswith("]") else ""]

@@ -69,7 +69,7 @@ def taken_at_once(walks: Walks, loop: frozenset[int], read: frozenset[str]) -> b
 
 
 def reached_by(walks: Walks, first: Iterable[int], read: frozenset[str]) -> set[int]:
-    """The positions behind any number of these characters, from `first` on."""
+    """The positions after any number of these characters, from `first` on."""
     found: set[int] = set()
     waiting = [*first]
     while waiting:

@@ -137,14 +137,14 @@ def require_whole_characters(model: Mapping[str, Any]) -> None:
 
 
 def cut_inside(text: bytes, at: int) -> bool:
-    """Whether UTF-8 is cut inside a character, or behind its end."""
+    """Whether UTF-8 is cut inside a character, or after its end."""
     return at > len(text) or (at < len(text) and text[at] & 0xC0 == 0x80)
 
 
 def require_ids(content: Mapping[str, Any]) -> None:
     """ConfigError for an added token whose id the file gives otherwise than its libraries find it.
 
-    Rust's tokenizers takes the vocabulary's id, or the next one behind all others, whatever the file says.
+    Rust's tokenizers takes the vocabulary's id, or the next one after all others, whatever the file says.
     """
     added, vocabulary = content.get("added_tokens"), content["model"].get("vocab")
     if not isinstance(added, list) or not isinstance(vocabulary, (list, Mapping)):

@@ -156,7 +156,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return text[: text.rindex(last) + len(last)]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The tokens of a text, behind the beginning of a sequence if the tokenizer puts that there. A text that has
+        """The tokens of a text, after the beginning of a sequence if the tokenizer puts that there. A text that has
         it keeps one; with `add_special_tokens` False it has none."""
         self._encode([string])
         ids = self._encoded[string]
@@ -173,7 +173,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return scored
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text behind the beginning of a sequence, in windows of `max_length` tokens, of
+        """The log-likelihood of each text after the beginning of a sequence, in windows of `max_length` tokens, of
         which each but the first has as many tokens before those that it scores as fit."""
         texts = [request.args[0] for request in requests]
         self._encode(texts, disable_tqdm)
@@ -192,7 +192,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that the model writes behind each context, up to the first of the strings of `until`. An unknown
+        """The text that the model writes after each context, up to the first of the strings of `until`. An unknown
         generation option raises OptionError."""
         contexts = [request.args[0] for request in requests]
         self._encode(contexts, disable_tqdm)
@@ -235,7 +235,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return answers
 
     def _cut(self, context: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
-        """The last `max_length` tokens of a context and those behind it, of which one at least stays context."""
+        """The last `max_length` tokens of a context and those after it, of which one at least stays context."""
         whole = [*context, *tokens][-self.max_length :]
         scored = min(len(tokens), len(whole) - 1)
         return whole[: len(whole) - scored], whole[len(whole) - scored :]

@@ -145,7 +145,7 @@ class Fleet:
     def loglikelihood(
         self, pairs: Iterable[Any], *, out: str | Path | None = None, ordered: bool = True, batch: int = 32
     ) -> Iterator[Item]:
-        """The log probability of a text behind its context: (context, text), or mappings with `context` and `text`, or
+        """The log probability of a text after its context: (context, text), or mappings with `context` and `text`, or
         with `context_ids` and `token_ids`. `value` has `log_probability`, those of the tokens as `log_probabilities`,
         and whether each token is the most probable one, `greedy`. See `generate`."""
         job = {"kind": "loglikelihood", "max_length": self._max_length}

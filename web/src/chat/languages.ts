@@ -25,12 +25,12 @@ const languages = new Map<string, Language>();
 for (const [language, others] of Object.entries(NAMES))
   for (const name of [language, ...others]) languages.set(name, language as Language);
 
-/** The language of a code block by the words behind its fence, undefined if it is not highlighted. */
+/** The language of a code block by the words after its fence, undefined if it is not highlighted. */
 export function languageOf(info: string): Language | undefined {
   return languages.get(nameIn(info).toLowerCase());
 }
 
-/** The first word behind a fence. */
+/** The first word after a fence. */
 export function nameIn(info: string): string {
   return /^[^\s{,:]*/.exec(info)![0];
 }

@@ -70,7 +70,7 @@ class ShortLexer extends Lexer {
 }
 
 class AnswerRenderer extends Renderer {
-  /** The words behind the fences of all code blocks, and whether each list item is a task, in the order of their elements. */
+  /** The words after the fences of all code blocks, and whether each list item is a task, in the order of their elements. */
   readonly fences: string[] = [];
   readonly tasks: boolean[] = [];
 

@@ -21,7 +21,7 @@ export interface SplitOptions {
   growing?: boolean;
 }
 
-/** Split a text, or its beginning. Later blocks are part of the answer, as is a `<think>` behind other words. */
+/** Split a text, or its beginning. Later blocks are part of the answer, as is a `<think>` after other words. */
 export function splitReasoning(text: string, { begun = false, growing = false }: SplitOptions = {}): SplitText {
   const lead = text.trimStart();
   const opened = lead.startsWith(OPEN);

@@ -263,7 +263,7 @@ export class Capstan {
     return this.run(completeRequest(this.folder, this.options, prompt, options), options);
   }
 
-  /** How probable a text is behind a context, by the model's own logits: the model is run over both, as over a prompt. */
+  /** How probable a text is after a context, by the model's own logits: the model is run over both, as over a prompt. */
   async score(text: string, options: ScoreOptions = {}): Promise<Scored> {
     return scoredText((await this.inTurn(scoring(this.folder, this.options, text, options))) as ScoreResult);
   }

@@ -48,7 +48,7 @@ export class Session {
     return this.perform([...this.kept, heldMessage(said)], options);
   }
 
-  /** Answer the last message that is not the model's once more; the answers behind it go. */
+  /** Answer the last message that is not the model's once more; the answers after it go. */
   regenerate(options: ChatOptions = {}): Run {
     this.requireIdle();
     let length = this.kept.length;
@@ -96,7 +96,7 @@ export class Session {
     void run.result.then(
       ({ answer, reasoning, toolCalls }) => {
         this.running = false;
-        // A model that goes on behind its calls goes on from what it thought before them.
+        // A model that goes on after its calls goes on from what it thought before them.
         const thought = reasoning ? { reasoning_content: reasoning } : {};
         const calls = toolCalls.length ? { tool_calls: toolCalls, ...thought } : {};
         this.kept = [...asked, { role: "assistant", content: answer, ...calls }];

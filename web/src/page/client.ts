@@ -379,7 +379,7 @@ export class Client {
       this.replace(reason);
       const message = `stopped by the user; ${reason}, so that its worker was ended and another one is started`;
       stuck.resolve({ ok: false, error: { type: "KeyboardInterrupt", message, traceback: "" } });
-      // Requests behind it were not begun: the new worker answers them.
+      // Requests after it were not begun: the new worker answers them.
     }, this.cancelDeadline);
   }
 

@@ -106,7 +106,7 @@ const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
 export const HUGGING_FACE = "https://huggingface.co";
 
-/** Whether a text is a repository's id, and no address: a folder's has a slash before or behind, a file's no colon. */
+/** Whether a text is a repository's id, and no address: a folder's has a slash before or after, a file's no colon. */
 function isId(model: string): boolean {
   return REPOSITORY.test(model) && !/^\.{1,2}\//.test(model) && (model.includes(":") || !isGguf(model));
 }
@@ -259,7 +259,7 @@ export function tokenizerRequest(
   return { kind: "tokenizer", ...modelRequest(model, options), action, ...given };
 }
 
-/** The request that scores a text behind a context. */
+/** The request that scores a text after a context. */
 export function scoreRequest(
   model: ModelFolder,
   options: ModelOptions,

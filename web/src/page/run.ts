@@ -216,7 +216,7 @@ export class Run implements AsyncIterable<string> {
       const given = aborted.then(() => {
         if (this.ended) return null;
         this.client.request({ kind: "cancel" }).catch(() => undefined);
-        // A worker in the midst of a long step on the CPU hears of it behind that.
+        // A worker in the midst of a long step on the CPU hears of it after that.
         return new Promise<null>((resolve) => setTimeout(resolve, ABORT_MS, null));
       });
       const answer = await Promise.race([reply, given]);

@@ -7,7 +7,7 @@ import type { ModelFolder, ScoreRequest, ScoreResult } from "../wire/protocol";
 
 export interface ScoreOptions {
   /**
-   * The text before, which is not scored; spaces at its end count as the text's. Without it the text is behind the token
+   * The text before, which is not scored; spaces at its end count as the text's. Without it the text is after the token
    * with which the model's texts begin.
    */
   context?: string;

@@ -160,7 +160,7 @@ function modelsOf(files: readonly StoredFile[]): StoredModel[] {
 
 type Ask = <T>(request: Request) => Promise<T>;
 
-/** How long a worker waits for the next question: most pages ask several behind one another. */
+/** How long a worker waits for the next question: most pages ask several one after another. */
 const WAITING_MS = 2000;
 
 /** A worker that answers questions. */

@@ -42,7 +42,7 @@ const LIMITS = [
 ] as const;
 
 /**
- * Features that the device requests if the adapter has them. The last is experimental, behind browser flags, and not in
+ * Features that the device requests if the adapter has them. The last is experimental, after browser flags, and not in
  * the types yet: onnxruntime-web's int4 products of long prompts take 1.4 times as long without it on an H200, and the
  * device that onnxruntime-web makes itself asks for it as well.
  */

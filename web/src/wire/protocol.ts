@@ -115,7 +115,7 @@ export interface LoadEmbedderResult {
 
 /** The result of an EmbedRequest. */
 export interface EmbedResult {
-  /** Base64 of float32, one vector behind the other. */
+  /** Base64 of float32, one vector after the other. */
   vectors: string;
   dimensions: number;
   /** For each text, special tokens included. */

@@ -273,7 +273,7 @@ export class GpuEngine implements EngineCalls {
     return this.shortlists.read({ buffer: this.buffers.get(handle), start, rows, vocab, dtype }, count);
   }
 
-  /** Queues scores of tokens by rows of logits behind `skipped` others; see Shortlists.score. */
+  /** Queues scores of tokens by rows of logits after `skipped` others; see Shortlists.score. */
   score(
     handle: number,
     dtype: "float32" | "float16",

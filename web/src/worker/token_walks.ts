@@ -2,7 +2,7 @@
 
 import type { PyProxy } from "pyodide/ffi";
 
-/** The position behind a position and a class of bytes, -1 if the byte does not fit. */
+/** The position after a position and a class of bytes, -1 if the byte does not fit. */
 type Step = (position: number, symbol: number) => number;
 
 /** The bytes of a model's tokens, as capstan.guidance.TokenBytes has them. */
@@ -37,7 +37,7 @@ export class TokenWalk {
     this.table = new Int32Array(64 * this.width);
   }
 
-  /** The tokens that fit behind a position: a bit each, in u32 words. */
+  /** The tokens that fit after a position: a bit each, in u32 words. */
   mask(start: number): Uint8Array {
     const { ends, bytes, classes, width } = this;
     const words = new Uint32Array((ends.length + 30) >> 5);

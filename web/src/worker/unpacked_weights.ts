@@ -10,7 +10,7 @@ export interface UnpackedWeight {
   location: string;
   bytes: number;
   file: string;
-  /** Each begins `step` bytes behind the start of the one before. */
+  /** Each begins `step` bytes after the start of the one before. */
   parts: [offset: number, length: number, step: number, change: Change | null][];
 }
 
@@ -290,7 +290,7 @@ export function unpack(weight: UnpackedWeight, files: ReadonlyMap<string, Uint8A
   }
 }
 
-/** The rows of a tensor, so many elements `apart`; for `halves`, rows of a head, one half of these behind the other. */
+/** The rows of a tensor, so many elements `apart`; for `halves`, rows of a head, one half of these after the other. */
 function readRows(
   type: number,
   from: Uint8Array,

@@ -141,7 +141,7 @@ export class WasmDecoder {
   }
 
   /** Feed these from now on, in place of those of the same names: a JSON array of [name, dtype, dims], and the bytes of
-   * all, one behind the other. */
+   * all, one after the other. */
   feed(tensors: string, data: PyProxy): void {
     const bytes = copyBytes(data);
     let at = 0;
@@ -294,7 +294,7 @@ let breathed = 0;
 /**
  * Let the worker take messages. Python's tasks follow one another through a MessageChannel; where each computes for some
  * time, Chromium keeps the worker's messages and timers waiting for twenty of them and more, so that a cancel comes too
- * late. Behind a timer they have their turn.
+ * late. After a timer they have their turn.
  */
 async function breathe(): Promise<void> {
   if (performance.now() - breathed < BREATH_MS) return;

@@ -223,7 +223,7 @@ class PromptRuns:
         self.require_open()
 
     async def run(self, binding: int, valid: int, tokens: int = 1) -> None:
-        """Have onnxruntime-web run so many tokens, behind which there are `valid` positions."""
+        """Have onnxruntime-web run so many tokens, after which there are `valid` positions."""
         await self.waited(self.engine.run(binding, valid, tokens, self.buffers.base))
 
     async def waited(self, run: Awaitable[T]) -> T:

@@ -213,7 +213,7 @@ class Builder:
         return self.t.biased(f"{front}.o_proj", made, f"blk.{layer}.attn_output.bias", self.hidden)
 
     def own_heads(self, layer: int, x: str) -> tuple[list[str], str]:
-        """q, k and v, or all three behind one another, and the opened gates of heads of q."""
+        """q, k and v, or all three one after another, and the opened gates of heads of q."""
         node, sizes, gated = f"/model/layers.{layer}/attn", self.sizes[layer], self.family.gated
         keys = sizes.kv_heads * sizes.head
         widths = {"q": self.heads * sizes.head * (1 + gated), "k": keys, "v": keys}
@@ -256,7 +256,7 @@ class Builder:
         return {f"blk.{layer}.{name}.weight" for layer in sharing for name in names}
 
     def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
-        """The queries and the opened gates of heads that have both one behind the other."""
+        """The queries and the opened gates of heads that have both one after the other."""
         node, head = f"/model/layers.{layer}/attn", self.sizes[layer].head
         whole = self.t.integers(0, 0, self.heads * head)
         heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * head)])
@@ -332,7 +332,7 @@ class Builder:
         return self.t.vector(f"model.{name}.weight", [Rows(self.t.tensor(f"{tensor}.weight", self.hidden))])
 
     def behind(self, x: str, name: str, tensor: str) -> str:
-        """With the norm behind attention or the MLP, if the family has any."""
+        """With the norm after attention or the MLP, if the family has any."""
         return self.norm(name, x, tensor) if self.family.sandwich else x
 
     def skip_norm(self, name: str, skip: str, x: str, tensor: str, last: bool = False) -> tuple[str, str]:

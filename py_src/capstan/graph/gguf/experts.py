@@ -75,7 +75,7 @@ class Experts:
         )
 
     def rows(self, name: str, rows: int, columns: int) -> GgufTensor:
-        """A tensor of all experts, their rows behind one another."""
+        """A tensor of all experts, their rows one after another."""
         return replace(self.t.tensor(name, self.count, rows, columns), dims=(self.count * rows, columns))
 
     def weights(self, name: str, tensors: list[GgufTensor], packing: Packing) -> list[str]:

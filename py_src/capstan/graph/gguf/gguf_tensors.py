@@ -129,7 +129,7 @@ class TensorWriter:
         return self._weight(name, list(tensor.dims), [Rows(tensor)], parts, TensorProto.FLOAT)
 
     def vector(self, name: str, tensors: Sequence[Rows]) -> str:
-        """A weight of tensors [n], one behind the other; of several files it is put together by the graph."""
+        """A weight of tensors [n], one after the other; of several files it is put together by the graph."""
         groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]
         if groups[1:]:
             held = [self.vector(f"{name}_{place}", group) for place, group in enumerate(groups)]
@@ -143,7 +143,7 @@ class TensorWriter:
         return self._weight(name, dims, rows, [self._part(rows[0], "values")], self.element)
 
     def product(self, name: str, x: str, rows: Sequence[Rows]) -> str:
-        """x times the rows of these tensors, one behind the other, all of one type."""
+        """x times the rows of these tensors, one after the other, all of one type."""
         kind, columns = rows[0].tensor.type, rows[0].tensor.dims[1]
         n = sum(each.count for each in rows)
         packing = PACKED.get(kind)
@@ -178,7 +178,7 @@ class TensorWriter:
         return self.node("Add", f"{node_name(name)}/Add", [x, bias])
 
     def alternating(self, name: str, tensors: Sequence[GgufTensor], packing: Packing, count: int) -> list[str]:
-        """The quants and the scales of `count` matrices behind one another, put together of tensors [all rows, columns]
+        """The quants and the scales of `count` matrices one after another, put together of tensors [all rows, columns]
         of one file whose rows alternate."""
         rows, columns = tensors[0].dims
         n, bits, block = len(tensors) * rows // count, packing.bits, packing.block

@@ -1,7 +1,7 @@
 """Embeddings that each layer of a GGUF file's graph has of its own, as Gemma 4's small models have them.
 
 A table has a row of all layers' elements for each token; a product of the first layer's input, normed layer by layer,
-is added to it. Behind its MLP a layer has a gate over its share, whose normed product joins the sum of all before.
+is added to it. After its MLP a layer has a gate over its share, whose normed product joins the sum of all before.
 """
 
 from __future__ import annotations

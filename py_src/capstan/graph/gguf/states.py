@@ -59,7 +59,7 @@ class Convolutions:
 
 @dataclass
 class DeltaNets:
-    """Gated delta nets behind a convolution, as Qwen3.5 has them. A head of values has the head of keys whose number is
+    """Gated delta nets after a convolution, as Qwen3.5 has them. A head of values has the head of keys whose number is
     its own less multiples of the heads of keys, as files have them in that order."""
 
     t: TensorWriter
@@ -174,7 +174,7 @@ class DeltaNets:
 
 
 def convolved(t: TensorWriter, node: str, layer: int, x: str, weight: str, activation: str) -> str:
-    """A convolution of each channel of [batch, channels, positions] behind those of the state."""
+    """A convolution of each channel of [batch, channels, positions] after those of the state."""
     return t.node(
         "CausalConvWithState",
         f"{node}/CausalConvWithState",

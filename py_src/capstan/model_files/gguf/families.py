@@ -90,7 +90,7 @@ def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
 
 
 def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:
-    """The tensors of the layers behind the decoder's, which predict tokens for speculation."""
+    """The tensors of the layers after the decoder's, which predict tokens for speculation."""
     front = tuple(f"blk.{layer}." for layer in range(layers, file.integer(file.key("block_count"))))
     return {name for name in file.tensors if name.startswith(front)} if front else set()
 
@@ -173,7 +173,7 @@ class Family:
     gelu: bool = False
     """Whether the gate is GELU in place of SiLU."""
     sandwich: bool = False
-    """Whether there are norms behind attention and behind the MLP, too."""
+    """Whether there are norms after attention and after the MLP, too."""
     embedding_scale: Callable[[GgufFile], float] = lambda file: 1.0
     residual_scale: Callable[[GgufFile], float] = lambda file: 1.0
     logits_scale: Callable[[GgufFile], float] = lambda file: 1.0

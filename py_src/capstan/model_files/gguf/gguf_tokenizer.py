@@ -90,7 +90,7 @@ def added_tokens(
     file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """The tokens that are found in a text before anything else is done with it."""
-    # llama.cpp lets special tokens of Phi-3 take the white space behind them, and tells Phi-3 by its name.
+    # llama.cpp lets special tokens of Phi-3 take the white space after them, and tells Phi-3 by its name.
     strips = re.search("phi-?3", str(file.metadata.get("general.name", "")), re.IGNORECASE) is not None
     kept = ("<unk>", "<s>", "<|endoftext|>")
     return [

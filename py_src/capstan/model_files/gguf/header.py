@@ -128,7 +128,7 @@ class Parser:
         self._data, self._size, self._name = b"", size, name
         self._at, self._inside, self._nested = 0, "", 0
         self._strings: dict[int, tuple[list[str], int]] = {}
-        """The strings of each array as far as they were there, by its place, and the place behind them."""
+        """The strings of each array as far as they were there, by its place, and the place after them."""
 
     def file(self, read: bytes) -> GgufFile:
         """The header, given what was read of the file. Raises ShortError at their end: call it again with more."""

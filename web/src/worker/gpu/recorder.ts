@@ -26,7 +26,7 @@ export interface RecordingData {
   buffers: Record<number, { size: number; usage: number; label: string }>;
 }
 
-/** The objects behind the ids of a recording. */
+/** The objects after the ids of a recording. */
 export interface RecordingObjects {
   pipelines: Map<number, GPUComputePipeline>;
   bindGroups: Map<number, GPUBindGroup>;

@@ -31,7 +31,7 @@ export interface SamplerProgram {
   drafts: number;
 }
 
-/** Kernels that cut a row by its sums, one behind another. */
+/** Kernels that cut a row by its sums, one after another. */
 export const ROUNDS = 8;
 
 const KERNELS = {

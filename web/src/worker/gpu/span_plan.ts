@@ -9,7 +9,7 @@ export type IndexType = "int64" | "int32";
 export type SpanStep =
   /** The source is as if read before anything is written, also in the same buffer. */
   | ["copy", source: GPUBuffer, sourceOffset: number, destination: GPUBuffer, offset: number, bytes: number]
-  /** `count` pieces of `bytes` bytes, each a stride behind the start of the one before; the two do not overlap. */
+  /** `count` pieces of `bytes` bytes, each a stride after the start of the one before; the two do not overlap. */
   | [
       "strided",
       source: GPUBuffer,

@@ -114,7 +114,7 @@ export class WeightLoad {
         if (outcome.problem) break;
         const length = plan.size === null ? plan.shard : Math.min(plan.shard, plan.size - at);
         const shard = await this.come(at, length, before);
-        // The target takes shards in order, and none behind a problem but that of the disk.
+        // The target takes shards in order, and none after a problem but that of the disk.
         await before;
         if (shard === null || (outcome.problem && outcome.problem !== "write")) break;
         before = this.finish(at, shard);

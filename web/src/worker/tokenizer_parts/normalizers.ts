@@ -7,11 +7,11 @@ import { pattern, replaced } from "./patterns";
 
 export interface Normalizer {
   (text: string): string;
-  /** Whether what it makes of a text begins behind the text's first character, where that character alone does not tell. */
+  /** Whether what it makes of a text begins after the text's first character, where that character alone does not tell. */
   readonly losesBeginning?: (text: string) => boolean;
 }
 
-/** Whether what a normalizer makes of a text begins behind the text's first character. */
+/** Whether what a normalizer makes of a text begins after the text's first character. */
 export function losesBeginning(normalize: Normalizer, text: string): boolean {
   if (text === "") return false;
   return normalize.losesBeginning?.(text) ?? normalize(String.fromCodePoint(text.codePointAt(0)!)) === "";

@@ -5,7 +5,7 @@ const TURN = 1.0 / sqrt(f32(HEAD));
 
 var<workgroup> turning: array<f32, HEAD>;
 
-// To be called by every thread of a workgroup, behind a barrier; the product, without TURN, is in `turning` then.
+// To be called by every thread of a workgroup, after a barrier; the product, without TURN, is in `turning` then.
 fn turn_head(thread: u32) {
   for (var gap = 1u; gap < HEAD; gap *= 2u) {
     for (var pair = thread; pair < HEAD / 2u; pair += WORKGROUP) {

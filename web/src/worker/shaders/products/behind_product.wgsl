@@ -1,4 +1,4 @@
-// The operations behind a product: a gate or an activation, then a factor or a cap; and the bindings of these and of what
+// The operations after a product: a gate or an activation, then a factor or a cap; and the bindings of these and of what
 // kernels add by themselves.
 //
 // With weights_up or up: silu(value) * other; ACTIVATED: silu(value). GELU: GELU in place of SiLU, by erf if ERF; with exponent
@@ -71,7 +71,7 @@ fn behind_product(product: f32, other: f32) -> f32 {
   return value;
 }
 
-// The result behind the product in column n, which is element `at` of [M, N]: `sum_up` belongs to the other half of a
+// The result after the product in column n, which is element `at` of [M, N]: `sum_up` belongs to the other half of a
 // gated layer.
 fn finished(n: u32, at: u32, sum: f32, sum_up: f32) -> element {
   var product = sum;

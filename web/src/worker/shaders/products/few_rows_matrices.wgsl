@@ -1,8 +1,8 @@
 // A few rows times a matrix in int4 or int8 by subgroup matrices: y[m][FIRST + n] = sum over k of W[n][k] * x[m][k], fused with the
-// operations behind it.
+// operations after it.
 //
 // x is float16, [M, K], y [M, OF]; W as packing.wgsl has it, rounded to float16 once as (q - zero) * scale + minimum. Products are
-// exact in the float32 that adds them up. Behind the product: as few_rows_q4.wgsl has it.
+// exact in the float32 that adds them up. After the product: as few_rows_q4.wgsl has it.
 //
 // W is the left operand, so that rows of x come in eights where operations have eight columns. A subgroup makes MN matrices of SIZE_M
 // rows of W (the second half of MN of W_up, if it is gated) by MM of SIZE_N rows of x. It has workgroup memory of its own for them. A

@@ -1,8 +1,8 @@
 // A few rows times a matrix in int4 or int8: y[m][FIRST + n] = sum over k of W[n][k] * x[m][k], fused with the operations
-// behind it.
+// after it.
 //
 // W as packing.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, OF].
-// Behind the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes, with up by up[m][n];
+// After the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes, with up by up[m][n];
 // + residual[m][n]; + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
 //
 // SPAN threads share ROWS rows of W (a tile: WORKGROUP / SPAN * ROWS rows) and take every SPAN-th eight elements of

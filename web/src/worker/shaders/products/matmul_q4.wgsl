@@ -1,4 +1,4 @@
-// A matrix times an int4 or int8 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations behind
+// A matrix times an int4 or int8 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations after
 // it.
 //
 // x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a

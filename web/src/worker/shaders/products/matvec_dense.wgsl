@@ -2,7 +2,7 @@
 // as its bindings and flags tell.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32. With gamma, x is
-// x / sqrt(mean(x^2) + EPSILON) * gamma. Behind the product, in this order: + bias[n], of W_up + bias_up[n]; what
+// x / sqrt(mean(x^2) + EPSILON) * gamma. After the product, in this order: + bias[n], of W_up + bias_up[n]; what
 // behind_product.wgsl computes; + residual[n]; + second[n].
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th

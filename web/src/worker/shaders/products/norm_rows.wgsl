@@ -1,6 +1,6 @@
 // Rows normalised for the products that read them: normed[m] = norm of x[m], computed in float32.
 //
-// The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; with beta, x less its mean before that, + beta behind it. With
+// The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; with beta, x less its mean before that, + beta after it. With
 // gamma_behind, x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind first, which is written to any total.
 // WIDE: x (with gamma_behind skip and total instead), gammas and beta are float32 although other values are float16.
 // A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.

@@ -2,7 +2,7 @@
 //
 // Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
-// A drafted step calls it for each position in turn; past the first pick that is not the draft behind it, NOTHING goes to the ring.
+// A drafted step calls it for each position in turn; past the first pick that is not the draft after it, NOTHING goes to the ring.
 // int64 values are written as two words. A model without position_ids has a buffer of the
 // sampler's own there. One thread of the row calls it. `settled` and `follow` are in the text of the stages.
 
@@ -62,6 +62,6 @@ fn advance(row: u32, given: u32) {
     memory[slot] = (memory[slot] | 0x80000000u) + 1u;
   }
   if (HAS_SEQUENCE) {
-    memory[row_memory(row) + params.ids_at + sequence_length(row)] = token; // the last one, behind the number
+    memory[row_memory(row) + params.ids_at + sequence_length(row)] = token; // the last one, after the number
   }
 }

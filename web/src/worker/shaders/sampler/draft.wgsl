@@ -3,7 +3,7 @@
 //
 // Dispatch: (1). After sampler.wgsl.
 
-var<workgroup> behind: atomic<u32>; // the position behind the place; 0 if there is none
+var<workgroup> behind: atomic<u32>; // the position after the place; 0 if there is none
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32) {

@@ -1,6 +1,6 @@
 // The truth for a GEMV, in float32, and a bound of its rounding errors: one thread an output, plain loops.
 //
-// y[FIRST + n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it, W
+// y[FIRST + n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and after it, W
 // as packing.wgsl has it or, without scales, [K, N] of `element`.
 // truth[FIRST + n] = (y[FIRST + n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
