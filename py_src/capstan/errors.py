@@ -21,9 +21,9 @@
     ├── VersionError              a version of Pyodide or onnxruntime-web that does not fit   (also an ImportError)
     ├── ClosedError               a model, generator or session was used after it was closed
     ├── DeviceError
-    │   ├── DeviceUnavailableError    the device asked for does not exist here
+    │   ├── DeviceUnavailableError    the requested device does not exist here
     │   ├── DeviceLostError           the GPU device was lost or destroyed
-    │   ├── OutOfMemoryError          the device could not allocate what was asked for
+    │   ├── OutOfMemoryError          the device could not allocate what was requested
     │   └── ValidationError           the device rejected a command (a WebGPU uncaptured error)
     └── TapeError
         ├── TapeKeyError              a tape was used with another model, length, adapter or options
@@ -165,7 +165,7 @@ class DeviceError(CapstanError):
 
 
 class DeviceUnavailableError(DeviceError):
-    """The device or a feature that was asked for does not exist on this machine."""
+    """The device or a feature that was requested does not exist on this machine."""
 
 
 class DeviceLostError(DeviceError):
@@ -173,7 +173,7 @@ class DeviceLostError(DeviceError):
 
 
 class OutOfMemoryError(DeviceError):
-    """The device could not allocate what was asked for; sizes are in bytes."""
+    """The device could not allocate what was requested; sizes are in bytes."""
 
 
 class ValidationError(DeviceError):

@@ -211,7 +211,7 @@ class Names(dict[str, Any]):
     def __init__(self, module: dict[str, Any]) -> None:
         super().__init__(module)
         self.unknown = False
-        """Whether a class was asked for whose module is not loaded, so that nothing is an instance of it yet."""
+        """Whether a class was requested whose module is not loaded, so that nothing is an instance of it yet."""
 
     def __missing__(self, name: str) -> Any:
         around = list(accumulate(self["__name__"].split("."), "{}.{}".format))

@@ -125,7 +125,7 @@ class Tokenizer:
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None
         self._formats: list[AnswerFormat] = []
-        """The model's, once it was asked for; copies share it."""
+        """The model's, once it was requested; copies share it."""
 
     @property
     def has_chat_template(self) -> bool:

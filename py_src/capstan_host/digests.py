@@ -153,7 +153,7 @@ class Digests:
         try:
             return self._begun(data, key).result(self._wait)
         except NotYetError:
-            self._say(f"{data.name}: its digests are not there within {self._wait:g} s; it is sent without")
+            self._say(f"{data.name}: its digests were not computed within {self._wait:g} s; it is sent without")
         except OSError as error:
             self._say(f"{data.name}: no digests ({error.strerror}); it is sent without")
         return None

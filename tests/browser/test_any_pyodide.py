@@ -104,7 +104,7 @@ def test_what_a_page_cannot_do_is_told(browser: Browser, tmp_path: Path) -> None
         refused = page.locator("#found").inner_text()
         page.close()
     assert told["webgpu"] == (
-        "DeviceUnavailableError: device='webgpu' was asked for and this browser offers no WebGPU adapter; "
+        "DeviceUnavailableError: device='webgpu' was requested and this browser offers no WebGPU adapter; "
         "use device='wasm', or a browser with WebGPU"
     )
     assert told["Model"].startswith("AsyncRequiredError: Model(")

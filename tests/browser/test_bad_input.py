@@ -294,7 +294,7 @@ def test_what_is_no_model_folder_is_refused(path: str, said: str, harness: Harne
 def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
     assert found["webgpu"].startswith(
-        "DeviceUnavailableError: device='webgpu' was asked for and this browser offers no"
+        "DeviceUnavailableError: device='webgpu' was requested and this browser offers no"
     )
     assert "device='wasm'" in found["webgpu"]
     assert found["auto"] == "wasm"

@@ -314,7 +314,7 @@ def test_a_dtype_that_is_not_there_is_refused_with_those_that_are(
     hub: HubServer, harness: Harness, scripts: PageScripts
 ) -> None:
     message = refusal(harness, named(hub, "nano/llama"), dtype="fp16")
-    assert message.endswith("/onnx/model_fp16.onnx does not exist; dtype='fp16' was asked for, there are q4")
+    assert message.endswith("/onnx/model_fp16.onnx does not exist; dtype='fp16' was requested, there are q4")
 
 
 def test_a_server_that_is_no_hub_is_refused(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:

@@ -72,7 +72,7 @@ class Told:
 
 NO_ADAPTER = Told(
     "DeviceUnavailableError",
-    "device='webgpu' was asked for and this browser offers no WebGPU adapter; ",
+    "device='webgpu' was requested and this browser offers no WebGPU adapter; ",
     "use device='wasm', or a browser with WebGPU",
 )
 TOLD = {

@@ -134,7 +134,7 @@ def test_a_second_visit_fetches_no_weights_with_and_without_the_server(provider:
         visit.scripts.expect("net::ERR_FAILED")
         assert away["error"] is None
         assert not [request for request in visit.server.requests if request.path.startswith("/models/")]
-        assert any("the stored weights are taken to be the current ones" in text for text in away["warnings"])
+        assert any("the stored weights are assumed to be current" in text for text in away["warnings"])
     finally:
         visit.context.unroute("**/models/**")
 

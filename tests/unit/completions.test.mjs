@@ -307,7 +307,7 @@ for (const [given, message] of [
   ],
   [
     { tools: [TOOL], tool_choice: "required", response_format: { type: "json_object" } },
-    "response_format: a tool call is asked for; give one of the two",
+    "response_format: a tool call is requested; give one of the two",
   ],
   [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "messages[0].content[0].image_url: missing"],
   [

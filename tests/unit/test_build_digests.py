@@ -154,7 +154,7 @@ def test_a_page_does_not_wait_for_ever(
     monkeypatch.setattr(digests, "digests_of", slow)
     kept = Digests(tmp_path / "kept", wait=0.05)
     assert [kept.text(folder / NAME) for _ in range(2)] == [None, None]
-    assert f"{NAME}: its digests are not there within 0.05 s; it is sent without" in capsys.readouterr().err
+    assert f"{NAME}: its digests were not computed within 0.05 s; it is sent without" in capsys.readouterr().err
     held.set()
     text = Digests(tmp_path / "kept").text(folder / NAME) or kept.text(folder / NAME)
     assert text is not None

@@ -400,7 +400,7 @@ class TestTokens:
         generator.append_tokens(PROMPT)
         generator.get_sequence().append(1)
         assert generator.get_sequence(0) == PROMPT
-        with pytest.raises(OptionError, match="sequence 1 was asked for; its rows are 0 to 0"):
+        with pytest.raises(OptionError, match="sequence 1 was requested; its rows are 0 to 0"):
             generator.get_sequence(1)
 
 

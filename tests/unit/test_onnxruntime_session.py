@@ -262,7 +262,7 @@ def test_out_is_for_outputs_that_are_asked_for(provider: str) -> None:
     session = ort.InferenceSession(model("two_outputs"), providers=[provider])
     out = {"difference": np.zeros((2, 3), np.float32)}
     with pytest.raises(
-        BindingError, match=r"out has 'difference', which is not among the outputs asked for, \['sum'\]"
+        BindingError, match=r"out has 'difference', which is not among the requested outputs, \['sum'\]"
     ):
         session.run(["sum"], {"a": ramp(2, 3), "b": ramp(2, 3)}, out=out)
 

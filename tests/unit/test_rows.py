@@ -139,7 +139,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], wh
 def test_more_rows_than_there_is_memory_for_are_refused_and_none_is_kept() -> None:
     generator, paper = made(batch_size=4, decoder={"room": 2})
     generator.append_tokens([[1, 2]] * 4)
-    remedy = "4 rows of 64 positions were asked for and there is memory for 2 .*; lower batch_size, num_beams"
+    remedy = "4 rows of 64 positions were requested and there is memory for 2 .*; lower batch_size, num_beams"
     with pytest.raises(OutOfMemoryError, match=remedy):
         generator.generate_next_token()
     assert [decoder.closed for decoder in paper.decoders] == [1, 1]
@@ -310,5 +310,5 @@ class TestSeveralRows:
     def test_keep_to_the_rows_that_there_are(self) -> None:
         generator, _ = made(batch_size=2)
         for index in (2, -1):
-            with pytest.raises(OptionError, match=f"sequence {index} was asked for; its rows are 0 to 1"):
+            with pytest.raises(OptionError, match=f"sequence {index} was requested; its rows are 0 to 1"):
                 generator.get_sequence(index)

@@ -207,8 +207,8 @@ class TestOptions:
         ("search", "said"),
         [
             ({"num_beams": 2}, "num_beams is 2; beams are not drafted"),
-            ({"batch_size": 2}, "2 rows were asked for; speculation is for one sequence"),
-            ({"num_return_sequences": 3, "do_sample": True}, "3 rows were asked for"),
+            ({"batch_size": 2}, "2 rows were requested; speculation is for one sequence"),
+            ({"num_return_sequences": 3, "do_sample": True}, "3 rows were requested"),
         ],
     )
     def test_several_sequences_are_refused(self, model: Model, search: dict[str, Any], said: str) -> None:

@@ -247,7 +247,7 @@ class TestIndirectDispatches:
 
     def test_stay_if_not_asked_for(self) -> None:
         outcome = record(passes=[name for name in self.PASSES if name != "direct"])
-        assert outcome.step.passes["direct"] == "2 indirect dispatches kept: not asked for"
+        assert outcome.step.passes["direct"] == "2 indirect dispatches kept: not requested"
         assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
 
     def test_stay_where_their_counts_cannot_be_learned_and_fused_kernels_too(self) -> None:

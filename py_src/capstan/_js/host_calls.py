@@ -146,7 +146,7 @@ def read_now(url: str) -> bytes:
 
 def unreached(reason: str) -> None:
     """A model's server cannot be reached, and what it answered the last time is there."""
-    fall_back("the model's server", reason, "the files of its folder are taken to be what they were at the last load")
+    fall_back("the model's server", reason, "the files of its folder are assumed to be those of the last load")
 
 
 async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] | None = None) -> bytes:

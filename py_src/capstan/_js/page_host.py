@@ -322,7 +322,7 @@ async def weight_file(folder: str, location: str, store: WeightStore | None) -> 
     except BrokenDownloadError as error:
         known = await store.last_known(name) if store else None
         if known is not None:
-            fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
+            fall_back("the weights' server", str(error), "the stored weights are assumed to be current")
             source = page_storage.assumed_source(known, keep)
         else:
             await pause(1, error)

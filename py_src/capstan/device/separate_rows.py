@@ -54,7 +54,7 @@ async def separate_rows(
             loan.end()
         if isinstance(error, OutOfMemoryError) and made:
             raise OutOfMemoryError(
-                f"{rows} rows of {capacity} positions were asked for and there is memory for {len(made)} ({error}); "
+                f"{rows} rows of {capacity} positions were requested and there is memory for {len(made)} ({error}); "
                 "lower batch_size, num_beams, num_return_sequences or max_length"
             ) from error
         raise

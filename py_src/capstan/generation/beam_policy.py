@@ -22,7 +22,7 @@ class BeamPolicy(PlainPolicy):
     """Rows of which each step keeps the best continuations.
 
     A device that searches by itself (BeamRows) runs ahead and returns the results of each step; hypotheses are kept
-    here. Else, where a stage edits logits, and once logits were asked for between two tokens, the host reads the best
+    here. Else, where a stage edits logits, and once logits were requested between two tokens, the host reads the best
     tokens of each row, or all logits, and reorders the caches before each step.
     """
 

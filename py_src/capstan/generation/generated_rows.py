@@ -40,7 +40,7 @@ class GeneratedRows:
         after the end of a row while others go on."""
         rows = self._loop.sequences
         if not 0 <= index < rows:
-            raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
+            raise OptionError(f"sequence {index} was requested; its rows are 0 to {rows - 1}")
         return self._policy.sequence(index)
 
     def token_count(self) -> int:

@@ -179,7 +179,7 @@ class Row:
         if self.barren and not self.ready:
             raise LogitsError(
                 f"the logits {which}after {len(self.tokens)} tokens are all NaN or -inf, or the search options "
-                "exclude every token: take the model in float32, whose numbers are larger, or loosen the options; "
+                "exclude every token: take the model in float32, whose range is larger, or loosen the options; "
                 "`await model.find_not_finite(ids)` names the node where it begins"
             )
 

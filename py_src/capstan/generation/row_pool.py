@@ -114,7 +114,7 @@ class RowPool(DecodeLoop):
             raise OptionError(f"generation is done ({reason}); append_tokens, rewind_to or another sequence")
         row.require_logits()
         if member.failed is not None:
-            # It is tried again when a token is asked for again.
+            # It is tried again when a token is requested again.
             failed, member.failed, member.parked = member.failed, None, True
             raise failed
 

@@ -182,7 +182,7 @@ class Reader:
         return concat.output[0], concat.input[1], kind
 
     def _reader_of(self, value: str) -> NodeProto:
-        """The product of the attention weights and these values."""
+        """The node that multiplies the attention weights by these values."""
         if value not in self._products:
             raise NotUnderstoodError(self.wiring.producer.get(value), "no product takes it with its heads repeated")
         return self._products[value]

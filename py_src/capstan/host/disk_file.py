@@ -41,7 +41,7 @@ def read_file(path: Path, most: int) -> bytes:
         data = b""
         if size <= most:
             try:
-                # A read takes memory for every byte that is asked for: the size of the file is the most.
+                # A read takes memory for every byte that is requested: the size of the file is the most.
                 data = file.read(size + 1)
                 if len(data) > size:
                     data += file.read(most + 1 - len(data))

@@ -173,7 +173,7 @@ class Source(Protocol):
     def memory(self, start: int, length: int) -> MemorySink: ...
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Abort the load that is under way."""
 
 
 class DataFile(Protocol):
@@ -215,7 +215,7 @@ class WeightData(Protocol):
 
     @property
     def content(self) -> str | None:
-        """A name of these bytes, for sharing; None if nothing vouches for them."""
+        """A name of these bytes, for sharing; None if nothing confirms them."""
 
     @property
     def key(self) -> str | None:

@@ -70,7 +70,7 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
     files = {name: await open_shard(host, folder, name, names, keep)}
     try:
         notes, about = notes_of_files() if keep else None, first_shard(files[name].address)
-        # The other shards are asked for before a header is read only where they were there at an earlier load.
+        # The other shards are requested before a header is read only where they were there at an earlier load.
         if notes is not None and await notes.has(about):
             await open_others(host, folder, names, files, keep)
             key = key_of(files, dtype)
@@ -117,7 +117,7 @@ async def derived(
     host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
 ) -> FoundModel:
     """The model of the files with these names, of which the one named `name` is open; the others are then, too."""
-    # The others are asked for once the named one has said that there are so many.
+    # The others are requested once the named one has said that there are so many.
     headers = {name: await read_shard(files[name], folder, name, names)}
     await open_others(host, folder, names, files, keep)
     others = [each for each in names if each != name]

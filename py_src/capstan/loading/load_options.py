@@ -138,7 +138,7 @@ class RequestOptions(PageOptions, total=False):
     """The options of a page's requests."""
 
     stall_timeout: float | None
-    """Seconds without a byte after which a request for a file is given up, to be tried again; by default as before, 30
+    """Seconds without a byte after which a request for a file is aborted and tried again; by default as before, 30
     at first."""
 
 

@@ -102,7 +102,7 @@ class Source:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether the browser's storage is used, as far as the caller says."""
+        """Whether the caller allows the browser's storage."""
         return not self.options.get("disable_file_mapped_weights")
 
     def tape_options(self, config: GenaiConfig) -> TapeOptions:

@@ -96,7 +96,7 @@ def no_graph(
     if dtype is not None and there:
         files = ", ".join(onnx_file(dtype, graph) for graph in wanted)
         return ModelFileError(
-            f"{folder}{files} does not exist; dtype={dtype!r} was asked for, there are {', '.join(there)}"
+            f"{folder}{files} does not exist; dtype={dtype!r} was requested, there are {', '.join(there)}"
         )
     found = None if names is None else sorted(names)
     graphs = [name for name in found or () if name.endswith(".onnx")]

@@ -73,7 +73,7 @@ async def choose_file(host: Host, folder: str, name: str, device: str, dtype: st
     wanted = speech_file(name, dtype or "fp32")
     if there:
         raise ModelFileError(
-            f"{folder}{wanted} does not exist; dtype={dtype!r} was asked for, of {name} there are {', '.join(there)}"
+            f"{folder}{wanted} does not exist; dtype={dtype!r} was requested, of {name} there are {', '.join(there)}"
         )
     raise ModelFileError(
         f"{folder}{wanted} and its other dtypes do not exist; a model of speech has two graphs, "

@@ -164,7 +164,7 @@ class LocalHost:
 
     async def open_device(self, device: str) -> DeviceInterface:
         if device == "webgpu":
-            raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
+            raise DeviceUnavailableError("device 'webgpu' was requested, and CPython has 'cpu' only; use it in a page")
         require_reference(device, "auto", "cpu", "reference")
         from ..device.reference.reference_device import ReferenceDevice
 

@@ -74,7 +74,7 @@ def check_held(kind: str, name: str, dtype: str, session: DeviceSession) -> None
 
 
 def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> None:
-    """Raise BufferMismatchError if writing an output, in whole words, would write what is after its span."""
+    """Raise BufferMismatchError if writing an output, in whole words, would write past its span."""
     size = byte_count(dtype, dims)
     if size % 4 and span.offset + span.length < span.buffer.size:
         raise BufferMismatchError(
@@ -108,7 +108,7 @@ Extent = tuple[object, int, int]
 
 
 def extent(tensor: BoundSpan) -> Extent:
-    """The bytes of a tensor's elements. Read-only arrays are taken to be apart from all that is written."""
+    """The bytes of a tensor's elements. Read-only arrays are assumed to share no bytes with arrays that are written."""
     span, size = tensor.span, byte_count(tensor.dtype, tensor.dims)
     memory = span.buffer.memory
     if memory.heap != "python":

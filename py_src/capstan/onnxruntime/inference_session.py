@@ -334,7 +334,7 @@ class InferenceSession(OpenSession):
         for name, array in out.items():
             spec = known("output", self.outputs, name)
             if name not in names:
-                raise BindingError(f"out has {name!r}, which is not among the outputs asked for, {list(names)}")
+                raise BindingError(f"out has {name!r}, which is not among the requested outputs, {list(names)}")
             target = HostArray.to_write(f"out[{name!r}]", array, spec.dtype)
             check_dtype("output", spec, target.dtype)
             check_dims("output", spec, target.dims)

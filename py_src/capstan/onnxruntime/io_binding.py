@@ -103,7 +103,7 @@ class IOBinding:
             check_dims("output", spec, shape)
         if not on_host and self.session.memory_info.heap == HOST_MEMORY.heap:
             raise BufferMismatchError(
-                f"output {name!r}: device {device_type!r} was asked for, the session computes on "
+                f"output {name!r}: device {device_type!r} was requested, the session computes on "
                 f"{self.session.get_providers()[0]}; bind it to 'cpu'"
             )
         self.outputs[name] = BoundOutput(None, on_host)

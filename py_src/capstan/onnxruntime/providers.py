@@ -52,7 +52,7 @@ class Asked:
 
 
 def get_available_providers() -> list[str]:
-    """The providers that can be asked for; whether there is a GPU shows when a session is made."""
+    """The providers that can be requested; whether there is a GPU shows when a session is made."""
     return [WEBGPU, CPU]
 
 

@@ -126,7 +126,7 @@ def require_one_sequence(params: GeneratorParams) -> None:
     """Raise OptionError for several sequences."""
     if (count := params.search.num_return_sequences) != 1:
         raise OptionError(
-            f"num_return_sequences (n) is {count}; what goes on from one answer has one sequence: leave it at 1"
+            f"num_return_sequences (n) is {count}; an answer that is continued has one sequence: leave it at 1"
         )
 
 

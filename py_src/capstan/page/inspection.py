@@ -87,7 +87,7 @@ def burst_list(request: RunRequest) -> list[BurstTimes] | None:
 
 
 def told_times(timing: Timing) -> dict[str, Any]:
-    """The times of a run, with those of its bursts, in milliseconds since the first token was asked for, if they were
+    """The times of a run, with those of its bursts, in milliseconds since the first token was requested, if they were
     kept."""
     since = timing.started or 0.0
     times: dict[str, Any] = {

@@ -66,7 +66,7 @@ def opened(data: bytes, name: str, longest: float) -> SoundFile:
         import soundfile
     except (ImportError, OSError) as error:
         raise SoundError(
-            f"{kind}, and soundfile, which reads many formats, is not there ({error}): `pip install soundfile`, or "
+            f"{kind}, and soundfile, which reads many formats, is not installed ({error}): `pip install soundfile`, or "
             f"{REMEDY}"
         ) from error
     try:

@@ -24,7 +24,7 @@ def _read(value: object) -> float | None:
 @dataclass(frozen=True)
 class MaxTime(StageOptions):
     """`max_time` (seconds; None = off): the token that comes first after so long is the last one. The time counts from
-    when the first token was asked for since the sequence was last changed from outside."""
+    when the first token was requested since the sequence was last changed from outside."""
 
     max_time: float | None = None
 

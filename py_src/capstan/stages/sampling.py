@@ -235,7 +235,7 @@ class KeyList(list[int]):
 
 
 class RowKeys:
-    """The keys of a row of logits without NaN. A changed key changes the logit. Few keys are ever asked for, and those
+    """The keys of a row of logits without NaN. A changed key changes the logit. Few keys are ever requested, and those
     of a whole vocabulary take Python longer than a small model takes a step."""
 
     def __init__(self, row: array[float]) -> None:

@@ -51,6 +51,6 @@ class Speculation:
             raise OptionError(f"num_beams is {beams}; beams are not drafted: set num_beams=1, or leave speculation off")
         if rows > 1:
             raise OptionError(
-                f"{rows} rows were asked for; speculation is for one sequence: set batch_size and "
+                f"{rows} rows were requested; speculation is for one sequence: set batch_size and "
                 "num_return_sequences to 1, or leave it off"
             )

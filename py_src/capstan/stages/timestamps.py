@@ -96,7 +96,7 @@ def _word(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Timestamps(StageOptions):
-    """`timestamps` is no option of a search: a transcriber sets it."""
+    """Limits the timestamps of a window. A transcriber sets them; they are no option of a search."""
 
     timestamps: TimestampTokens | None = field(default=None, repr=False)
 

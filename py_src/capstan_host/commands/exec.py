@@ -60,7 +60,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files below a folder, by their paths in it; none that is hidden."""
+    """The files below a folder, by their paths in it, without hidden ones."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     hidden = ("__pycache__", ".")
     return [path.as_posix() for path in found if not any(part.startswith(hidden) for part in path.parts)]

@@ -303,7 +303,7 @@ def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
-    """The adapter that was given, whose folder is served beside the model's; nothing without one."""
+    """Serve the folder of the given adapter beside the model's; without one do nothing."""
     if args.adapter is None:
         return {}
     path = Path(args.adapter).resolve()
@@ -362,7 +362,7 @@ async def generate(args: argparse.Namespace) -> int:
 
 
 def tape_counts(counts: dict[str, int]) -> str:
-    """The line with what the decode steps of a tape cost at the device."""
+    """The line with the counts of a tape's decode steps."""
     return (
         f"tape: {counts['steps']} steps in {counts['submits']} submits, {counts['readbacks']} readbacks of "
         f"{counts['readback_bytes']} bytes in all, {counts['python_crossings']} calls of Python; created: "

@@ -249,7 +249,7 @@ class Browsers:
             # Playwright's driver, a process of its own, may die as well as the browser.
             fault = error
         self.replaced += 1
-        log.warning("a browser is given up: %s", fault or "its page's device is lost")
+        log.warning("a browser is replaced: %s", fault or "its page's device is lost")
         with contextlib.suppress(Exception):
             await asyncio.wait_for(slot.close(), CLOSE_SECONDS)
         return fault

@@ -101,7 +101,7 @@ class Fleet:
 
         The results come in the order of the prompts, or as they are completed. With a file `out` they are written there
         as JSON lines; items that it has, with the same input, options and model, are not computed again, nor yielded.
-        Prompts are read as they are needed; one that cannot be asked for has an `error` as its result. Raises
+        Prompts are read as they are needed; one that cannot be requested has an `error` as its result. Raises
         OptionError, FleetError, ResultFileError.
         """
         job = self._generating(max_new_tokens, search) | {"as_message": as_message}

@@ -179,8 +179,8 @@ async def embed(encoder: Embedder, text: str) -> dict[str, Any]:
 
 
 async def asked(model: Any, kind: str, item: Any) -> dict[str, Any]:
-    """Facts about the model, the ids of a text and whether they have none, being special tokens, or the text of a
-    conversation by the model's template."""
+    """Answer an item without a run: the ids of a text, and whether all of them are special tokens; the text of a
+    conversation by the model's template; else facts about the model."""
     tokenizer = Tokenizer(model)
     if kind == "encode":
         ids = list(tokenizer.encode_prompt(item))

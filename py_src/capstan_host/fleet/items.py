@@ -95,7 +95,7 @@ class NoItem:
 
 def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int, Any], Any]) -> Iterator[Entry | Item]:
     """Number the items and name them: by their `id` if they have one, else by their number. `read` checks one and makes
-    the page's input of it. `about` is the job and the model, for the digests. An item that cannot be asked for comes as
+    the page's input of it. `about` is the job and the model, for the digests. An item that cannot be requested comes as
     its result, an error."""
     common = json.dumps(about, sort_keys=True)
     seen: dict[str, int] = {}

@@ -28,7 +28,7 @@ class ResultFile:
 
     def __init__(self, path: str | Path) -> None:
         self.finished: dict[str, str] = {}
-        """Digests by id."""
+        """The digests of finished items, by id."""
         self._replaced = False
         try:
             self.path = Path(path).resolve()

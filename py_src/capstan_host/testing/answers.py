@@ -23,7 +23,7 @@ __all__ = [
 TIE = 2.0**-5
 """Neighbours among float16 logits from 16 to 32 differ by 2**-6; two such logits may change places by twice that."""
 TOP = 20
-"""Tokens whose log probabilities are asked for where ids part; the public API tells no more."""
+"""Tokens whose log probabilities are requested where ids part; the public API tells no more."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
         return [int(token) for token in generator.get_sequence(0)]
 
     def append(ids: Sequence[int], *, last: bool) -> None:
-        """Append, with the last token of the sequence run again in front if so asked."""
+        """Append tokens; on request the last token of the sequence runs again before them."""
         if last:
             ids = [sequence()[-1], *ids]
             generator.rewind_to(len(sequence()) - 1)

@@ -94,7 +94,7 @@ class TestedPage:
             self.page.context.tracing.stop_chunk()
 
     def keep(self, folder: Path, write: Callable[[Path, Any], None]) -> None:
-        """Write what is known of the test into a folder: Capstan's trace is one of its last answer, asked for again,
+        """Write what is known of the test into a folder: Capstan's trace is one of its last answer, requested again,
         since a trace has costs of its own. `lacking` tells what a broken page cannot give."""
         lacking: list[str] = []
         write(folder / "requests.json", self.requests)
@@ -110,7 +110,7 @@ class TestedPage:
         write(folder / "errors.json", {"page": list(self.errors), "lacking": lacking})
 
     def traced(self) -> Any:
-        """Capstan's trace of the last answer of the test, asked for again. Raises OptionError if there was none."""
+        """Capstan's trace of the last answer of the test, requested again. Raises OptionError if there was none."""
         raise NotImplementedError
 
     def last(self, place: str, value: Any) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class AppModel(TestedModel):
         )
 
     def kernel_times(self) -> dict[str, float]:
-        """See TestedModel; of a second instance of the model, which Python loads in the app's worker."""
+        """See TestedModel. A second instance of the model, which Python loads in the app's worker, is measured."""
         told = self.page.call("llm.python(given)", KERNELS)
         return dict(json.loads(told["stdout"].splitlines()[-1])) if told["status"] == 0 else {}
 
@@ -308,7 +308,7 @@ class Pages:
             page.begin()
 
     def end(self) -> None:
-        """The test ended, and nothing of it is kept any more."""
+        """Note that the test ended; nothing of it is kept any more."""
         self._testing = False
         for page in self.open:
             page.end()

@@ -72,7 +72,7 @@ MEMORY = (
         "return self.buffer is other.buffer and first < last",
         "return self.buffer is other.buffer and first <= last",
         "neighbouring spans count as overlapping",
-        unit("memory_given::test_a_tensor_that_is_bound_starts_its_own_buffer"),
+        unit("memory_given::test_a_buffer_that_does_not_fit_is_refused_with_the_remedy"),
     ),
     Mutation(
         "span.sub",

@@ -5,7 +5,7 @@ import type { CapstanErrorCode } from "../wire/errors";
 import type { Parts } from "./chat_parts";
 
 const HEADINGS: Partial<Record<CapstanErrorCode, string>> = {
-  ArgumentTypeError: "This is not what was asked for",
+  ArgumentTypeError: "This is not what was requested",
   BrokenDownloadError: "The download broke off",
   ClosedError: "The model was closed",
   ConfigError: "The model's configuration cannot be used",

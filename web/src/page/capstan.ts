@@ -113,7 +113,7 @@ export interface Stats {
   model: ModelFacts;
   device: string;
   adapter: string;
-  /** How decode steps run, and why not the way that was asked for; null before the first run of a model without chats. */
+  /** How decode steps run, and why not the way that was requested; null before the first run of a model without chats. */
   capture: string | null;
   captureNote: string | null;
   /** The result of each pass over the tape, or the reason why it changed nothing. */
@@ -148,7 +148,7 @@ export interface Chat {
 /** See Capstan.trace. */
 export interface Tracing {
   (): Promise<Trace>;
-  /** Begin a trace, after the runs that were asked for before. Rejects with OptionError if one is being taken. */
+  /** Begin a trace, after the runs that were requested before. Rejects with OptionError if one is being taken. */
   start(): Promise<void>;
 }
 

@@ -194,7 +194,7 @@ export function chatOptions(params: CompletionParams, { tools, choice }: Tools, 
   if (calls !== "none" && params.parallel_tool_calls === false) options.parallelToolCalls = false;
   if (calls === "required") {
     if (format && format.type !== "text")
-      throw refused("response_format: a tool call is asked for; give one of the two");
+      throw refused("response_format: a tool call is requested; give one of the two");
     options.toolChoice = typeof choice === "object" ? { name: choice.function.name } : "required";
   } else if (format?.type === "json_object") options.jsonSchema = { type: "object" };
   else if (format?.type === "json_schema") options.jsonSchema = format.json_schema.schema ?? {};

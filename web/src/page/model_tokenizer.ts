@@ -17,7 +17,7 @@ import type {
 type Given = Omit<TokenizerRequest, "kind" | "action" | keyof ModelRequest>;
 type Ask = (action: TokenizerRequest["action"], given: Given) => Promise<TokenizerResult>;
 
-/** Text to token ids and back, in the model's worker, after the runs that were asked for before. */
+/** Text to token ids and back, in the model's worker, after the runs that were requested before. */
 export class Tokenizer {
   constructor(private readonly ask: Ask) {}
 

@@ -193,7 +193,7 @@ function searchOf(run: RunOptions): Record<string, unknown> {
   // A caller that sets a sampling option, or wants several answers, wants tokens sampled, whatever the model's own
   // configuration says.
   if (DRAWING.some((name) => run[name] !== undefined) || (run.n ?? 1) > 1) given["do_sample"] = true;
-  // One answer is asked for as without `n`, so that a conversation goes on from what was computed.
+  // One answer is requested as without `n`, so that a conversation goes on from what was computed.
   if (run.n === 1) delete given["num_return_sequences"];
   if (run.temperature === 0) {
     given["do_sample"] = false;

@@ -43,7 +43,7 @@ export interface RunChoice {
   answer: string;
   toolCalls: ToolCall[];
   tokenIds: number[];
-  /** For each token of the text, if the run was asked for `logprobs`, else null. A token that a grammar forced has none. */
+  /** For each token of the text, if the run asked for `logprobs`, else null. A token that a grammar forced has none. */
   logprobs: TokenLogprob[] | null;
   finishReason: RunEnd;
 }

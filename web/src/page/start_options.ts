@@ -15,7 +15,7 @@ export interface StartOptions {
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
   /**
-   * The model that will be asked for first, a folder's URL or a hub's repository, and for which device ("auto" unless
+   * The model that will be requested first, a folder's URL or a hub's repository, and for which device ("auto" unless
    * given): its small files are fetched and the GPU is opened while Python starts. The graph of a repository is among
    * them if `dtype` names it.
    */

@@ -149,7 +149,7 @@ export async function requireAdapter(): Promise<GPUAdapter> {
   }
   throw new EngineError(
     "DeviceUnavailableError",
-    "device='webgpu' was asked for and this browser offers no WebGPU adapter; " +
+    "device='webgpu' was requested and this browser offers no WebGPU adapter; " +
       "use device='wasm', or a browser with WebGPU",
   );
 }

@@ -265,7 +265,7 @@ export type CapstanEvent =
   | { kind: "progress"; what: string; done: number; total: number }
   /**
    * Bytes of the runtime and of weights that came, as their servers send them, and all that are known of; `whole` once these
-   * are all of the load. Only where they were asked for, see StartOptions.
+   * are all of the load. Only where they were requested, see StartOptions.
    */
   | { kind: "bytes"; done: number; total: number; whole: boolean }
   | {
@@ -281,7 +281,7 @@ export type CapstanEvent =
     }
   /** The worker died, or was ended since a cancelled request did not end, and another one is being started. */
   | { kind: "restarted"; reason: string }
-  /** A worker that pages share was asked for, and this page has one of its own for this reason. */
+  /** A worker that pages share was requested, and this page has one of its own for this reason. */
   | { kind: "unshared"; reason: string }
   /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
   | { kind: "recovered"; reason: string; ms: number }

@@ -145,7 +145,7 @@ export class GpuEngine implements EngineCalls {
   }
 
   /**
-   * Begin with an upload of a stored file as it was the last time, unless weights were asked for already: a request for
+   * Begin with an upload of a stored file as it was the last time, unless weights were requested already: a request for
    * the same buffers gets these. `told` is called with the bytes done so far, until then.
    */
   uploadEarly(plan: UploadPlan, open: () => Promise<DataFile | null>, told: (done: number) => void): void {

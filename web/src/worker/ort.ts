@@ -140,7 +140,7 @@ export const IDENTITY = Uint8Array.from([
 ]);
 
 /**
- * Load and compile it before it is asked for; its compilation starts with its first session. A failure shows where it
+ * Load and compile it before it is requested; its compilation starts with its first session. A failure shows where it
  * is needed.
  */
 export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promise<void> {

@@ -28,7 +28,8 @@ MOST_BYTES = 1 << 16
 """The most bytes of one."""
 KINDS = ("none", "linear", "yarn", "longrope")
 FAST, SLOW = 32.0, 1.0
-"""Turns within the original length of the pairs that yarn leaves as they are, and of those that it slows down fully."""
+"""Turns within the original length: yarn leaves pairs that turn at least FAST times as they are, and slows down fully
+those that turn at most SLOW times."""
 FASTEST = 1e30
 """The largest angle between two positions: graphs have float32."""
 

@@ -116,12 +116,12 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
   );
 }
 
-/** Whether a file that was asked for ahead, and that nobody has read yet, is there; undefined for any other. */
+/** Whether a file that was requested ahead, and that nobody has read yet, is there; undefined for any other. */
 export async function askedAhead(url: string): Promise<boolean | undefined> {
   return (await requested.get(absolute(url))?.catch(() => undefined))?.ok;
 }
 
-/** A file's response, the one that was asked for ahead if nobody took that yet. */
+/** A file's response, the one that was requested ahead if nobody took that yet. */
 export function fetchedOnce(url: string): Promise<Response> {
   const name = absolute(url);
   const response = requested.get(name) ?? fetched(url);

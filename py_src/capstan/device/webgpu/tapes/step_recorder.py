@@ -247,7 +247,7 @@ class StepRecorder:
         if not indirect:
             report["direct"] = "no indirect dispatches"
         elif "direct" not in self.passes:
-            report["direct"] = f"{indirect} indirect dispatches kept: not asked for"
+            report["direct"] = f"{indirect} indirect dispatches kept: not requested"
         else:
             try:
                 direct = await self._direct(recording, ops)
