@@ -42,7 +42,7 @@ TIERING = "--js-flags=--wasm-tiering-budget=100000000"
 """V8 optimises no WebAssembly function: pages of tests are short, and optimising Python and onnxruntime-web took half
 of the processor time of each."""
 UNCHECKED = "--enable-dawn-features=disable_robustness"
-"""Dawn clamps no index of a kernel: the software adapter compiles a fifth faster. A kernel of ours that leaves its
+"""Dawn clamps no index of a kernel: the software adapter compiles a fifth faster. One of our kernels that leaves its
 buffers is a fault, which clamping would hide; users' browsers, the soak and the command line clamp."""
 
 BARE = "--disable-features=" + ",".join(

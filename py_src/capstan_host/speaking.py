@@ -46,7 +46,7 @@ def require_no_voice(args: argparse.Namespace, model: str) -> None:
 
 
 def voice_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The requests that load the model, whose address is left open, and speak. `given` are all options that were given
+    """The requests that load the model, without its address, and speak. `given` are all options that were given
     besides those of a voice."""
     others_refused(args, given)
     text = args.text or (read_piped() if is_piped() else "")

@@ -50,7 +50,7 @@ def taped(shape: Shape, variants: Variants, scripts: PageScripts) -> dict[str, s
 def test_a_step_of_another_shape_is_fused(name: str, variants: Variants, scripts: PageScripts) -> None:
     passes = taped(FUSED[name], variants, scripts)
     assert passes["fused"].endswith("became 12, 1 of them as recorded")
-    assert passes["as recorded"] == "the kernel of data, input_indices, output: no kernel of ours computes it"
+    assert passes["as recorded"] == "the kernel of data, input_indices, output: none of our kernels computes it"
 
 
 @pytest.mark.extended

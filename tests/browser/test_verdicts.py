@@ -1,4 +1,4 @@
-"""A kernel of ours that computes something else is found out in the page, and it alone is left out; verdicts are kept.
+"""A kernel that computes something else is found out in the page, and it alone is left out; verdicts are kept.
 
 Each mutation is a small change to the text of a kernel on its way to the GPU, like a bug. The model's residual stream
 has channels that are hundreds of times the others, like those of trained models.

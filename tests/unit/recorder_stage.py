@@ -104,7 +104,7 @@ class Engine:
         self.window = 0
         """Positions that an eager step's attention looks back, if it has a window; a recorded one's has none."""
         self.refuses: str | None = None
-        """Why kernels of ours cannot be made, if so."""
+        """Why our kernels cannot be made, if so."""
         self.spoils: Callable[[Tape, int], float] = lambda _tape, _length: 0.0
         self.witnessed: list[tuple[bool, int]] = []
         """Whether the tape was ours, and the length, of every step that was held to the truth."""

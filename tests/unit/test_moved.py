@@ -1,4 +1,4 @@
-"""Copies of results that operations of ours cannot write into the buffers of their readers."""
+"""Copies of results that our operations cannot write into the buffers of their readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_result_that_would_be_written_where_x_is_read_is_copied() -> None:
     assert placement.places[2] == Place("recorded", X)
 
 
-@pytest.mark.parametrize("other", ["another buffer", "an operation of ours reads it"])
+@pytest.mark.parametrize("other", ["another buffer", "one of our operations reads it"])
 def test_others_are_not_copied(other: str) -> None:
     before = graph(11, Recorded(3)) if other == "another buffer" else graph(Y, MatVec(902, 903, 8, 50, 32, "f16"))
     assert moved_apart(before, Values(count=3)) == before

@@ -171,7 +171,7 @@ def test_what_the_recorded_kernel_leaves_out_is_computed() -> None:
 
 def test_a_run_is_refused_where_ours_does_not_compute_what_is_left_out() -> None:
     asked = LeftOut("past_key_values.0.key", window=96)
-    with pytest.raises(TapeError, match=r"no kernel of ours computes attention over past_key_values\.0\.key"):
+    with pytest.raises(TapeError, match=r"none of our kernels computes attention over past_key_values\.0\.key"):
         fused(code_of(LINES), limits=replace(LIMITS, matrices=()), left_out={2: asked})
     with pytest.raises(TapeError, match="past_key_values"):
         fused(code_of(LINES), left_out={99: asked})

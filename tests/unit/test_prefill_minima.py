@@ -89,7 +89,7 @@ class Affine(Sketch):
 @pytest.mark.parametrize("block", [32, 1024])
 @pytest.mark.parametrize("name", WAYS)
 def test_products_add_what_their_minima_add(name: str, block: int) -> None:
-    """The one by minima is ours in float16 and in few rows. Without a kernel of ours for the other nothing is lost."""
+    """The one by minima is ours in float16 and in few rows. Without our kernel for the other nothing is lost."""
     way = WAYS[name]
     sketch = Affine(limits=way.limits)
     sketch.product(way, "x", "W", "y", block)

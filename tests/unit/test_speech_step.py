@@ -1,4 +1,4 @@
-"""A step of a speech decoder: attention over an encoder's outputs and learned positions become operations of ours."""
+"""A step of a speech decoder: attention over an encoder's outputs and learned positions become our operations."""
 
 from __future__ import annotations
 

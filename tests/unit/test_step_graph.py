@@ -280,7 +280,7 @@ class TestWhatKernelsCompute:
         small = decoder(norms=norms)
         s = small.sketch
         call = s.calls[small.calls[of]]
-        # An unknown kernel at the end reads what attention of ours would not make.
+        # An unknown kernel at the end reads what our attention would not make.
         tensor = call.reads["q_input" if of == "rotary 0" else "value"]
         s.unknown(lambda v: v[:4], [tensor], 4, into=s.lasting(4))
         graph = read(s.record(recycle=False), EVERY)

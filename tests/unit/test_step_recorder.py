@@ -31,7 +31,7 @@ def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
     assert (outcome.step.capture, outcome.step.note) == ("tape", None)
     assert outcome.step.passes == {
         "fused": f"{count} operations became 12, 1 of them as recorded",
-        "as recorded": "recorded: no kernel of ours computes it",
+        "as recorded": "recorded: none of our kernels computes it",
         "direct": "no indirect dispatches",
         "clears": f"{clears(outcome)} dropped",
     }
@@ -83,7 +83,7 @@ def test_a_window_that_our_kernel_loses_is_found_out_and_nothing_is_replayed(mon
 
 @pytest.mark.parametrize("passes", [[], [name for name in PASSES if name != "attention"]], ids=["none", "others"])
 def test_a_window_that_no_kernel_of_ours_is_asked_for_keeps_a_step_from_being_replayed(passes: list[str]) -> None:
-    with pytest.warns(FallbackWarning, match="no kernel of ours computes attention over past 0; "):
+    with pytest.warns(FallbackWarning, match="none of our kernels computes attention over past 0; "):
         outcome = record(window=WINDOW, passes=passes)
     assert (outcome.step.capture, outcome.engine.tapes) == ("off", {})
 

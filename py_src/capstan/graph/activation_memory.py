@@ -38,8 +38,7 @@ class Activation:
 class Activations:
     """The intermediate tensors of a graph, in the order in which they are made.
 
-    `assumed` are those whose shape the file does not tell; each is assumed to be as large as the largest tensor that its
-    node reads.
+    `assumed` are those whose shape the file does not tell; each counts as the largest tensor that its node reads.
     """
 
     tensors: tuple[Activation, ...]

@@ -145,7 +145,7 @@ class GraphDescription:
 
     def obstacle(self, capacity: int, *, put_back: bool = False) -> str | None:
         """The reason why runs over sequences of up to `capacity` positions cannot be captured, or None. With
-        `put_back`, kernels of ours compute what onnxruntime-web ignores.
+        `put_back`, our kernels compute what onnxruntime-web ignores.
         """
         if self.growing:
             return self.growing

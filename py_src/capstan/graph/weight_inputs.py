@@ -1,6 +1,6 @@
 """Weights as graph inputs.
 
-onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of ours,
+onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of our own,
 filled straight from the network or from disk and shared by every session. These stay initializers:
 
 - tensors stored inside model.onnx (the model builder puts only constants there);

@@ -4,7 +4,7 @@ recording.py   the device's commands during one captured run, as frozen dataclas
 passes.py      recording -> the operations to replay: the captured half, clears, indirect dispatches
 step_graph.py  the step as a graph of values
 ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
-operation.py   the interface of an operation of ours
+operation.py   the interface of one of our operations
 ops/           our operations: each module has its recognition, joins, plan and bindings
 as_recorded.py why operations stay as they were recorded
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run

@@ -13,9 +13,9 @@ from .step_graph import Recorded
 
 __all__ = ["why_as_recorded"]
 
-UNKNOWN = "no kernel of ours computes it"
-ALONE = "it joins no operation of ours"
-PART = "its attention has a part that no kernel of ours computes"
+UNKNOWN = "none of our kernels computes it"
+ALONE = "it joins none of our operations"
+PART = "its attention has a part that none of our kernels computes"
 
 
 def why_as_recorded(

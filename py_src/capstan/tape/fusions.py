@@ -33,7 +33,7 @@ PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention"
 
 clears     drop the clears of recycled buffers
 direct     give indirect dispatches counts from a table by sequence length
-matvec     matrix-vector products, of int4 or dense weights, by kernels of ours
+matvec     matrix-vector products, of int4 or dense weights, by our kernels
 gated      the gated half of a feed-forward layer (norm, two products, SiLU) by the same kernel (needs residual; where
            it was recorded as separate operations, matvec); activations without a gate by the product before them
 norm       norms computed by the product that reads them (needs matvec; those of a sum need residual)
@@ -41,7 +41,7 @@ residual   residuals, biases, factors and caps by the product before them (needs
            and factors of embeddings by their lookup; casts of these with norm
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads
-prefill    replay prefill runs of a few lengths, with int4 matrix products by a kernel of ours
+prefill    replay prefill runs of a few lengths, with int4 matrix products by one of our kernels
 rows       one step for all rows of a generator (needs matvec, attention and whatever leaves nothing else as recorded)
 """
 
@@ -62,7 +62,7 @@ def fuse_step(
     of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, says which have minima,
     `tables` which tables are in parts, `positions` which buffer has the step's position.
 
-    Raises TapeError if no operation of ours fits its buffers, or if not all of
+    Raises TapeError if none of our operations fits its buffers, or if not all of
     `left_out` is computed.
     """
 
@@ -103,7 +103,7 @@ def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> P
     ours = Counter(node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention))
     missing = [what for cache, what in left_out.items() if ours[cache] < what.layers]
     if missing:
-        raise TapeError(f"no kernel of ours computes attention over {missing[0].key}")
+        raise TapeError(f"none of our kernels computes attention over {missing[0].key}")
     return placement
 
 

@@ -1,4 +1,4 @@
-"""The interface of an operation of ours: the values that it writes, and its kernels."""
+"""The interface of one of our operations: the values that it writes, and its kernels."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ class Signature:
     mixed: bool = False
     """Whether its arrays have two types, as in a cast."""
     parts: Callable[[Met], list[Node] | None] = lambda _: None
-    """Its computation as nodes; None if kernels of ours do not compute it, or only together with other kernels."""
+    """Its computation as nodes; None if our kernels do not compute it, or only together with other kernels."""
     why: Callable[[OrtKernel], str] = lambda _: ""
-    """The reason why kernels of ours cannot compute it, else empty."""
+    """The reason why our kernels cannot compute it, else empty."""
 
 
 Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
@@ -110,13 +110,13 @@ Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules by which recorded operations become an operation of ours."""
+    """The rules by which recorded operations become one of our operations."""
 
     signatures: tuple[Signature, ...] = ()
     groups: Mapping[str, Fold] = field(default_factory=dict)
     """The folds that read several recorded operations as one of ours, by the pass that enables each."""
     folds: Mapping[str, Fold] = field(default_factory=dict)
-    """The folds that join operations of ours, by the pass that enables each."""
+    """The folds that join our operations, by the pass that enables each."""
 
 
 FLOATS = re.compile(r"var<storage, \w+> (\w+) ?: array<(?:vec[24]<)?(f16|f32)>")

@@ -37,7 +37,7 @@ class Placement:
 
 
 class MisplacedError(TapeError):
-    """An operation of ours does not fit the buffers of its values; `origins` are the recorded operations that it
+    """One of our operations does not fit the buffers of its values; `origins` are the recorded operations that it
     replaces.
     """
 
@@ -81,7 +81,7 @@ def _lasting(graph: StepGraph) -> set[int]:
 
 
 def _bytes(node: Node, value: int) -> int:
-    """The size of a value that a node of ours makes."""
+    """The size of a value that one of our nodes makes."""
     if isinstance(node.what, Recorded):
         raise TapeError(f"the recorded operation {node.what.index} writes a value that no recorded buffer holds")
     return node.what.written_bytes(node.writes.index(value))
@@ -95,7 +95,7 @@ def _check(graph: StepGraph, placement: Placement) -> None:
         for value in node.reads:
             place = placement.places[value]
             if holds.get(place) != value:
-                # An operation of ours runs at the place of the last one that it replaces: one of these is out of place.
+                # Our operation runs at the place of the last one that it replaces: one of these is out of place.
                 involved = (node, makers.get(value), writers.get(place))
                 moved = [other for other in involved if other is not None and not isinstance(other.what, Recorded)]
                 raise MisplacedError(

@@ -1,4 +1,4 @@
-"""A recorded prefill run as a graph of values, with operations of ours where possible."""
+"""A recorded prefill run as a graph of values, with our operations where possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fuse_prefill(
     limits: WorkgroupLimits,
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
-    """A recorded run of `rows` positions with operations of ours, its values in buffers; `weights` by buffer, `limits`
+    """A recorded run of `rows` positions with our operations, its values in buffers; `weights` by buffer, `limits`
     the adapter's.
 
     `lasting` are buffers whose contents outlive the run. A recorded operation stays if ours does not fit the buffers of
@@ -83,7 +83,7 @@ def moved_apart(graph: StepGraph, values: Values) -> StepGraph:
     """The graph changed so that our operations write none of the recorded buffers that they read: they write new values
     instead, which are copied.
 
-    onnxruntime-web reuses a buffer after the last read of its value. One operation of ours that replaces several may
+    onnxruntime-web reuses a buffer after the last read of its value. One of our operations that replaces several may
     then read a buffer that it would write: the sum with what minima add can be in the buffer of the product's x.
     """
     met = {value for node in graph.nodes if isinstance(node.what, Recorded) for value in (*node.reads, *node.writes)}

@@ -104,7 +104,7 @@ def walk(
     lifted: Callable[[int, Mapping[int, int], Mapping[int, int]], list[Node] | None],
 ) -> StepGraph:
     """The graph of the recorded step. `lifted` gets the index of each operation, and the values that it reads and
-    writes by buffer; it returns the operation of ours, or None to keep the recorded one."""
+    writes by buffer; it returns our operation, or None to keep the recorded one."""
     nodes: list[Node] = []
     for index, op in enumerate(ops):
         written = recording.writes(op)

@@ -23,7 +23,7 @@ class Watched:
 
 
 def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
-    """Plans the kernels that judge the operations of ours in a step that sees `length` positions, at most `longest`.
+    """Plans the kernels that judge our operations in a step that sees `length` positions, at most `longest`.
 
     A value that the step does not write, since its operation is joined to the next one, is taken from the truth.
     """

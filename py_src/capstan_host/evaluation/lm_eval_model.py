@@ -42,7 +42,7 @@ TURNS = 4
 AUTO_ROWS = 8
 """`--batch_size auto`."""
 LENGTH_STEP = 256
-"""Caches for answers have a length of so many tokens or a multiple."""
+"""Caches for answers hold a multiple of this number of tokens."""
 BATCH_SECONDS = 3600.0
 SEARCH = ("do_sample", *PICKING, "no_repeat_ngram_size")
 """The names that a task's generation_kwargs share with Capstan's search options."""
@@ -249,7 +249,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             )
 
     def _encode(self, texts: Iterable[str], disable_tqdm: bool = True) -> None:
-        """Have the page tokenize the texts that it has not yet."""
+        """Have the page tokenize the texts that it did not tokenize before."""
         new = [text for text in dict.fromkeys(texts) if text not in self._encoded]
         with tqdm(total=len(new), disable=disable_tqdm or not new, desc="Tokenizing texts") as bar:
             found = self._ask({"kind": "encode"}, new, ENCODED_AT_ONCE, bar)

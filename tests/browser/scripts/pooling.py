@@ -97,7 +97,7 @@ async def given_rows(
     close_early: bool = False,
     **search: Any,
 ) -> dict[str, Any]:
-    """Rows without pools, `turns` times, then twice over buffers of ours, with other scratch in their midst."""
+    """Rows without pools, `turns` times, then twice over our buffers, with other scratch in their midst."""
     await close_all()
     found: dict[str, Any] = {"sequences": [], "ledger": [], "asked": []}
     before = fallbacks()
@@ -172,7 +172,7 @@ async def refused(
     await opened.trim()
     need = opened.query_memory_requirements(len(prompts), 24)
     mine = own_buffers(opened, need)
-    # Over buffers of ours that stay in use.
+    # Over our buffers that stay in use.
     running = rows_of(opened, mine)
     running.append_tokens(prompts)
     await steps(running, 4)

@@ -1,4 +1,4 @@
-// Sessions whose inputs and outputs are bound to buffers of ours: run by onnxruntime-web, or recorded for a tape.
+// Sessions whose inputs and outputs are bound to our buffers: run by onnxruntime-web, or recorded for a tape.
 
 import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";

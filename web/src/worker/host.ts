@@ -29,7 +29,7 @@ import { WasmEngine } from "./wasm";
 export function makeHost(assets: Assets): Record<string, unknown> {
   return {
     now: () => performance.now(),
-    /** Hears why Python is not used any more; a worker of ours is replaced (worker.ts). */
+    /** Hears why Python is not used any more; our own worker is replaced (worker.ts). */
     spent: (_reason: string) => {},
     beginTrace: () => tracer.begin(),
     endTrace: () => tracer.end(),
@@ -44,9 +44,9 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     fileExists,
     storage: { ...storage, load: (plan: string, ...given: AfterPlan) => loadWeights(assets, plan, ...given) },
     makeTokenizer,
-    /** Only a site of ours has anything ready-made; see worker.ts. */
+    /** Only our own site has anything ready-made; see worker.ts. */
     readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
-    /** Only a folder of ours has the library; see worker.ts. */
+    /** Only our own folder has the library; see worker.ts. */
     phonemize: async (_text: string, _language: string): Promise<string> => {
       throw new EngineError(
         "OptionError",

@@ -20,7 +20,7 @@ from ..run_input import WRITTEN
 __all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]
 
 BASE = 7
-"""The word of the sampler's state that has the base, for kernels of ours."""
+"""The word of the sampler's state that has the base, for our kernels."""
 
 
 def table_span(name: str) -> str:

@@ -192,7 +192,7 @@ class Family:
     value_norm: bool = False
     """Whether heads of v are normed as those of q and k are, without weights; without a tensor, v is k before that."""
     gated: bool = False
-    """Whether a gate stands behind each head of q."""
+    """Whether a gate follows each head of q."""
     mlp_norm: str = "ffn_norm"
     """The tensor of the norm before the MLP."""
     attentive: Callable[[GgufFile, int], Sequence[bool]] = lambda file, layers: [True] * layers

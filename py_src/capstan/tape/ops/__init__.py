@@ -1,4 +1,4 @@
-"""One module for each operation of ours: its definition, recognition, kernels and bindings.
+"""One module for each of our operations: its definition, recognition, kernels and bindings.
 
 elementwise.py, norm.py operations that join products packed.py the buffers of a product's weights gemv.py products of
 one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling, gemv_recorded.py recognises them,

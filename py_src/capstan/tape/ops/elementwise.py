@@ -1,5 +1,5 @@
-"""Sums, multiples, activations and casts of vectors, element by element: products join them; no kernel of ours computes
-them alone.
+"""Sums, multiples, activations and casts of vectors, element by element: products join them; none of our kernels
+computes them alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loose(Operation):
-    """A vector of `size` elements that no kernel of ours computes alone."""
+    """A vector of `size` elements that none of our kernels computes alone."""
 
     size: int
     element: str

@@ -1,4 +1,4 @@
-"""Gated layers in a recorded prefill run, silu(W x) * (W_up x), by one product of ours.
+"""Gated layers in a recorded prefill run, silu(W x) * (W_up x), by one of our products.
 
 onnxruntime-web runs SiLU and the multiplication as one kernel where it has fused the layer, else as two.
 """

@@ -3,7 +3,7 @@
 A recorded lookup in one table stays as it is in a step of one sequence, unless a factor or a cast follows it, which it
 then computes as it goes (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
 binding has several parts (graph/split_weights.py); the operations that look an id up in all parts and choose become one
-lookup of ours. The graph has the parts of each table, in order.
+our lookup. The graph has the parts of each table, in order.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def lookups_followed(
 
 
 def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Node | None:
-    """The node as a lookup of ours by ids of int64, in tables that the step does not change; None if it is another."""
+    """The node as our lookup by ids of int64, in tables that the step does not change; None if it is another."""
     if isinstance(node.what, Lookup):
         return node
     op = ops[node.what.index] if isinstance(node.what, Recorded) else None

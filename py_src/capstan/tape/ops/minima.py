@@ -87,7 +87,7 @@ def only_read(graph: StepGraph, recording: Recording, ops: Sequence[Command], no
 
 
 def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[str, int]:
-    """The buffers of a recorded operation by name; empty for an operation of ours."""
+    """The buffers of a recorded operation by name; empty for one of our operations."""
     met = bound(recording, ops[node.what.index], {}) if isinstance(node.what, Recorded) else None
     return met[0] if met is not None else {}
 

@@ -1,4 +1,4 @@
-"""Norms, alone or of a sum; the products that read a norm compute it, and no kernel of ours computes it alone."""
+"""Norms, alone or of a sum; the products that read a norm compute it, and none of our kernels computes it alone."""
 
 from __future__ import annotations
 

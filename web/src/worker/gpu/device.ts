@@ -150,7 +150,7 @@ export class WatchedDevice extends DeviceHealth {
   /**
    * Give the device back: it is kept for the next caller, or destroyed if something went wrong on it; a loss that
    * follows is no fault. The device, its queue and the buffers that onnxruntime-web still holds may outlive this engine,
-   * so no object of ours refers to them from now on, and no error made here, whose stack would hold the engine.
+   * so none of our objects refers to them from now on, and no error made here, whose stack would hold the engine.
    */
   close(): void {
     this.endListening();
@@ -181,7 +181,7 @@ export class WatchedDevice extends DeviceHealth {
     }
   }
 
-  /** A buffer of ours, in the ledger under this category and owner. */
+  /** One of our buffers, in the ledger under this category and owner. */
   buffer(category: Category, owner: string, descriptor: GPUBufferDescriptor): GPUBuffer {
     this.requireOpen();
     return this.attribute(category, owner, () => this.device.createBuffer(descriptor));

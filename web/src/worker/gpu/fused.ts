@@ -9,7 +9,7 @@ import type { KernelText } from "./wgsl";
 
 /**
  * A kernel's binding: a recorded buffer by id, a scratch buffer by number, bytes [offset, size] of a scratch buffer, or
- * such a part of a buffer of ours by handle.
+ * such a part of one of our buffers by handle.
  */
 export type FusedBinding =
   ["recorded", number] | ["scratch", number] | ["part", number, number, number] | ["span", number, number, number];

@@ -28,7 +28,7 @@ export class HeldSubmit {
     else this.send(commands);
   }
 
-  /** A submit of ours: one with what is held. */
+  /** One of our submits: one with what is held. */
   ours(commands: GPUCommandBuffer[]): void {
     this.send([...this.taken(), ...commands]);
   }

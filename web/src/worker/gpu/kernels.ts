@@ -5,7 +5,7 @@
 import { EngineError } from "../../wire/errors";
 import { declaredBindings, expanded, included, type KernelText } from "./wgsl";
 
-/** Rooms of web/src/worker/shaders in which there are kernels of ours; a file's name is in one of them. */
+/** Rooms of web/src/worker/shaders with our kernels; a file's name is in one of them. */
 const ROOMS = ["products", "attention", "truth"];
 
 /** A file of a room; esbuild brings all files that this may name. */

@@ -13,7 +13,7 @@
 
 import { EngineError } from "../../wire/errors";
 
-/** A kernel of ours: a template and its arguments. */
+/** One of our kernels: a template and its arguments. */
 export interface KernelText {
   /** Name of the template. */
   shader: string;

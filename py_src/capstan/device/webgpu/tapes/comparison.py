@@ -63,7 +63,7 @@ differently adds in another order, a difference of a few units in the last place
 """
 
 FUSED_STEP = Tolerance(2e-3, 0.25)
-"""A decode step with kernels of ours. Each operation was held to the truth; this finds faults of the whole step, such
+"""A decode step with our kernels. Each operation was held to the truth; this finds faults of the whole step, such
 as a number frozen at the length of the recorded run, which differs by as much as the largest value. Two sound float16
 steps of a trained model were 0.06 apart.
 """

@@ -105,7 +105,7 @@ class StepCheck:
         """Why operations must stay as recorded, by recorded index: our kernel is wrong, or (with `recognise`) the
         recorded one was taken for another operation.
 
-        A kernel of ours that is wrong in one operation is used in none, since it may be wrong in others undetected.
+        One of our kernels that is wrong in one operation is used in none, since it may be wrong in others undetected.
         """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}

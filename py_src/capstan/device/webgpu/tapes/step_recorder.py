@@ -181,7 +181,7 @@ class StepRecorder:
     async def _fused(
         self, recording: Recording, ops: Sequence[Command], left: Collection[int], report: dict[str, str]
     ) -> Fused:
-        """An unchecked tape with kernels of ours; the operations with an index in `left` stay as recorded.
+        """An unchecked tape with our kernels; the operations with an index in `left` stay as recorded.
 
         `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find nothing
         to join in the step.
@@ -213,7 +213,7 @@ class StepRecorder:
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
     ) -> tuple[int, dict[int, str]]:
-        """A tape with kernels of ours, each of whose operations was compared with the truth; and the recorded
+        """A tape with our kernels, each of whose operations was compared with the truth; and the recorded
         operations whose replacement was wrong, with the reasons. Raises TapeError.
         """
         left: dict[int, str] = {}

@@ -41,7 +41,7 @@ class Bound:
 
 
 OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
-"""Kernels of ours: at most 16 products are added in the type of the values, all else in float32."""
+"""Our kernels: at most 16 products are added in the type of the values, all else in float32."""
 RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
 """Kernels of onnxruntime-web, which adds in the type of the values: was a recorded operation recognised correctly?"""
 IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
@@ -93,7 +93,7 @@ class Verdict:
     form: str
     """'fused'; 'lean', recorded kernels without clears; or 'plain', recorded kernels with them."""
     left: Mapping[int, str] = field(default_factory=dict)
-    """Recorded operations that no kernel of ours replaces because it was wrong, with the reason."""
+    """Recorded operations that none of our kernels replaces because it was wrong, with the reason."""
     passes: Mapping[str, str] = field(default_factory=dict)
     """The effect of each pass, for reports."""
     direct: bool = False
