@@ -72,15 +72,30 @@ def centering(size: str, gamma: str, beta: str) -> tuple[str, ...]:
     )
 
 
+def split_centering(size: str, gamma: str, beta: str) -> tuple[str, ...]:
+    """The lines for one row of a multiple of 512 elements."""
+    return (
+        f"let mean = sum_shared[0] / f32(uniforms.{size});",
+        "let inv_std_dev = inverseSqrt(sum_squared_shared[0] / "
+        f"f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
+        "y[offset] = ((cur_input - x_element_t(mean) ) * x_element_t(inv_std_dev) * "
+        f"{gamma}[offset] + {beta}[offset] );",
+    )
+
+
 NORM, SKIP_NORM = KERNELS["norm"], KERNELS["skip_norm"]
-LAYER_NORM = replace(
-    NORM, reads=("x", "scale", "bias"), lines=centering("norm_size", "scale", "bias"), compute=layer_norm
+LAYER_NORM, SPLIT_LAYER_NORM = (
+    replace(NORM, reads=("x", "scale", "bias"), lines=lines("norm_size", "scale", "bias"), compute=layer_norm)
+    for lines in (centering, split_centering)
 )
-SKIP_LAYER_NORM = replace(
-    SKIP_NORM,
-    reads=(*SKIP_NORM.reads, "beta"),
-    lines=("let value = input_value + skip_value;", *centering("hidden_size", "gamma", "beta")),
-    compute=skip_layer_norm,
+SKIP_LAYER_NORM, SPLIT_SKIP_LAYER_NORM = (
+    replace(
+        SKIP_NORM,
+        reads=(*SKIP_NORM.reads, "beta"),
+        lines=("let value = input_value + skip_value;", *lines("hidden_size", "gamma", "beta")),
+        compute=skip_layer_norm,
+    )
+    for lines in (centering, split_centering)
 )
 BIAS_GELU = Kernel(
     ("x", "bias"),
@@ -157,10 +172,10 @@ class Wider(Small):
         [y] = self.sketch.run(kernel, reads, {"y": WIDTH}, sizes)
         return y
 
-    def skip_layer_norm(self, x: int, skip: int) -> tuple[int, int]:
+    def skip_layer_norm(self, x: int, skip: int, kernel: Kernel = SKIP_LAYER_NORM) -> tuple[int, int]:
         reads = {"x": x, "skip": skip, "gamma": self.sketch.weights(WIDTH, 1.0), "beta": self.sketch.weights(WIDTH)}
         sizes = {"components": 4, "hidden_size": WIDTH, "epsilon": EPSILON, "skip_size": WIDTH}
-        y, total = self.sketch.run(SKIP_LAYER_NORM, reads, {"output": WIDTH, "input_skip_bias_sum": WIDTH}, sizes)
+        y, total = self.sketch.run(kernel, reads, {"output": WIDTH, "input_skip_bias_sum": WIDTH}, sizes)
         return y, total
 
     def made(self, x: int) -> Mapping[str, int]:
@@ -221,18 +236,24 @@ def test_a_sum_with_a_normalised_half_stays_before_dense_weights() -> None:
     assert small.made(y) == {"recorded": 3, "product": 2}
 
 
+@pytest.mark.parametrize(
+    "kernels", [(LAYER_NORM, SKIP_LAYER_NORM), (SPLIT_LAYER_NORM, SPLIT_SKIP_LAYER_NORM)], ids=["whole", "split"]
+)
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_layer_norm(dense: bool) -> None:
+def test_a_layer_norm(dense: bool, kernels: tuple[Kernel, Kernel]) -> None:
+    norm, skip_norm = kernels
     small = Wider(dense=dense)
     x = small.embedded()
-    y, _ = small.skip_layer_norm(x, small.matmul(small.layer_norm(x), WIDTH, WIDTH))
+    y, _ = small.skip_layer_norm(x, small.matmul(small.layer_norm(x, norm), WIDTH, WIDTH), skip_norm)
     assert small.made(y) == {"recorded": 1, "product norm residual": 1, "product norm": 1}
 
 
-@pytest.mark.parametrize("line", LAYER_NORM.lines)
-def test_a_layer_norm_is_told_by_each_of_its_lines(line: str) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "line"), [(kernel, line) for kernel in (LAYER_NORM, SPLIT_LAYER_NORM) for line in kernel.lines]
+)
+def test_a_layer_norm_is_told_by_each_of_its_lines(kernel: Kernel, line: str) -> None:
     small = Wider()
-    assert small.made(small.layer_norm(small.embedded(), LAYER_NORM.without(line))) == {"recorded": 2, "product": 1}
+    assert small.made(small.layer_norm(small.embedded(), kernel.without(line))) == {"recorded": 2, "product": 1}
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -57,16 +57,25 @@ def sum_normed(met: Met) -> list[Node]:
     return [total, met.node(Norm(size, kernel.element, by), (value,), met.written("output"))]
 
 
-CENTERED = (
-    "let mean = (sum.x + sum.y + sum.z + sum.w) / f32(uniforms.{size});",
-    "/ f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
-    "- x_element_t(mean) ) * x_element_t(inv_std_dev) * {gamma}[offset1d + i] + {beta}[offset1d + i] ;",
-)
-"""Lines that distinguish a LayerNorm with a bias, by the names of its size and its weights."""
+CENTERED = {
+    "": (
+        "let mean = (sum.x + sum.y + sum.z + sum.w) / f32(uniforms.{size});",
+        "/ f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
+        "- x_element_t(mean) ) * x_element_t(inv_std_dev) * {gamma}[offset1d + i] + {beta}[offset1d + i] ;",
+    ),
+    "split_": (
+        "let mean = sum_shared[0] / f32(uniforms.{size});",
+        "let inv_std_dev = inverseSqrt(sum_squared_shared[0] / f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
+        "- x_element_t(mean) ) * x_element_t(inv_std_dev) * {gamma}[offset] + {beta}[offset] );",
+    ),
+}
+"""Lines that distinguish a LayerNorm with a bias, by the names of its size and its weights. One row whose size is a
+multiple of 512 is split among workgroups.
+"""
 
 
-def centered(size: str, gamma: str, beta: str) -> tuple[str, ...]:
-    return tuple(line.format(size=size, gamma=gamma, beta=beta) for line in CENTERED)
+def centered(lines: tuple[str, ...], size: str, gamma: str, beta: str) -> tuple[str, ...]:
+    return tuple(line.format(size=size, gamma=gamma, beta=beta) for line in lines)
 
 
 def one_norm(kernel: OrtKernel) -> bool:
@@ -92,15 +101,18 @@ RULES = Rules(
             holds=one_norm,
             parts=normed,
         ),
-        Signature(
-            "layer_norm",
-            "norm",
-            ("x", "scale", "bias", "y"),
-            has=("inverseSqrt(", *centered("norm_size", "scale", "bias")),
-            asked=("norm_size", "epsilon"),
-            weights=("scale", "bias"),
-            holds=one_norm,
-            parts=normed,
+        *(
+            Signature(
+                f"{split}layer_norm",
+                "norm",
+                ("x", "scale", "bias", "y"),
+                has=("inverseSqrt(", *centered(lines, "norm_size", "scale", "bias")),
+                asked=("norm_size", "epsilon"),
+                weights=("scale", "bias"),
+                holds=one_norm,
+                parts=normed,
+            )
+            for split, lines in CENTERED.items()
         ),
         *(
             Signature(
@@ -116,7 +128,15 @@ RULES = Rules(
             )
             for kind, weights, lines, lacks in (
                 ("skip_norm", ("gamma",), ("x_element_t(inv_std_dev) * gamma[",), NORM_LACKS),
-                ("skip_layer_norm", ("gamma", "beta"), centered("hidden_size", "gamma", "beta"), ("bias[",)),
+                *(
+                    (
+                        f"{split}skip_layer_norm",
+                        ("gamma", "beta"),
+                        centered(lines, "hidden_size", "gamma", "beta"),
+                        ("bias[",),
+                    )
+                    for split, lines in CENTERED.items()
+                ),
             )
             for with_sum in ((), ("input_skip_bias_sum",))
         ),
