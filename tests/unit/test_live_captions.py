@@ -146,6 +146,37 @@ def test_a_slow_machine_makes_fewer_partial_texts(
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("took", "early"), [(0.0, True), (0.6, False)])
+def test_a_final_text_is_made_while_its_silence_is_awaited(
+    transcriber: capstan.Transcriber, package: Path, monkeypatch: pytest.MonkeyPatch, took: float, early: bool
+) -> None:
+    """Not on a machine whose texts take longer than the silence."""
+    given, made = 0, {}
+
+    async def transcribe_async(_: Any, samples: Any, **options: Any) -> capstan.Transcription:
+        assert str(len(samples)) not in made
+        made[str(len(samples))] = given
+        return capstan.Transcription(str(len(samples)), (), "en", 0.0)
+
+    async def collect() -> list[int]:
+        nonlocal given
+        waits = []
+        live = await transcriber.listener(capstan.speech.caption.LiveOptions(interval=0))
+        for given, block in enumerate(blocks(said())):
+            waits += [given - made[each.text] async for each in live.hear(block) if each.final]
+        await live.aclose()
+        return waits
+
+    times = iter(range(1000))
+    monkeypatch.setattr(listener, "monotonic", lambda: took * next(times))
+    monkeypatch.setattr(capstan.Transcriber, "transcribe_async", transcribe_async)
+    found = asyncio.run(collect())
+    # The first text shows how long one takes.
+    assert len(found) == 2
+    assert (found[1] >= 2) if early else (found[1] == 0)
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_is_being_said_at_the_end_is_final(transcriber: capstan.Transcriber, package: Path) -> None:
     cut = said()[: -round(0.9 * RATE)]
     *_, last = heard(transcriber, blocks(cut))

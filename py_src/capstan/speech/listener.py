@@ -47,6 +47,10 @@ class Listener:
         """The end of the last partial text."""
         self._wait = options.interval
         """Seconds of sound from one partial text to the next."""
+        self._took = 0.0
+        """Seconds that the last text took."""
+        self._early: tuple[Utterance, str] | None = None
+        """An utterance that seemed to end, and its text."""
 
     async def hear(self, samples: Any) -> AsyncIterator[Caption]:
         """The captions that the next samples give, of any number. Raises SoundError."""
@@ -57,10 +61,13 @@ class Listener:
             yield each
         begun = self._cutter.open
         if self._options.interval and begun is not None and heard - max(begun, self._shown) >= self._wait * RATE:
-            before = monotonic()
             yield await self._caption(Utterance(begun, heard), False)
             self._shown = heard
-            self._wait = max(self._options.interval, SHARE * (monotonic() - before))
+            self._wait = max(self._options.interval, SHARE * self._took)
+        ending = self._cutter.ending
+        # The final text is made while the silence that ends it is awaited, unless a text takes longer than that.
+        if ending is not None and self._took < self._options.silence and (not self._early or self._early[0] != ending):
+            self._early = ending, await self._text(ending)
 
     async def end(self) -> AsyncIterator[Caption]:
         """The caption of what was being said when the sound ended."""
@@ -86,8 +93,14 @@ class Listener:
         self._kept, self._first = self._kept[needed - self._first :], needed
 
     async def _caption(self, of: Utterance, final: bool) -> Caption:
+        text = self._early[1] if self._early and self._early[0] == of else await self._text(of)
+        return Caption(text, of.start / RATE, of.end / RATE, final)
+
+    async def _text(self, of: Utterance) -> str:
+        before = monotonic()
         found = await self._transcribe(self._part(of.start, of.end))
-        return Caption(found.text, of.start / RATE, of.end / RATE, final)
+        self._took = monotonic() - before
+        return found.text
 
     def _part(self, start: int, end: int) -> Samples:
         return self._kept[start - self._first : end - self._first]

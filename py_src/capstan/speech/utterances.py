@@ -61,6 +61,14 @@ class Utterances:
         return self._padded(self._start)
 
     @property
+    def ending(self) -> Utterance | None:
+        """The utterance that has ended unless somebody speaks on; None while its padding is not heard."""
+        if self._start is None or self._quiet is None or self._quiet - self._start <= SHORTEST:
+            return None
+        end = self._quiet + self._padding
+        return Utterance(self._padded(self._start), end) if end <= self._heard else None
+
+    @property
     def needed(self) -> int:
         """Samples before this one are in no later utterance."""
         open_from = self._heard if self._start is None else self._start
