@@ -1,6 +1,8 @@
-"""Products of weights that are not int4, and gates that were recorded as separate operations, are fused too."""
+"""Gates that were recorded as separate operations, of dense weights and others: which become one product."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,6 +10,10 @@ import pytest
 from capstan.tape import PASSES
 from tests.unit.small_decoders import INNER, VOCABULARY, WIDTH, Small, decoder
 from tests.unit.test_fusions import check, made_of
+
+JOINED = {"recorded": 1, "product gated": 1, "product": 1}
+HALF = {"recorded": 2, "product activated": 1, "product": 2}
+"""The activation joins its product, and the multiplication stays."""
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -17,141 +23,96 @@ def test_is_fused_as_int4_is(swapped: bool) -> None:
     assert made_of(check(small, small.sketch.record(recycle=False), PASSES)) == expected
 
 
-def test_a_gate_of_nbits_products() -> None:
-    small = Small()
+def gate(small: Small, *, act: str = "silu", alpha: float = 1.0, widths: tuple[int, int] = (INNER, INNER)) -> int:
     x = small.embedded()
-    gate, up = (small.matmul(x, INNER, WIDTH) for _ in range(2))
-    small.matmul(small.multiply(small.silu(gate, INNER), up, INNER), VOCABULARY, INNER, into=small.logits)
-    placement = check(small, small.sketch.record(), PASSES)
-    assert made_of(placement) == {"recorded": 1, "product gated": 1, "product": 1}
-    placement = check(small, small.sketch.record(), [name for name in PASSES if name != "dead"])
-    assert made_of(placement) == {"recorded": 1, "product gated": 1, "product": 1}, "its parts are left over"
+    opened, up = (small.matmul(x, width, WIDTH) for width in widths)
+    activated = small.gelu(opened, INNER) if act == "gelu" else small.silu(opened, INNER, alpha)
+    return small.multiply(activated, up, INNER)
 
 
-def gate_of(small: Small, alpha: float = 1.0, *, same_input: bool = True, widths: tuple[int, int] = (64, 64)) -> None:
-    x = small.embedded()
-    gate = small.matmul(x, widths[0], WIDTH)
-    up = small.matmul(x if same_input else small.cos, widths[1], WIDTH)
-    product = small.multiply(small.silu(gate, INNER, alpha), up, INNER)
-    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+def of_two_inputs(small: Small) -> int:
+    opened = small.matmul(small.embedded(), INNER, WIDTH)
+    return small.multiply(small.silu(opened, INNER), small.matmul(small.cos, INNER, WIDTH), INNER)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_gate_with_gelu_is_one_product(dense: bool) -> None:
+def squared(small: Small) -> int:
+    activated = small.silu(small.matmul(small.embedded(), INNER, WIDTH), INNER)
+    return small.multiply(activated, activated, INNER)
+
+
+def mixed(first: bool, second: bool) -> Callable[[Small], int]:
+    """An int4 and a dense product."""
+
+    def made(small: Small) -> int:
+        x, parts = small.embedded(), []
+        for dense in (first, second):
+            small.dense = dense
+            parts.append(small.matmul(x, INNER, WIDTH))
+        return small.multiply(small.silu(parts[0], INNER), parts[1], INNER)
+
+    return made
+
+
+def unknown(*names: str) -> Callable[[Small], int]:
+    """A gate of which nobody recognises these halves."""
+
+    def made(small: Small) -> int:
+        x = small.embedded()
+        opened, up = (
+            small.sketch.unknown(lambda v: np.resize(v[:WIDTH] ** 2, INNER), [x], INNER)
+            if name in names
+            else small.matmul(x, INNER, WIDTH)
+            for name in ("gate", "up")
+        )
+        return small.multiply(small.silu(opened, INNER), up, INNER)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "dense", "expected"),
+    [
+        (gate, False, JOINED),
+        (lambda small: gate(small, act="gelu"), False, JOINED),
+        (lambda small: gate(small, act="gelu"), True, JOINED),
+        (lambda small: gate(small, alpha=1.702), True, {"recorded": 3, "product": 3}),
+        (lambda small: gate(small, widths=(64, 68)), True, HALF),
+        (lambda small: gate(small, widths=(68, 68)), True, {"recorded": 3, "product": 3}),
+        (of_two_inputs, True, HALF),
+        (squared, True, {"recorded": 2, "product activated": 1, "product": 1}),
+        (mixed(False, True), False, HALF),
+        (mixed(True, False), False, HALF),
+        (unknown("gate"), False, {"recorded": 4, "product": 2}),
+        (unknown("gate", "up"), False, {"recorded": 5, "product": 1}),
+        (unknown("up"), False, {"recorded": 3, "product activated": 1, "product": 1}),
+    ],
+)
+def test_a_gate_is_one_product_where_its_halves_fit(
+    make: Callable[[Small], int], dense: bool, expected: dict[str, int]
+) -> None:
     small = Small(dense=dense)
-    x = small.embedded()
-    gate, up = (small.matmul(x, INNER, WIDTH) for _ in range(2))
-    small.matmul(small.multiply(small.gelu(gate, INNER), up, INNER), VOCABULARY, INNER, into=small.logits)
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 1, "product gated": 1, "product": 1}
+    small.matmul(make(small), VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, small.sketch.record(), PASSES)) == expected
+    if expected is JOINED:
+        kept = check(small, small.sketch.record(), [name for name in PASSES if name != "dead"])
+        assert made_of(kept) == JOINED, "its parts are left over"
 
 
-def test_a_gate_with_another_activation_stays() -> None:
-    small = Small(dense=True)
-    gate_of(small, 1.702)
-    placement = check(small, small.sketch.record(), PASSES)
-    assert made_of(placement) == {"recorded": 3, "product": 3}
-
-
-def test_a_gate_of_two_inputs_stays() -> None:
-    small = Small(dense=True)
-    gate_of(small, same_input=False)
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {
-        "recorded": 2,
-        "product activated": 1,
-        "product": 2,
-    }
-
-
-def test_a_gate_of_products_of_other_sizes_stays() -> None:
-    small = Small(dense=True)
-    gate_of(small, widths=(64, 68))
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {
-        "recorded": 2,
-        "product activated": 1,
-        "product": 2,
-    }
-    small = Small(dense=True)
-    gate_of(small, widths=(68, 68))
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 3}
-
-
+@pytest.mark.parametrize("lasts", [False, True], ids=["read elsewhere", "outlives the step"])
 @pytest.mark.parametrize("which", ["gate", "activated", "up"])
-def test_a_gate_of_which_something_is_read_elsewhere_stays(which: str) -> None:
+def test_a_gate_of_which_something_is_needed_elsewhere_stays(which: str, lasts: bool) -> None:
     small = Small(dense=True)
     s = small.sketch
     x = small.embedded()
-    parts = {name: small.matmul(x, INNER, WIDTH) for name in ("gate", "up")}
-    parts["activated"] = small.silu(parts["gate"], INNER)
-    product = small.multiply(parts["activated"], parts["up"], INNER)
-    s.unknown(lambda v: v[:8], [parts[which]], 8, into=s.lasting(8))
-    small.matmul(product, VOCABULARY, INNER, into=small.logits)
-    alone = which == "gate"
-    assert made_of(check(small, s.record(), PASSES)) == (
-        {"recorded": 4, "product": 3} if alone else {"recorded": 3, "product activated": 1, "product": 2}
-    )
-
-
-@pytest.mark.parametrize("which", ["gate", "activated", "up"])
-def test_a_gate_of_which_something_outlives_the_step_stays(which: str) -> None:
-    small = Small(dense=True)
-    s = small.sketch
-    x = small.embedded()
-    kept = s.lasting(INNER)
+    kept = s.lasting(INNER) if lasts else None
     parts = {name: small.matmul(x, INNER, WIDTH, into=kept if name == which else None) for name in ("gate", "up")}
     parts["activated"] = small.silu(parts["gate"], INNER)
-    if which == "activated":
+    if kept is not None and which == "activated":
         s.calls[-1].writes["y"] = parts["activated"] = kept
     product = small.multiply(parts["activated"], parts["up"], INNER)
+    if not lasts:
+        s.unknown(lambda v: v[:8], [parts[which]], 8, into=s.lasting(8))
     small.matmul(product, VOCABULARY, INNER, into=small.logits)
-    alone = which == "gate"
-    assert made_of(check(small, s.record(), PASSES)) == (
-        {"recorded": 3, "product": 3} if alone else {"recorded": 2, "product activated": 1, "product": 2}
-    )
-
-
-@pytest.mark.parametrize("unknown", [("gate", "up"), ("gate",), ("up",)], ids="-".join)
-def test_a_gate_of_what_nobody_recognises_stays(unknown: tuple[str, ...]) -> None:
-    small = Small()
-    s = small.sketch
-    x = small.embedded()
-    parts = {
-        name: s.unknown(lambda v: np.resize(v[:WIDTH] ** 2, INNER), [x], INNER)
-        if name in unknown
-        else small.matmul(x, INNER, WIDTH)
-        for name in ("gate", "up")
-    }
-    product = small.multiply(small.silu(parts["gate"], INNER), parts["up"], INNER)
-    small.matmul(product, VOCABULARY, INNER, into=small.logits)
-    stays = {"recorded": 3 + len(unknown), "product": 3 - len(unknown)}
-    if "gate" not in unknown:
-        stays = {"recorded": 3, "product activated": 1, "product": 1}
-    assert made_of(check(small, s.record(), PASSES)) == stays
-
-
-@pytest.mark.parametrize("kinds", [(False, True), (True, False)], ids=["int4 and dense", "dense and int4"])
-def test_a_gate_of_an_int4_and_a_dense_product_stays(kinds: tuple[bool, bool]) -> None:
-    small = Small()
-    x = small.embedded()
-    made = []
-    for dense in kinds:
-        small.dense = dense
-        made.append(small.matmul(x, INNER, WIDTH))
-    product = small.multiply(small.silu(made[0], INNER), made[1], INNER)
-    small.matmul(product, VOCABULARY, INNER, into=small.logits)
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {
-        "recorded": 2,
-        "product activated": 1,
-        "product": 2,
-    }
-
-
-def test_a_squared_silu_stays() -> None:
-    small = Small(dense=True)
-    activated = small.silu(small.matmul(small.embedded(), INNER, WIDTH), INNER)
-    product = small.multiply(activated, activated, INNER)
-    small.matmul(product, VOCABULARY, INNER, into=small.logits)
-    assert made_of(check(small, small.sketch.record(), PASSES)) == {
-        "recorded": 2,
-        "product activated": 1,
-        "product": 1,
-    }
+    stays = {"product": 3} if which == "gate" else {"product activated": 1, "product": 2}
+    recorded = (3 if which == "gate" else 2) + (not lasts)
+    assert made_of(check(small, s.record(), PASSES)) == {"recorded": recorded, **stays}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from itertools import product as combinations
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_ste
 from capstan.tape.ops.attention import Attention
 from capstan.tape.ops.attention_plan import plan_attention
 from capstan.tape.ops.gemv import Factor
-from capstan.tape.ops.gemv_dense import column_width
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
 from capstan.tape.placement import Place, Placement
@@ -58,21 +56,6 @@ def matvec(*, norm: bool = False, residual: bool = False, gated: bool = False, e
         up=(UP, UP_SCALES) if gated else None,
     )
     return node(what, (1, 2) if residual else (1,), (3,))
-
-
-@pytest.mark.parametrize("block", [16, 32])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("gated", [False, True])
-def test_products_with_zero_points_bind_what_their_template_declares(gated: bool, bits: int, block: int) -> None:
-    up = (UP, UP_SCALES, UP_ZEROS) if gated else None
-    what = MatVec(WEIGHTS, SCALES, 96, 64, block, "f32", up=up, bits=bits, zeros=ZEROS)
-    [kernel] = emitted(node(what, (1,), (3,))).kernels
-    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS], "scales": ["recorded", SCALES]}
-    expected |= {"zeros": ["recorded", ZEROS], "y": ["recorded", 13]}
-    halves = {"weights_up": UP, "scales_up": UP_SCALES, "zeros_up": UP_ZEROS} if gated else {}
-    assert named(kernel) == expected | {name: ["recorded", buffer] for name, buffer in halves.items()}
-    flags = [kernel["constants"][name] for name in ("BYTES", "SIXTEENS", "BLOCK")]
-    assert flags == [bits == 8, block == 16, block]
 
 
 @pytest.mark.parametrize(("buffers", "kernels"), [(9, 1), (8, 2)])
@@ -184,55 +167,6 @@ def named(kernel: dict[str, Any]) -> dict[str, Any]:
     bindings: dict[str, Any] = kernel["bindings"]
     assert bindings.keys() == {name for name, _ in declared(kernel)}
     return bindings
-
-
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("element", ["f32", "f16"])
-@pytest.mark.parametrize(
-    ("norm", "residual", "gated"),
-    [flags for flags in combinations([False, True], repeat=3) if not (flags[1] and flags[2])],
-)
-def test_products_bind_what_their_template_declares(
-    norm: bool, residual: bool, gated: bool, element: str, limits: WorkgroupLimits
-) -> None:
-    step = emitted(matvec(norm=norm, residual=residual, gated=gated, element=element), limits=limits)
-    [kernel] = step.kernels
-    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS], "scales": ["recorded", SCALES]}
-    expected |= {"gamma": ["recorded", GAMMA]} if norm else {}
-    expected |= {"residual": ["scratch", 0]} if residual else {}
-    expected |= {"weights_up": ["recorded", UP], "scales_up": ["recorded", UP_SCALES]} if gated else {}
-    assert named(kernel) == {**expected, "y": ["recorded", 13]}
-    assert [name for name, access in declared(kernel) if access == "read_write"] == ["y"]
-    assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_q4", element == "f16", limits.lanes)
-    assert [kernel["constants"][name] for name in ("N", "K", "BLOCK")] == [96, 64, 32]
-    assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
-    assert kernel["floats"] == (["EPSILON"] if norm else [])
-
-
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("element", ["f32", "f16"])
-@pytest.mark.parametrize(
-    ("norm", "residual", "gated"),
-    [flags for flags in combinations([False, True], repeat=3) if not (flags[1] and flags[2])],
-)
-def test_dense_products_bind_what_their_template_declares(
-    norm: bool, residual: bool, gated: bool, element: str, limits: WorkgroupLimits
-) -> None:
-    by = RmsNorm(GAMMA, 0.5) if norm else None
-    what = MatVec(WEIGHTS, None, 1000, 64, 0, element, norm=by, residual=residual, up=(UP,) if gated else None)
-    step = emitted(node(what, (1, 2) if residual else (1,), (3,)), limits=limits)
-    [kernel] = step.kernels
-    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS]}
-    expected |= {"gamma": ["recorded", GAMMA]} if norm else {}
-    expected |= {"residual": ["scratch", 0]} if residual else {}
-    expected |= {"weights_up": ["recorded", UP]} if gated else {}
-    assert named(kernel) == {**expected, "y": ["recorded", 13]}
-    assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_dense", element == "f16", limits.lanes)
-    assert [kernel["constants"][name] for name in ("N", "K")] == [1000, 64]
-    assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
-    columns = kernel["constants"]["COLUMNS"] * column_width(element == "f16")
-    [[_, _, x, y, z]] = step.played
-    assert (x, y, z) == (-(-1000 // columns), 1, 1)
 
 
 @pytest.mark.parametrize("element", ["f32", "f16"])

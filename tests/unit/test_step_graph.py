@@ -10,14 +10,12 @@ import pytest
 from capstan.tape import BindGroup, Command, Copy, Dispatch, DispatchIndirect, MatVec, Pipeline, Recorded, Recording
 from capstan.tape.ops import RULES
 from capstan.tape.ops.attention import Attention
-from capstan.tape.ops.elementwise import Add
 from capstan.tape.ops.gemv import fits_matvec
-from capstan.tape.ops.norm import Norm
 from capstan.tape.ort_kernels import read_step
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import KERNELS
-from tests.unit.small_decoders import BLOCK, HEAD, HEADS, INNER, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.small_decoders import BLOCK, HEAD, HEADS, VOCABULARY, WIDTH, Small, decoder
 
 SIZE = 64
 EVERY = ("matvec", "gated", "norm", "residual", "attention")
@@ -47,32 +45,9 @@ def homes(graph: StepGraph, values: Collection[int]) -> list[int]:
 
 
 class TestValues:
-    def test_each_write_makes_a_new_one(self) -> None:
-        graph = plain(((1,), (2,)), ((2,), (3,)), ((3,), (2,)), ((2,), (9,)))
-        first, second, third, fourth = graph.nodes
-        assert second.reads == first.writes
-        assert third.writes != first.writes
-        assert homes(graph, third.writes) == homes(graph, first.writes) == [2]
-        assert third.writes[0] in fourth.reads
-
-    def test_what_was_there_before_the_step_and_what_must_be_there_after_it(self) -> None:
-        graph = plain(((1,), (2,)), ((2, 3), (9,)))
-        assert {buffer: graph.homes[value] for buffer, value in graph.first.items()} == {1: 1, 3: 3, 9: 9}
-        assert graph.last == {9: graph.nodes[1].writes[0]}
-
-    def test_a_buffer_that_outlives_the_step_is_read_where_it_is_written(self) -> None:
-        graph = plain(((1,), (9,)), ((1,), (9,)))
-        assert graph.first[9] in graph.nodes[0].reads
-        assert graph.nodes[0].writes[0] in graph.nodes[1].reads
-
     def test_a_buffer_that_outlives_the_step_and_is_only_read_must_stay(self) -> None:
         graph = plain(((9,), (2,)))
         assert graph.last == {9: graph.first[9]}
-
-    def test_a_kernel_writes_all_of_what_was_read_or_was_there_before(self) -> None:
-        graph = plain(((1,), (2,)), ((2,), (3,)), ((1,), (2,)), ((1,), (4,)))
-        assert homes(graph, graph.nodes[2].reads) == [1]
-        assert homes(graph, graph.nodes[3].reads) == [1]
 
     def test_a_kernel_may_change_a_part_of_what_nobody_has_read(self) -> None:
         graph = plain(((1,), (2,)), ((3,), (2,)), ((2,), (9,)))
@@ -101,14 +76,6 @@ class TestValues:
         graph = read_step(recording, ops, (), EVERY, (), RULES)[0]
         assert homes(graph, graph.nodes[0].reads) == [5]
 
-    def test_readers_and_makers(self) -> None:
-        graph = plain(((1,), (2,)), ((2,), (3,)), ((2, 3), (9,)))
-        [made] = graph.nodes[0].writes
-        assert graph.makers()[made] == graph.nodes[0]
-        assert graph.readers()[made] == [graph.nodes[1], graph.nodes[2]]
-        assert graph.first[1] not in graph.makers()
-        assert graph.nodes[2].writes[0] not in graph.readers()
-
 
 def read(step: step_simulator.Recorded, lift: Collection[str], kept: Collection[int] = ()) -> StepGraph:
     return read_step(step.recording, step.ops, step.lasting, lift, kept, RULES)[0]
@@ -120,30 +87,6 @@ def kinds(graph: StepGraph, index: int) -> list[type]:
 
 
 class TestWhatKernelsCompute:
-    @pytest.mark.parametrize(
-        ("name", "lift", "expected"),
-        [
-            ("qkv 0", "matvec", [MatVec]),
-            ("bias 0", "residual", [Add]),
-            ("first norm", "norm", [Norm]),
-            ("norm 0", "norm", [Add, Norm]),
-            ("last norm", "norm", [Add, Norm]),
-            ("gated 0", "gated", [Add, MatVec]),
-            ("rotary 0", "attention", [Attention]),
-            ("split 0", "attention", [Attention]),
-            ("join 0", "attention", [Attention]),
-        ],
-    )
-    def test_is_read_where_asked_for(self, name: str, lift: str, expected: list[type]) -> None:
-        small = decoder(bias=True)
-        step = small.sketch.record(recycle=False)
-        index = small.calls[name]
-        assert kinds(read(step, EVERY), index) == expected
-        assert kinds(read(step, (lift,)), index) == expected
-        others = [other for other in EVERY if other != lift]
-        assert kinds(read(step, others), index) == [Recorded]
-        assert kinds(read(step, EVERY, {index}), index) == [Recorded]
-
     def test_one_operation_kept_keeps_its_attention(self) -> None:
         small = decoder()
         step = small.sketch.record(recycle=False)
@@ -151,54 +94,6 @@ class TestWhatKernelsCompute:
             graph = read(step, EVERY, {small.calls[name]})
             assert [kinds(graph, small.calls[f"{part} 0"]) for part in ("rotary", "split", "join")] == [[Recorded]] * 3
             assert kinds(graph, small.calls["join 1"]) == [Attention]
-
-    def test_nothing_is_lost_and_nothing_made_twice(self) -> None:
-        small = decoder(bias=True, gated=False, watched=True)
-        step = small.sketch.record(3)
-        graph = read(step, EVERY)
-        assert set().union(*(node.origins for node in graph.nodes)) == set(range(len(step.ops)))
-        written = [value for node in graph.nodes for value in node.writes]
-        assert len(written) == len(set(written))
-        assert [node.position for node in graph.nodes] == sorted(node.position for node in graph.nodes)
-
-    def test_products(self) -> None:
-        small = decoder()
-        step = small.sketch.record(recycle=False)
-        call = small.sketch.calls[small.calls["head"]]
-        [node] = [node for node in read(step, EVERY).nodes if small.calls["head"] in node.origins]
-        weights, scales = (step.buffer_of[call.reads[name]] for name in ("input_b", "scales_b"))
-        assert node.what == MatVec(weights, scales, VOCABULARY, WIDTH, BLOCK, "f32")
-        graph = read(step, EVERY)
-        assert homes(graph, node.reads) == [step.buffer_of[call.reads["input_a"]]]
-        assert homes(graph, node.writes) == [step.buffer_of[small.logits]]
-
-    def test_gated_halves(self) -> None:
-        small = decoder()
-        step = small.sketch.record(recycle=False)
-        call = small.sketch.calls[small.calls["gated 0"]]
-        at = {name: step.buffer_of[tensor] for name, tensor in {**call.reads, **call.writes}.items()}
-        graph = read(step, EVERY)
-        total, gate = (node for node in graph.nodes if small.calls["gated 0"] in node.origins)
-        assert total.what == Add(WIDTH, "f32")
-        assert homes(graph, total.reads) == [at["input_a"], at["skip"]]
-        assert homes(graph, total.writes) == [at["input_skip_bias_sum"]]
-        assert isinstance(gate.what, MatVec)
-        assert gate.reads == total.writes
-        assert homes(graph, gate.writes) == [at["output"]]
-        assert (gate.what.weights, gate.what.scales) == (at["gate_b"], at["gate_scales_b"])
-        assert gate.what.up == (at["up_b"], at["up_scales_b"])
-        assert (gate.what.n, gate.what.k) == (INNER, WIDTH)
-        assert gate.what.norm is not None
-        assert gate.what.norm.gamma == at["norm_scale"]
-        assert gate.what.norm.epsilon == pytest.approx(1e-5)
-
-    def test_a_sum_that_is_not_kept_has_no_buffer(self) -> None:
-        small = decoder()
-        step = small.sketch.record(recycle=False)
-        graph = read(step, EVERY)
-        total, norm = (node for node in graph.nodes if small.calls["last norm"] in node.origins)
-        assert total.writes[0] not in graph.homes
-        assert norm.reads == total.writes
 
     @pytest.mark.parametrize("norms", ["inside", "apart", "all", "no"])
     def test_attention_of_q_k_and_v_that_were_split(self, norms: str) -> None:
@@ -286,25 +181,6 @@ class TestWhatKernelsCompute:
         graph = read(s.record(recycle=False), EVERY)
         assert kinds(graph, small.calls["join 0"]) == [Recorded]
         assert kinds(graph, small.calls["join 1"]) == [Attention]
-
-    def test_attention(self) -> None:
-        small = decoder()
-        step = small.sketch.record(recycle=False)
-        graph = read(step, EVERY)
-        [node] = [node for node in graph.nodes if small.calls["join 1"] in node.origins]
-        assert node.origins == {small.calls[f"{part} 1"] for part in ("rotary", "split", "join")}
-        assert node.position == small.calls["join 1"]
-        what = node.what
-        assert isinstance(what, Attention)
-        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, HEAD, 160)
-        assert what.scale == pytest.approx(0.35)
-        caches = [step.buffer_of[cache] for cache in small.caches[2:]]
-        assert [what.key, what.value] == caches
-        assert [what.cos, what.sin] == [step.buffer_of[small.cos], step.buffer_of[small.sin]]
-        qkv = small.sketch.calls[small.calls["rotary 1"]].reads["packed_qkv"]
-        out = small.sketch.calls[small.calls["join 1"]].writes["output"]
-        assert homes(graph, node.reads) == [step.buffer_of[qkv], *caches]
-        assert homes(graph, node.writes) == [step.buffer_of[out], *caches]
 
 
 class TestShapes:
