@@ -71,12 +71,6 @@ class TestRunningAhead:
         if len(wanted) > 1:
             assert [picks for picks, _ in decoder.submitted] == wanted
 
-    def test_the_first_pick_alone_is_no_burst_for_what_is_behind_it(self) -> None:
-        generator, paper = made(decoder={"in_flight": 3, "usual": 16, "behind": 4}, max_length=len(PROMPT) + 1)
-        generator.append_tokens(PROMPT)
-        assert asyncio.run(take(generator, 1)) == run_of(PROMPT, 1)
-        assert paper.decoders[0].submitted == [(1, True)], "there is no room for more"
-
     @pytest.mark.parametrize(
         ("prepares", "prompt_first", "warmed"), [(0, False, 0), (1, False, 1), (2, False, 1), (1, True, 0)]
     )
@@ -96,17 +90,6 @@ class TestRunningAhead:
         asyncio.run(run())
         assert paper.decoders[0].warmed == warmed
         assert paper.decoders[0].prefills == [(PROMPT, 0)]
-
-    def test_an_awaited_first_token_does_not_wait_for_kernels_of_long_prompts(self) -> None:
-        generator, paper = made()
-
-        async def run() -> None:
-            await generator.prepare_async(record=False)
-            assert paper.decoders[0].warmed == 0
-            await generator.prepare_async()
-
-        asyncio.run(run())
-        assert paper.decoders[0].warmed == 1
 
     @pytest.mark.parametrize("taken", [0, 1, 4])
     @pytest.mark.parametrize("run_ahead", [1, 3, 8, None])
@@ -131,12 +114,6 @@ class TestRunningAhead:
         found = asyncio.run(run())
         assert found == run_of(PROMPT, len(found))
         assert generator.get_sequence() == PROMPT + found
-
-    def test_a_long_run_ahead_is_cut_to_what_the_device_takes(self) -> None:
-        generator, paper = made(run_ahead=64, decoder={"largest": 1, "in_flight": 1})
-        generator.append_tokens(PROMPT)
-        assert asyncio.run(take(generator, 6)) == run_of(PROMPT, 6)
-        assert {picks for picks, _ in paper.decoders[0].submitted} == {1}
 
     @every_run_ahead
     def test_appending_discards_what_ran_ahead(self, run_ahead: int | None) -> None:
@@ -241,15 +218,6 @@ class TestRewinding:
         with pytest.raises(OptionError, match=rf"rewind_to\({length}\): the sequence has 7 tokens"):
             generator.rewind_to(length)
 
-    def test_makes_a_done_generator_go_on(self) -> None:
-        generator, _ = made(max_length=8)
-        generator.append_tokens(PROMPT)
-        asyncio.run(take(generator, 5))
-        assert generator.is_done()
-        generator.rewind_to(5)
-        assert not generator.is_done()
-        assert asyncio.run(take(generator, 3)) == run_of(PROMPT, 5)[2:]
-
 
 class TestEndOfSequence:
     @every_run_ahead
@@ -281,21 +249,6 @@ class TestEndOfSequence:
         # Steps past the end may have written other rows for the token before it.
         assert paper.decoders[0].prefills[-1] == ([first[-2], 50], len(PROMPT) + len(first) - 2)
 
-    def test_is_not_done_before_it_was_read(self) -> None:
-        generator, _ = made(run_ahead=8, decoder={"eos_at": 6})
-        generator.append_tokens(PROMPT)
-        asyncio.run(take(generator, 2))
-        assert not generator.is_done()
-        assert generator.finish_reason is None
-        asyncio.run(take(generator, 2))
-        assert generator.is_done()
-
-    def test_stops_submitting(self) -> None:
-        generator, paper = made(run_ahead=2, decoder={"eos_at": 4})
-        generator.append_tokens(PROMPT)
-        asyncio.run(take(generator, 2))
-        assert len(paper.decoders[0].submitted) <= 3
-
     def test_the_tokens_after_it_in_a_burst_are_dropped_by_a_rewind_too(self) -> None:
         generator, paper = made(run_ahead=8, decoder={"eos_at": 6})
         generator.append_tokens(PROMPT)
@@ -320,20 +273,6 @@ class TestLogits:
 
         asyncio.run(run())
 
-    def test_can_be_replaced(self) -> None:
-        generator, _ = made(run_ahead=8)
-        generator.append_tokens(PROMPT)
-
-        async def run() -> list[int]:
-            first = await take(generator, 3)
-            values = array("f", [0.0] * VOCAB)
-            values[77] = 2.0
-            await generator.set_logits_async(values)
-            return [*first, *await take(generator, 4)]
-
-        first = run_of(PROMPT, 3)
-        assert asyncio.run(run()) == [*first, 77, *run_of([*PROMPT, *first, 77], 3)]
-
     @pytest.mark.parametrize(
         ("values", "message"),
         [
@@ -348,11 +287,6 @@ class TestLogits:
         with pytest.raises(OptionError, match=message):
             asyncio.run(generator.set_logits_async(values))
         assert paper.decoders == [], "nothing was computed for them"
-
-    def test_need_tokens(self) -> None:
-        generator, _ = made()
-        with pytest.raises(PromptError, match="the sequence is empty"):
-            asyncio.run(generator.get_logits_async())
 
 
 class TestTokens:
@@ -388,20 +322,6 @@ class TestTokens:
             asyncio.run(take(generator, 1))
         with pytest.raises(PromptError, match="would have 5 tokens, max_length is 4"):
             generator.append_tokens([5])
-
-    def test_an_empty_generator_generates_nothing(self) -> None:
-        generator, paper = made()
-        with pytest.raises(PromptError, match="the sequence is empty; append_tokens first"):
-            asyncio.run(take(generator, 1))
-        assert paper.decoders == []
-
-    def test_sequences_are_copies_and_there_is_one(self) -> None:
-        generator, _ = made()
-        generator.append_tokens(PROMPT)
-        generator.get_sequence().append(1)
-        assert generator.get_sequence(0) == PROMPT
-        with pytest.raises(OptionError, match="sequence 1 was requested; its rows are 0 to 0"):
-            generator.get_sequence(1)
 
 
 class Letters:

@@ -230,7 +230,7 @@ GENERATION = (
         "values = list(islice(source, batch_size * max(room, 1) + 1))",
         "values = list(islice(source, batch_size * max(room, 1)))",
         "tokens beyond max_length are cut off in silence",
-        unit("generator_use::TestOptions::test_endless_tokens_are_refused_at_max_length"),
+        unit("generator::TestTokens::test_that_do_not_fit_are_refused_and_leave_the_generator_as_it_was"),
     ),
     Mutation(
         "row_prompts.there",
