@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from capstan.graph.encoder_layers import ACTIVATIONS as GRAPH_ACTIVATIONS
 from capstan.tape.kernel_plan import MatrixSize
+from capstan.tape.ops.matmul_matrices import ACTIVATIONS
 from capstan.tape.ops.matrix_tiling import MatrixTiling
 from tests.browser.kernel_page import KernelPage, packed
 
@@ -37,6 +39,8 @@ class Case:
     zeros: bool = False
     minima: bool = False
     residual: bool = False
+    activation: str = ""
+    """With a bias before it."""
 
 
 def held(elements: NDArray[np.uint8], bits: int) -> bytes:
@@ -80,11 +84,16 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         "M": case.rows,
         **({} if case.dense else {"BLOCK": case.block, "BYTES": case.bits == 8}),
         **tiling.constants(case.gated, case.dense),
+        **({"ACTIVATED": True, "GELU": False, "ERF": False} if case.activation else {}),
+        **ACTIVATIONS.get(case.activation, {}),
     }
     count = case.rows * case.n
     guarded = np.full(count + GUARD, UNTOUCHED).tobytes()
     residual = random.normal(0, 3, (case.rows, case.n)).astype(np.float16)
     buffers = {"x": x.tobytes(), "y": guarded, **bound, **({"residual": residual.tobytes()} if case.residual else {})}
+    bias = random.normal(0, 1, case.n).astype(np.float16)
+    if case.activation:
+        buffers["bias"] = bias.tobytes()
     workgroups = (*tiling.workgroups(case.rows, case.n, case.gated), 1)
     data = page.run("matmul_matrices", constants, buffers, workgroups, half=True, lanes=tiling.lanes)
     found = np.frombuffer(data, np.float16)
@@ -101,6 +110,9 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         # The slope of silu is at most 1.1.
         bound = slack * (1.1 * size * np.abs(up) + up_size * np.abs(gate) + 1.1 * slack * size * up_size)
         y = gate * up
+    if case.activation:
+        # The slope of each activation is at most 1.2; erf is off by 1.5e-7.
+        y, bound = np.vectorize(GRAPH_ACTIVATIONS[case.activation])(y + bias), 1.2 * bound + 2.0**-21
     y = y + residual if case.residual else y
     bound = bound + np.abs(y) * 2.0**-11 + 2.0**-25
     errors = np.abs(got - y) / bound
@@ -126,8 +138,11 @@ CASES = [
     Case(20, 96, 40, bits=8, minima=True, gated=True),
     Case(9, 96, 24, bits=8, minima=True, block=16),
     Case(9, 160, 24, zeros=True, minima=True, block=128),
+    Case(20, 72, 40, dense=True, activation="gelu"),
+    Case(20, 72, 40, activation="gelu by erf", residual=True),
+    Case(20, 56, 40, dense=True, activation="silu", residual=True),
 ]
-"""Rows and columns end within a tile."""
+"""Rows and columns end within a tile, some rows of weights within a step."""
 
 
 @pytest.mark.one_in(4)

@@ -41,6 +41,8 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     cache_bits: int = 0
+    whole: bool = False
+    """Whether all positions see all."""
 
 
 def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
@@ -84,7 +86,13 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     count = case.rows * heads * case.head
     lengths = np.array([total - 1, 0], np.int32).tobytes()
     buffers = {name: array.tobytes() for name, array in zip(("q", "keys", "values"), [held[0], *stored], strict=True)}
-    buffers |= {"lengths": lengths, "y": np.full(count + GUARD, UNTOUCHED).tobytes()}
+    buffers["y"] = np.full(count + GUARD, UNTOUCHED).tobytes()
+    if case.whole:
+        buffers |= {
+            name: np.moveaxis(cache, 0, 1).tobytes() for name, cache in zip(("keys", "values"), stored, strict=True)
+        }
+    else:
+        buffers["lengths"] = lengths
     sinks = np.linspace(-40, 20, heads).astype(np.float16)
     if case.sinks:
         buffers["head_sink"] = np.append(sinks, [UNTOUCHED] * (heads % 2)).astype(np.float16).tobytes()
@@ -101,7 +109,7 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     scores = np.einsum("mhd,hpd->hmp", wide_q, spread[0]) * scale
     sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(spread[0])) * scale
     back = case.past + np.arange(case.rows)[:, None] - np.arange(total)[None, :]
-    seen = (back >= 0) & (back < (case.window or total))
+    seen = ((back >= 0) & (back < (case.window or total))) | case.whole
     if case.softcap:
         scores = case.softcap * np.tanh(scores / case.softcap)
     scores = np.where(seen, scores, -np.inf)
@@ -143,6 +151,8 @@ CASES = [
     Case(21, 20, group=3, kv_heads=2, cache_bits=8),
     Case(9, 47, group=3, window=16, kv_heads=2, cache_bits=8),
     Case(21, 20, group=3, kv_heads=2, cache_bits=4),
+    Case(37, 0, kv_heads=3, head=24, capacity=37, whole=True),
+    Case(37, 0, kv_heads=2, head=24, capacity=37, whole=True, rising=True, outliers=True),
 ]
 """Rows end within a tile, positions within a step; several heads share a tile."""
 
@@ -159,8 +169,9 @@ TILINGS = [
     AttentionTiling(SIZE, 16, matrices=1, subgroups=2, block=16),
     AttentionTiling(SIZE, 16, matrices=1, subgroups=1, block=32),
     AttentionTiling(SIZE, 8, matrices=1, subgroups=3, block=16),
+    AttentionTiling(MatrixSize(8, 8, 16), 4, matrices=1, subgroups=2, block=16),
 ]
-"""A row of scores is one thread's, or several rows are, or several threads share one."""
+"""A row of scores is one thread's, or several rows are, or several threads share one; or heads end within a matrix."""
 
 
 @pytest.mark.one_in

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, Binding, Kernel, Operation, Value
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
@@ -25,7 +25,8 @@ class MatrixMatMul(Operation):
     """`rows` rows of x, each multiplied by W: [n, k] in integers of `bits` with one scale, one zero point if there are
     `zeros`, and one minimum if there are `minima`, for each `block` of a row; or, without scales, [k, n] in float16.
 
-    reads[0] is x. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
+    reads[0] is x. With `up`, the result is silu(W x) * (W_up x). `bias` is added, then comes the `activation`, then
+    reads[1] is added, if there is one. Buffers of weights by id.
     """
 
     weights: int
@@ -41,15 +42,22 @@ class MatrixMatMul(Operation):
     bits: int = 4
     zeros: int | None = None
     minima: int | None = None
+    bias: int | None = None
+    activation: str = ""
+    """A name in ACTIVATIONS; "" for none."""
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.n * ELEMENT_BYTES["f16"]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        bindings: dict[str, Binding] = {"x": Value(reads[0]), "y": Value(writes[0]), **weights_of(self)}
+        named = {name: Value(value) for name, value in zip(("x", "residual"), reads, strict=False)}
+        bias = {} if self.bias is None else {"bias": Buffer(self.bias)}
+        bindings: dict[str, Binding] = {**named, "y": Value(writes[0]), **weights_of(self), **bias}
         return [Kernel(plan_matrices(self, limits), True, bindings)]
 
 
+ACTIVATIONS = {"gelu": {"GELU": True}, "gelu by erf": {"ERF": True}, "silu": {}}
+"""The activations of activation.wgsl, each with those of its constants that are true."""
 TILINGS = (
     ((4, 2), (2, 4), 32),
     ((2, 4), (4, 2), 32),
@@ -58,6 +66,8 @@ TILINGS = (
     ((1, 2), (2, 2), 32),
 )
 """Matrix operations of a subgroup, subgroups, step: the best first, if there are enough workgroups."""
+STEP = 32
+"""Elements of k in a step of each."""
 FILLED = 96
 """Workgroups that give most processors of a large adapter one: 96 tiles of 128 rows by 128 columns took 83 us on an
 H200, 192 of half the rows 94; 64 and 128 of these tiles took 82 and 48.
@@ -74,7 +84,7 @@ def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: W
         tiling
         for size in (limits.matrices if limits.lanes else ())
         for shape in TILINGS
-        if (tiling := MatrixTiling(size, limits.lanes, *shape)).fits(k, gated, dense, limits)
+        if (tiling := MatrixTiling(size, limits.lanes, *shape)).fits(-(-k // STEP) * STEP, gated, dense, limits)
     ]
     for tiling in fitting:
         columns, tiles = tiling.workgroups(rows, n, gated)
@@ -85,9 +95,10 @@ def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: W
 
 def fits_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> bool:
     """Whether matmul_matrices.wgsl covers these weights on this adapter."""
-    whole = what.n % 8 == 0 and what.k % 32 == 0
+    whole = what.n % 8 == 0 and what.k % 8 == 0
     if what.scales is not None:
-        whole = whole and what.block > 0 and what.block % 16 == 0 and what.bits in (4, 8)
+        last = what.k % STEP == 0 or what.block % STEP == 0
+        whole = whole and last and what.block > 0 and what.block % 16 == 0 and what.bits in (4, 8)
     gated = what.up is not None
     return whole and tune_matrices(what.rows, what.n, what.k, gated, what.scales is None, limits) is not None
 
@@ -97,11 +108,13 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
-    constants = {"K": what.k, "N": what.n, "M": what.rows}
+    constants: dict[str, int | float | bool] = {"K": what.k, "N": what.n, "M": what.rows}
     if not dense:
         constants |= {"BYTES": what.bits == 8, "BLOCK": what.block}
-    counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
-    return KernelPlan("matmul_matrices", {**constants, **tiling.constants(gated, dense)}, counts)
+    constants |= tiling.constants(gated, dense)
+    if what.activation:
+        constants |= {"ACTIVATED": True, "GELU": False, "ERF": False, **ACTIVATIONS[what.activation]}
+    return KernelPlan("matmul_matrices", constants, (*tiling.workgroups(what.rows, what.n, gated), 1))
 
 
 @dataclass

@@ -77,6 +77,7 @@ class MatrixTiling:
             "HALF_MN": self.matrices[1] // 2,
             "K_PARTS": self.step // self.size.k // self.slices,
             "OUT": self.matrices[1] // 2 if gated else self.matrices[1],
+            "ACTIVATED": False,
         }
 
 

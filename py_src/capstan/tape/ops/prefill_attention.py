@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,8 @@ __all__ = [
 class PrefillAttention(Operation):
     """Causal attention of the last `rows` positions, each over itself and those before it, in float16. Reads the
     rotated queries [rows, heads, head], keys and values [kv_heads, capacity, head], and the number of filled positions
-    minus one.
+    minus one. With `whole`, attention of all `rows` positions over all: keys and values are [rows, kv_heads, head], and
+    there is no number.
     """
 
     rows: int
@@ -47,6 +49,7 @@ class PrefillAttention(Operation):
     """The cap of scores; 0 for none."""
     cache_bits: int = 0
     """8 or 4 for quantized caches, 0 for float16."""
+    whole: bool = False
 
     def with_left_out(self, window: int, softcap: float) -> PrefillAttention:
         """The same attention with the window and soft cap that the recorded kernels leave out."""
@@ -56,7 +59,7 @@ class PrefillAttention(Operation):
         return self.rows * self.heads * self.head * ELEMENT_BYTES["f16"]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        names = ("q", "keys", "values", "lengths")
+        names = ("q", "keys", "values", *(() if self.whole else ("lengths",)))
         bindings: dict[str, Binding] = {name: Value(value) for name, value in zip(names, reads, strict=True)}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         return [Kernel(plan_prefill_attention(self, limits), True, {**bindings, "y": Value(writes[0]), **sinks})]
@@ -91,9 +94,14 @@ class AttentionTiling:
         """Threads that own a row of scores."""
         return max(1, self.workgroup // self.tile)
 
+    def width(self, head: int) -> int:
+        """Elements of a staged row: whole matrices."""
+        part = math.lcm(self.size.n, self.size.k)
+        return -(-head // part) * part
+
     def memory(self, head: int) -> int:
         """Bytes of workgroup memory: keys and values, scores, weights, each row with 16 bytes to spare; two words."""
-        stride = head // 8 + 1
+        stride = self.width(head) // 8 + 1
         staged = 2 * self.block * stride
         through = self.tile * (self.block // 4 + 1 + self.block // 8 + 1)
         return 16 * max(staged + through, self.tile * stride) + 4 * (self.tile + self.subgroups)
@@ -101,14 +109,15 @@ class AttentionTiling:
     def held(self, head: int) -> int:
         """Words that a thread holds at once: its parts of the queries and results, keys and values on their way, and
         the scores that it owns."""
-        matrices = self.matrices * head * (self.size.m // 2 + self.size.m) // self.lanes
-        requested = 8 * -(-self.block * head // 8 // self.workgroup)
+        width = self.width(head)
+        matrices = self.matrices * width * (self.size.m // 2 + self.size.m) // self.lanes
+        requested = 8 * -(-self.block * width // 8 // self.workgroup)
         return matrices + requested + self.block * self.tile // self.workgroup
 
     def fits(self, head: int, limits: WorkgroupLimits) -> bool:
         """Whether the shader's header and the adapter allow it."""
         size, rows = self.size, self.size.m * self.matrices
-        whole = all(part % 8 == 0 and head % part == self.block % part == 0 for part in (size.n, size.k))
+        whole = all(part % 8 == 0 and self.block % part == 0 for part in (size.n, size.k))
         owned = self.lanes % rows == 0 or rows % self.lanes == 0
         shared = self.block % (8 * self.share) == 0
         return whole and owned and shared and self.memory(head) <= limits.memory and self.workgroup <= limits.threads
@@ -119,7 +128,7 @@ class AttentionTiling:
 
     def constants(self, head: int) -> dict[str, int | float | bool]:
         """The constants by their names in the shader."""
-        size = self.size
+        size, width = self.size, self.width(head)
         octets = self.block // 8 // self.share
         return {
             "SIZE_M": size.m,
@@ -128,13 +137,14 @@ class AttentionTiling:
             "MM": self.matrices,
             "SUBGROUPS": self.subgroups,
             "BLOCK": self.block,
-            "LOADS": -(-self.block * head // 8 // self.workgroup),
-            "K_PARTS": head // size.k,
-            "N_PARTS": head // size.n,
+            "WIDTH": width,
+            "LOADS": -(-self.block * width // 8 // self.workgroup),
+            "K_PARTS": width // size.k,
+            "N_PARTS": width // size.n,
             "SCORES": self.block // size.n,
             "WEIGHTS": self.block // size.k,
-            "QUERIES": self.matrices * (head // size.k),
-            "RESULTS": self.matrices * (head // size.n),
+            "QUERIES": self.matrices * (width // size.k),
+            "RESULTS": self.matrices * (width // size.n),
             "SHARE": self.share,
             "SHARED": self.share > 1,
             "OWN": self.tile * self.share // self.workgroup,
@@ -171,6 +181,7 @@ def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> A
         for size in (limits.matrices if limits.lanes else ())
         for shape in TILINGS
         if (tiling := AttentionTiling(size, limits.lanes, *shape)).fits(what.head, limits)
+        and (what.whole or tiling.width(what.head) == what.head)
     ]
     least = min((tiling.held(what.head) for tiling in fitting), default=0)
     fitting = [tiling for tiling in fitting if tiling.held(what.head) <= max(LIGHT, least)]

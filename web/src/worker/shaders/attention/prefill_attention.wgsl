@@ -1,9 +1,10 @@
-// Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32.
+// Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32;
+// without lengths, of M positions that see all M, as in encoders.
 //
-// Each position sees those up to itself, if WINDOWED the last WINDOW of them. If SOFTCAPPED, a score x becomes
+// With lengths each position sees those up to itself, if WINDOWED the last WINDOW of them. If SOFTCAPPED, a score x becomes
 // SOFTCAP * tanh(x / SOFTCAP). With head_sink, each head's softmax has one more score, of no position.
 // q and y are float16, [M, KV_HEADS * GROUP, HEAD]; keys and values [KV_HEADS, CAPACITY, HEAD], those of the M positions
-// among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
+// among them; lengths[0] + 1 positions are filled. Without lengths keys and values are [M, KV_HEADS, HEAD]. GROUP query heads share a key/value head, and their rows lie side by
 // side: row r is head r % GROUP of position r / GROUP.
 //
 // QUANTIZED, FOUR_BITS: the rows of the caches are those of quantized_rows.wgsl, and come to float16 as they are staged. Queries
@@ -16,11 +17,11 @@
 // exceeds it by SLACK: only then are results scaled again. Weights are at most 2^SLACK, and the largest of a row is at
 // least 1.
 // Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Sinks are [KV_HEADS * GROUP], two float16 in a word.
-// Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
-// SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
+// Counts that follow from the others: LOADS = ceil(BLOCK * WIDTH / 8 / threads); WIDTH = HEAD, rounded up to a multiple of SIZE_N and
+// SIZE_K, which staged rows are padded to by zeros; K_PARTS = WIDTH / SIZE_K; N_PARTS = WIDTH / SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
 // threads that own a row, OWN = rows that one owns (one of both is 1); SHARED = SHARE > 1; OCTETS = BLOCK / 8 / SHARE;
 // QUADS = 2 * OCTETS.
-// Limits: HEAD and BLOCK multiples of SIZE_N and SIZE_K, these of 8; BLOCK of 8 * SHARE; LANES threads in every subgroup,
+// Limits: BLOCK a multiple of SIZE_N and SIZE_K, these and HEAD of 8; BLOCK of 8 * SHARE; LANES threads in every subgroup,
 // numbered along it, a multiple or a divisor of SIZE_M * MM. Memory past the filled positions may contain anything.
 
 const SLACK = 8.0;
@@ -38,7 +39,8 @@ const OWN_ROWS: u32 = SIZE_M * MM; // of a subgroup
 const TILE: u32 = OWN_ROWS * SUBGROUPS;
 const TILES: u32 = (ROWS + TILE - 1u) / TILE;
 const WORKGROUP: u32 = LANES * SUBGROUPS;
-const CHUNKS: u32 = HEAD / 8u;
+const CHUNKS: u32 = WIDTH / 8u;
+const HEAD_CHUNKS: u32 = HEAD / 8u;
 const STAGED: u32 = BLOCK * CHUNKS; // octets of the keys of a step
 
 // The stride of staged rows, in 16 bytes: each row has 16 bytes to spare, so that neighbouring rows use other banks.
@@ -64,7 +66,7 @@ alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 #reads keys: array<Octet>
 #reads values: array<Octet>
 #endif
-#reads lengths: array<u32>
+#reads lengths?: array<u32>
 #writes y: array<Octet>
 #reads head_sink?: array<u32>
 
@@ -113,11 +115,11 @@ fn half_octet(octet: Octet) -> Octet {
 fn lay_out_levels(thread: u32) {}
 
 fn key_octet(row: u32, chunk: u32) -> Octet {
-  return keys[row * CHUNKS + chunk];
+  return keys[row * HEAD_CHUNKS + chunk];
 }
 
 fn value_octet(row: u32, chunk: u32) -> Octet {
-  return values[row * CHUNKS + chunk];
+  return values[row * HEAD_CHUNKS + chunk];
 }
 
 fn half_octet(octet: Octet) -> Octet {
@@ -127,7 +129,7 @@ fn half_octet(octet: Octet) -> Octet {
 
 // The offset of a row in q and y.
 fn row_at(row: u32, kv_head: u32) -> u32 {
-  return (row / GROUP * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * CHUNKS;
+  return (row / GROUP * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * HEAD_CHUNKS;
 }
 
 fn capped(x: vec4<f32>) -> vec4<f32> {
@@ -148,14 +150,24 @@ fn hidden(count: u32) -> u32 {
 #endif
 }
 
+// Zeros past the head.
+fn padded(octet: Octet, chunk: u32) -> Octet {
+  return select(octet, Octet(), vec4<bool>(WIDTH != HEAD && chunk >= HEAD_CHUNKS));
+}
+
 fn request(block: u32, thread: u32, kv_head: u32, total: u32) -> Request {
   var wanted: Request;
 #repeat i LOADS
   let at = min(thread + i * WORKGROUP, STAGED - 1u);
   let position = block * BLOCK + at / CHUNKS;
+#if lengths
   let row = kv_head * CAPACITY + min(position, CAPACITY - 1u);
-  wanted.keys[i] = key_octet(row, at % CHUNKS);
-  wanted.values[i] = select(Octet(), value_octet(row, at % CHUNKS), vec4<bool>(position < total));
+#else
+  let row = min(position, M - 1u) * KV_HEADS + kv_head;
+#endif
+  let chunk = at % CHUNKS;
+  wanted.keys[i] = padded(key_octet(row, min(chunk, HEAD_CHUNKS - 1u)), chunk);
+  wanted.values[i] = select(Octet(), padded(value_octet(row, min(chunk, HEAD_CHUNKS - 1u)), chunk), vec4<bool>(position < total));
 #end
   return wanted;
 }
@@ -171,8 +183,13 @@ fn main(
   let lane = thread % LANES;
   let part = thread % SHARE;
   let own_row = warp * OWN_ROWS;
+#if lengths
   let total = lengths[0] + 1u;
   let past = total - min(total, M);
+#else
+  let total = M;
+  let past = M;
+#endif
   let seen = min(past + min(first + TILE - 1u, ROWS - 1u) / GROUP + 1u, total);
   let blocks = (seen + BLOCK - 1u) / BLOCK;
   let first_block = hidden(min(past + first / GROUP + 1u, total)) / BLOCK;
@@ -180,7 +197,9 @@ fn main(
   lay_out_levels(thread);
   var wanted = request(first_block, thread, kv_head, total);
   for (var at = thread; at < TILE * CHUNKS; at += WORKGROUP) {
-    staged[at / CHUNKS * STRIDE + at % CHUNKS] = q[row_at(min(first + at / CHUNKS, ROWS - 1u), kv_head) + at % CHUNKS];
+    let chunk = min(at % CHUNKS, HEAD_CHUNKS - 1u);
+    staged[at / CHUNKS * STRIDE + at % CHUNKS] =
+      padded(q[row_at(min(first + at / CHUNKS, ROWS - 1u), kv_head) + chunk], at % CHUNKS);
   }
   workgroupBarrier();
   var queries: array<Left, QUERIES>;
@@ -337,8 +356,9 @@ fn main(
     let at = SCORES_AT + row * SCORE_STRIDE + octet % (SIZE_N / 8u) * 2u;
     let low = bitcast<vec4<f32>>(staged[at]) * factors[row];
     let high = bitcast<vec4<f32>>(staged[at + 1u]) * factors[row];
-    if (first + row < ROWS) {
-      y[row_at(first + row, kv_head) + j * (SIZE_N / 8u) + octet % (SIZE_N / 8u)] = Octet(
+    let chunk = j * (SIZE_N / 8u) + octet % (SIZE_N / 8u);
+    if (first + row < ROWS && chunk < HEAD_CHUNKS) {
+      y[row_at(first + row, kv_head) + chunk] = Octet(
         pack2x16float(low.xy), pack2x16float(low.zw), pack2x16float(high.xy), pack2x16float(high.zw));
     }
   }

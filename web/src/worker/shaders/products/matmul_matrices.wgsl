@@ -3,7 +3,8 @@
 // x is float16, [M, K]. Without scales, W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
 // packing.wgsl, rounded to float16 once as (q - zero) * scale + minimum. Products are exact in the float32 that adds
 // them up.
-// With weights_up, y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). + residual[m][n].
+// With weights_up, y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). + bias[n], then, if ACTIVATED, the activation of that;
+// + residual[m][n].
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
 // (the first half of MN for W, the other for any W_up), a workgroup WM by WN times that. It goes over k in steps
@@ -16,7 +17,7 @@
 // Counts that follow from the others: A_LOADS, B_LOADS = what a thread loads of x (eight elements) and of W (eight
 // elements without scales, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K / WK; OUT = matrices
 // of a subgroup side by side in y.
-// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even with
+// Limits: K a multiple of 8 (with scales and blocks of 16, of STEP), STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even with
 // weights_up; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's two
 // matrices fits in what is staged.
 
@@ -36,7 +37,8 @@ const TILE_M: u32 = SIZE_M * MM * WM;
 const TILE_N: u32 = SIZE_N * MN * WN;
 const TILE_WARPS: u32 = WM * WN;
 const WORKGROUP: u32 = LANES * TILE_WARPS * WK;
-const STEPS: u32 = K / STEP;
+const STEPS: u32 = (K + STEP - 1u) / STEP;
+const RAGGED = K % STEP != 0u; // whether the last step has elements past K, which are zeros of x
 const OCTETS: u32 = STEP / 8u;
 const SPREAD: u32 = SIZE_N * MN; // slots of a subgroup
 #if weights_up
@@ -64,6 +66,7 @@ alias Right = subgroup_matrix_right<f16, SIZE_N, SIZE_K>;
 alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 
 #reads x: array<Octet>
+#reads bias?: array<Octet>
 #reads residual?: array<Octet>
 #writes y: array<Octet>
 
@@ -107,13 +110,16 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   var wanted: Request;
 #repeat i A_LOADS
   let at = thread + i * WORKGROUP;
-  wanted.a[i] = x[min(row + at / OCTETS, M - 1u) * (K / 8u) + step * OCTETS + at % OCTETS];
+  let chunk = step * OCTETS + at % OCTETS;
+  wanted.a[i] = x[min(row + at / OCTETS, M - 1u) * (K / 8u) + select(chunk, min(chunk, K / 8u - 1u), RAGGED)];
+  wanted.a[i] = select(wanted.a[i], Octet(), vec4<bool>(RAGGED && chunk >= K / 8u));
 #end
 #repeat i B_LOADS
   let at = thread + i * WORKGROUP;
 #if !scales
   let slot = at % (TILE_N / 8u) * 8u;
-  let place = (step * STEP + at / (TILE_N / 8u)) * (N / 8u) + min(column_of(column, slot), N - 8u) / 8u;
+  let from_k = step * STEP + at / (TILE_N / 8u);
+  let place = select(from_k, min(from_k, K - 1u), RAGGED) * (N / 8u) + min(column_of(column, slot), N - 8u) / 8u;
 #else
   let slot = at / (STEP / 16u);
   let part = part_of(step, at, column);
@@ -162,6 +168,14 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #else
 fn dealt(o: Octet) -> Octet {
   return o;
+}
+#endif
+
+#if ACTIVATED
+#include activation
+
+fn all_activated(x: vec4<f32>) -> vec4<f32> {
+  return vec4<f32>(activated(x.x), activated(x.y), activated(x.z), activated(x.w));
 }
 #endif
 
@@ -273,6 +287,15 @@ fn main(
     let m = row + (warp_m * MM + i) * SIZE_M + octet / (SIZE_N / 8u);
     let n = column + warp_n * OWN + j * SIZE_N + octet % (SIZE_N / 8u) * 8u;
     if (m < M && n < N) {
+#if bias
+      let added = bias[n / 8u];
+      low += vec4<f32>(unpack2x16float(added.x), unpack2x16float(added.y));
+      high += vec4<f32>(unpack2x16float(added.z), unpack2x16float(added.w));
+#endif
+#if ACTIVATED
+      low = all_activated(low);
+      high = all_activated(high);
+#endif
 #if residual
       let more = residual[(m * N + n) / 8u];
       low += vec4<f32>(unpack2x16float(more.x), unpack2x16float(more.y));
