@@ -89,7 +89,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "row_sampler",
         "tapes",
         "beam_steps drafted_steps packed_prompts sampled_rows scored_runs webgpu_session",
-        "prompt_runs webgpu_device",
+        "layered_session prompt_runs",
+        "webgpu_device",
         "decoder",
         "joint_row loaded_model",
         "joint_rows",
@@ -134,7 +135,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logits_to_keep long_rope lora_inputs nbits_products norms_apart plain_attention plain_norms "
         "plain_recurrence pooling quantized_caches quantized_products session_initializers sliding_caches soft_caps "
         "speech_decoder spliced_embedding text_positions turned_weights uncomputed wide_products",
-        "whole_attention whole_layers",
+        "encoder_layers whole_attention whole_layers",
         "merged_decoder",
         "angle_tables float_experts gguf split_caches split_weights unpacked_weights",
         "description",
@@ -219,12 +220,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "ort_kernels placement watched_step",
         "ops",
         "as_recorded fused_step fusions row_step",
-        "prefill_graph",
+        "encoder_run prefill_graph",
     ),
     "tape.ops": (
         "attention_plan elementwise gemv_dense gemv_int4 matrix_tiling packed",
         "attention attention_signatures few_rows norm prefill_attention",
-        "gemv",
+        "gemv normed_rows",
         "attention_recorded gemv_joins lookup",
         "beside encoder_attention gemv_recorded matmul_matrices position_row",
         "matmul",

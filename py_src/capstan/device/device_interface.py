@@ -271,6 +271,11 @@ class DeviceInterface(ABC):
     def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:
         """Row r of [batch, count] becomes starts[r], starts[r] + 1, ... dtype int64 or int32."""
 
+    def layered(self, session: DeviceSession) -> DeviceSession:
+        """A session of an encoder's graph that may have kernels of the device compute its layers; it closes the given
+        one."""
+        return session
+
     @abstractmethod
     async def create_session(
         self, model: bytes, *, external: ExternalData | None = None, owner: str = ""

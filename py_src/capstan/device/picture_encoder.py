@@ -153,7 +153,7 @@ async def open_picture_encoder(
         stands = placeholder(parse(embedding, about.embedding.filename), about.embedding)
     session = await open_session(host, folder, about.filename, vision, device, keep, VISION)
     try:
-        return PictureEncoder(device, session, about, decoder, stands)
+        return PictureEncoder(device, device.layered(session), about, decoder, stands)
     except UnsupportedModelError:
         await session.close()
         raise

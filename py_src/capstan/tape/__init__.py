@@ -11,6 +11,7 @@ fusions.py     the passes over the graph of a decode step, prefill_graph.py over
 placement.py   puts the values back into buffers, checked
 witness.py     compares each operation of a step with the truth, watched_step.py plans this for all operations
 fused_step.py  the rewritten step in the device's form
+encoder_run.py the layers of an encoder, planned from its graph, with nothing recorded
 row_step.py    a step of several sequences, made from the step of one
 key.py         the key of a tape: every value that a replay needs unchanged
 """
@@ -18,6 +19,7 @@ key.py         the key of a tape: every value that a replay needs unchanged
 from __future__ import annotations
 
 from .as_recorded import why_as_recorded
+from .encoder_run import encoder_run
 from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
@@ -83,6 +85,7 @@ __all__ = [
     "check_replayable",
     "copies_lost_by_ort",
     "direct_dispatches",
+    "encoder_run",
     "fuse_prefill",
     "fuse_step",
     "fused_step",

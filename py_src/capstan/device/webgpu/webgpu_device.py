@@ -22,10 +22,12 @@ from ...memory import (
     plan_copies,
     round_up,
 )
+from ...tape import WorkgroupLimits
 from ..device_interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
 from ..span_checks import check_cast, check_copies, check_mask, check_positions, check_strided
 from .gpu_engine import GpuEngine
+from .layered_session import LayeredSession
 from .session_weights import SessionWeights, load_weights
 from .webgpu_session import WebGpuSession
 
@@ -230,3 +232,11 @@ class WebGpuDevice(DeviceInterface):
             session = await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner, weights)
             undo.pop_all()
         return session
+
+    def layered(self, session: DeviceSession) -> DeviceSession:
+        limits = WorkgroupLimits.of(self.engine.adapter())
+        return (
+            LayeredSession(self, session)
+            if isinstance(session, WebGpuSession) and limits.matrices and limits.lanes
+            else session
+        )

@@ -40,8 +40,8 @@ class WebGpuSession(OrtSession):
         super().__init__(session, lambda: make(False), memory, engine.destroy_buffer)
         self.engine = engine
         self._make = make
-        self._owner = owner
-        self._weights = weights
+        self.owner = owner
+        self.weights = weights
 
     @classmethod
     async def start(
@@ -51,13 +51,13 @@ class WebGpuSession(OrtSession):
         return cls(engine, await make(False), make, memory, owner, weights)
 
     def shared_weights(self) -> Mapping[str, int]:
-        return {tensor.name: byte_count(tensor.dtype, tensor.dims) for tensor in self._weights.tensors}
+        return {tensor.name: byte_count(tensor.dtype, tensor.dims) for tensor in self.weights.tensors}
 
     def holds(self, dtype: str) -> bool:
         return dtype in HELD
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> WebGpuTape:
-        weights = self._weights.again()
+        weights = self.weights.again()
         async with AsyncExitStack() as undo:
             undo.callback(weights.release)
             try:
@@ -65,7 +65,7 @@ class WebGpuSession(OrtSession):
             except UnsupportedModelError as error:
                 raise TapeError(f"the model cannot be captured: {error}") from error
             undo.push_async_callback(captured.release)
-            maker = SessionTapeMaker(self, self.engine, captured, self._owner, feeds, fetches, weights)
+            maker = SessionTapeMaker(self, self.engine, captured, self.owner, feeds, fetches, weights)
             tape = await maker.make()
             undo.pop_all()
         return tape
@@ -73,8 +73,8 @@ class WebGpuSession(OrtSession):
     async def close(self) -> None:
         try:
             await super().close()
-            if self._weights.tensors:
+            if self.weights.tensors:
                 # A run of a cancelled caller may still read them.
                 await self.engine.idle()
         finally:
-            self._weights.release()
+            self.weights.release()

@@ -1,0 +1,213 @@
+"""A session of an encoder's graph whose layers are kernels of ours: onnxruntime-web runs what is before and after them.
+
+Nothing is recorded: the kernels are planned from the graph. They are used once a run of theirs gave the results of a
+run of the whole graph; that is the first run, which onnxruntime-web makes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from math import prod
+
+from ...errors import BindingError, OutOfMemoryError, TapeError, UnsupportedModelError, ValidationError
+from ...fallback import fall_back
+from ...graph import parse, serialize
+from ...graph.encoder_layers import EncoderLayers, around_layers, encoder_layers
+from ...graph.onnx_pb2 import ModelProto, TensorProto
+from ...memory import DeviceBuffer, DeviceSpan
+from ...tape import WorkgroupLimits, encoder_run
+from ..device_interface import BoundSpan, DeviceInterface, DeviceSession, Fetch
+from ..element_types import byte_count
+from .gpu_engine import GpuEngine
+from .tapes.comparison import PROMPT_RUN, Compared, require_alike
+from .webgpu_session import WebGpuSession
+
+__all__ = ["LayeredSession"]
+
+HALF = "float16"
+ENDS = ("what enters the layers", "what leaves the layers")
+
+
+class Layers:
+    """The layers' tape for tensors of one size, between the sessions before and after it."""
+
+    def __init__(
+        self,
+        device: DeviceInterface,
+        engine: GpuEngine,
+        found: EncoderLayers,
+        before: DeviceSession,
+        after: DeviceSession,
+        owner: str,
+    ) -> None:
+        self.device, self.engine, self.found, self.owner = device, engine, found, owner
+        self.before, self.after = before, after
+        self.weights: dict[str, int] = {}
+        """Their buffers by name."""
+        self.held: list[DeviceBuffer] = []
+        """Weights of its own, and the tensors that enter and leave."""
+        self.ends: tuple[DeviceSpan, DeviceSpan] | None = None
+        self.dims: tuple[int, ...] = ()
+        self.tape = 0
+        self.report = ""
+        """The number of operations, for reports."""
+
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
+        """As DeviceSession. Raises TapeError for tensors that no kernel takes, or of another size than before."""
+        [entered] = await self.before.run(read_by(self.before, feeds), [self.found.enter])
+        try:
+            enter, leave = self.ends or await self.make(entered)
+            if entered.dims != self.dims:
+                raise TapeError(f"the layers' input is {list(entered.dims)}; their kernels take {list(self.dims)}")
+            self.device.copy_tensors([(entered.span.sub(0, enter.length), enter)])
+            self.engine.play_once(self.tape, 0)
+            left = BoundSpan(self.found.leave, leave, HALF, self.dims)
+            return await self.after.run(read_by(self.after, [left, *feeds]), fetches)
+        finally:
+            entered.span.buffer.close()
+
+    async def make(self, entered: BoundSpan) -> tuple[DeviceSpan, DeviceSpan]:
+        """Make the tape for a tensor that enters; the memory from which and to which it computes."""
+        *batch, rows, width = entered.dims
+        if prod(batch) != 1 or entered.dtype != HALF:
+            raise TapeError(
+                f"the layers' input is {entered.dtype} {list(entered.dims)}; their kernels take one picture"
+            )
+        size = byte_count(HALF, (rows, width))
+        enter, leave = (self.device.allocate(size, label=label, category="scratch", owner=self.owner) for label in ENDS)
+        self.held += [enter, leave]
+        handles = {**self.weights, self.found.enter: enter.handle, self.found.leave: leave.handle}
+        ids = {name: place for place, name in enumerate(handles, 1)}
+        placement, step = encoder_run(self.found, ids, rows, WorkgroupLimits.of(self.engine.adapter()))
+        stored = {
+            "played": step.played,
+            "fused": step.spec(self.owner),
+            "written": [ids[self.found.enter], ids[self.found.leave]],
+            "given": list(ids.values()),
+            "tables": [],
+            **{name: {} for name in ("pipelines", "groups", "buffers")},
+        }
+        given = {ids[name]: handle for name, handle in handles.items()}
+        self.tape = await self.engine.restore_tape(stored, given, self.owner)
+        self.dims, self.ends = entered.dims, (enter.span(), leave.span())
+        self.report = f"{len(self.found.layers)} layers are {len(placement.nodes)} operations of ours"
+        return self.ends
+
+    async def close(self) -> None:
+        tape, self.tape, self.ends = self.tape, 0, None
+        if tape:
+            self.engine.close_tape(tape)
+        for session in (self.before, self.after):
+            await session.close()
+        while self.held:
+            self.held.pop().close()
+
+
+def read_by(session: DeviceSession, feeds: Sequence[BoundSpan]) -> list[BoundSpan]:
+    names = {spec.name for spec in session.inputs}
+    return [feed for feed in feeds if feed.name in names]
+
+
+async def open_layers(device: DeviceInterface, whole: WebGpuSession) -> Layers:
+    """The layers of a session's graph. Raises UnsupportedModelError if it has none that kernels of ours compute."""
+    model = parse(whole.weights.model)
+    found = encoder_layers(model)
+    names = {name for layer in found.layers for name in layer.names}
+    packed = {name for layer in found.layers for name in layer.packed}
+    inline = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in names}
+    fed = {tensor.name: tensor for tensor in whole.weights.tensors if tensor.name in names}
+    for name in sorted(names - packed):
+        half = fed[name].dtype == HALF if name in fed else inline[name].data_type == TensorProto.FLOAT16
+        if not half:
+            raise UnsupportedModelError(f"{name} is no float16, which the kernels take")
+    async with AsyncExitStack() as undo:
+        sessions = []
+        for part in around_layers(model, found, TensorProto.FLOAT16):
+            sessions.append(await session_of(part, whole))
+            undo.push_async_callback(sessions[-1].close)
+        layers = Layers(device, whole.engine, found, sessions[0], sessions[1], whole.owner)
+        undo.push_async_callback(layers.close)
+        layers.weights.update((name, tensor.buffer) for name, tensor in fed.items())
+        for name in names - fed.keys():
+            data = inline[name].raw_data
+            if not data:
+                raise UnsupportedModelError(f"{name} is not there as bytes")
+            held = device.allocate(len(data), label=name, category="weights", owner=whole.owner)
+            layers.held.append(held)
+            device.copy_cpu_to_device(held.span(), data)
+            layers.weights[name] = held.handle
+        undo.pop_all()
+    return layers
+
+
+async def session_of(part: ModelProto, whole: WebGpuSession) -> WebGpuSession:
+    """A session of a part of a session's graph, which must stay open: it has the weights."""
+    read = {value.name for value in part.graph.input}
+    tensors = [tensor for tensor in whole.weights.tensors if tensor.name in read]
+    make = partial(whole.engine.open_session, serialize(part), tensors, whole.owner)
+    return await WebGpuSession.start(whole.engine, make, whole.memory, whole.owner)
+
+
+class LayeredSession(DeviceSession):
+    """A session whose later runs have its layers computed by kernels of ours, if they compute the same."""
+
+    def __init__(self, device: DeviceInterface, whole: WebGpuSession) -> None:
+        self.inputs, self.outputs = whole.inputs, whole.outputs
+        self.device, self.engine, self.whole = device, whole.engine, whole
+        self.layers: Layers | None = None
+        self.refused = ""
+        """Why onnxruntime-web runs the whole graph."""
+
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
+        if self.layers is not None:
+            try:
+                return await self.layers.run(feeds, fetches)
+            except TapeError as error:
+                self._refuse(error)
+        found = await self.whole.run(feeds, fetches)
+        if self.layers is None and not self.refused:
+            try:
+                self.layers = await self._compared(feeds, found)
+            except (TapeError, UnsupportedModelError, OutOfMemoryError, BindingError, ValidationError) as error:
+                if not self.engine.healthy():
+                    raise
+                self.refused = str(error)
+                self._refuse(error)
+        return found
+
+    def _refuse(self, why: Exception) -> None:
+        fall_back("the layers of a vision graph by kernels of ours", str(why), "onnxruntime-web runs the whole graph")
+
+    async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
+        """The layers, after a run that gave the wanted results."""
+        layers = await open_layers(self.device, self.whole)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(layers.close)
+            made = await layers.run(feeds, [each.name for each in wanted])
+            for each in made:
+                undo.callback(each.span.buffer.close)
+            pairs = [
+                Compared(
+                    one.name,
+                    one.span.buffer.handle,
+                    other.span.buffer.handle,
+                    byte_count(one.dtype, one.dims),
+                    one.dtype,
+                )
+                for one, other in zip(made, wanted, strict=True)
+            ]
+            names = [each.name for each in wanted]
+            message = "a run by layers differs from one of the whole graph"
+            await require_alike(self.engine, message, pairs, PROMPT_RUN, names)
+            undo.pop_all()
+        for each in made:
+            each.span.buffer.close()
+        return layers
+
+    async def close(self) -> None:
+        layers, self.layers = self.layers, None
+        if layers is not None:
+            await layers.close()
+        await self.whole.close()

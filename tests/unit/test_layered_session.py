@@ -1,0 +1,344 @@
+"""layered_session: kernels of ours compute an encoder's layers once they gave what the whole graph gives.
+
+The engine has bytearrays, sessions of onnxruntime, and in numpy what the kernels' headers say that they compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from capstan import fallback
+from capstan.device.device_interface import BoundSpan
+from capstan.device.ort_session import RunReply
+from capstan.device.webgpu.gpu_engine import Difference
+from capstan.device.webgpu.layered_session import LayeredSession
+from capstan.device.webgpu.webgpu_device import WebGpuDevice
+from capstan.errors import TapeError
+from capstan.fallback import FallbackWarning, fallbacks
+from capstan.graph.encoder_layers import ACTIVATIONS
+from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.spliced_embedding import without_mask
+from tests.half_graphs import in_half
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/vision"
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+Array = NDArray[Any]
+
+
+def gemma() -> onnx.ModelProto:
+    return onnx.load(FIXTURES / "nano-gemma3-vl/vision.onnx")
+
+
+def idefics() -> onnx.ModelProto:
+    data = (FIXTURES / "nano-idefics3/onnx/vision_encoder.onnx").read_bytes()
+    made = without_mask(ModelProto.FromString(data), "pixel_attention_mask", "pixel_values")
+    return onnx.ModelProto.FromString(made.SerializeToString())
+
+
+def halved(model: onnx.ModelProto) -> onnx.ModelProto:
+    """In float16, as torch exports it, too."""
+    for node in model.graph.node:
+        for item in node.attribute:
+            if node.op_type == "Cast" and item.name == "to" and item.i == TensorProto.FLOAT:
+                item.i = TensorProto.FLOAT16
+    return in_half(model)
+
+
+class Session:
+    """A session of onnxruntime over the engine's buffers."""
+
+    def __init__(self, engine: Engine, model: bytes) -> None:
+        self.engine = engine
+        self.ort = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+    def specs(self) -> tuple[list[Any], list[Any]]:
+        inputs, outputs = (
+            [[each.name, TYPES[each.type], each.shape or []] for each in part]
+            for part in (self.ort.get_inputs(), self.ort.get_outputs())
+        )
+        return inputs, outputs
+
+    async def run(self, feeds: Any, fetches: Any, views: Any) -> RunReply:
+        memory = self.engine.memory
+        given = {
+            each["name"]: np.frombuffer(memory[each["buffer"]], each["dtype"])[: np.prod(each["dims"])].reshape(
+                each["dims"]
+            )
+            for each in feeds
+        }
+        self.engine.runs.append([*given])
+        made = self.ort.run([each["name"] for each in fetches], given)
+        described = []
+        for fetch, array in zip(fetches, map(np.asarray, made), strict=True):
+            handle = self.engine.create_buffer("", array.nbytes, "", "")
+            memory[handle][:] = array.tobytes()
+            about = {"name": fetch["name"], "dtype": str(array.dtype), "dims": list(array.shape)}
+            described.append({**about, "buffer": handle, "bytes": array.nbytes})
+        return RunReply(described, [], 0)
+
+    async def release(self) -> None:
+        self.engine.open -= 1
+
+
+class Engine:
+    """Buffers of bytes, and tapes of kernels that are computed by numpy."""
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.memory: dict[int, bytearray] = {}
+        self.tapes: dict[int, tuple[Mapping[str, Any], Mapping[int, int]]] = {}
+        self.runs: list[list[str]] = []
+        self.made = self.open = self.played = 0
+        self.wrong: Callable[[Array], Array] = lambda y: y
+        """The change of each product by a faulty kernel."""
+        self.matrices = [[16, 16, 16]]
+
+    def adapter(self) -> dict[str, Any]:
+        sizes = {"max_workgroup_threads": 1024, "max_workgroup_bytes": 49152, "max_storage_buffers": 10}
+        return {**sizes, "subgroup_size": 32, "subgroup_matrices": self.matrices, "software": False}
+
+    def healthy(self) -> bool:
+        return True
+
+    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
+        self.made += 1
+        self.memory[self.made] = bytearray(size)
+        return self.made
+
+    def destroy_buffer(self, buffer: int) -> None:
+        del self.memory[buffer]
+
+    def write(self, buffer: int, offset: int, data: Any) -> None:
+        self.memory[buffer][offset : offset + len(data)] = data
+
+    def execute(self, steps: Sequence[Sequence[Any]]) -> None:
+        for kind, source, source_at, target, target_at, size in steps:
+            assert kind == "copy"
+            self.memory[target][target_at : target_at + size] = self.memory[source][source_at : source_at + size]
+
+    async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
+        found = []
+        for one, other, size, dtype in pairs:
+            a, b = (np.frombuffer(self.memory[each][:size], dtype).astype(np.float64) for each in (one, other))
+            away = float(np.sqrt(((a - b) ** 2).sum() / (b**2).sum()))
+            found.append(Difference(float(np.abs(a - b).max()), float(np.abs(b).max()), 0, away))
+        return found
+
+    async def open_session(self, model: bytes, weights: Sequence[Any], owner: str, capture: bool) -> Session:
+        assert not capture
+        self.open += 1
+        return Session(self, model)
+
+    async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
+        self.tapes[len(self.tapes) + 1] = stored, given
+        return len(self.tapes)
+
+    def close_tape(self, tape: int) -> None:
+        del self.tapes[tape]
+
+    def play_once(self, tape: int, length: int) -> None:
+        self.played += 1
+        stored, given = self.tapes[tape]
+        fused = stored["fused"]
+        scratch = {("scratch", place): bytearray(size) for place, size in enumerate(fused["scratch"])}
+        held = {**scratch, **{("recorded", id_): self.memory[handle] for id_, handle in given.items()}}
+        for _, number, *_ in stored["played"]:
+            kernel = fused["kernels"][number]
+            bound = {name: held[tuple(place)] for name, place in kernel["bindings"].items()}
+            read = {name: np.frombuffer(bytes(data), np.float16).astype(np.float64) for name, data in bound.items()}
+            y = KERNELS[kernel["shader"]](kernel["constants"], read)
+            if kernel["shader"] == "matmul_matrices":
+                y = self.wrong(y)
+            data = y.astype(np.float16).tobytes()
+            bound["normed" if "normed" in bound else "y"][: len(data)] = data
+
+
+def norm_rows(about: Mapping[str, Any], read: Mapping[str, Array]) -> Array:
+    rows = read["x"].reshape(-1, about["K"])
+    away = rows - rows.mean(axis=1, keepdims=True)
+    spread = np.sqrt((away**2).mean(axis=1, keepdims=True) + about["EPSILON"])
+    return np.asarray(away / spread * read["gamma"] + read["beta"])
+
+
+def matmul_matrices(about: Mapping[str, Any], read: Mapping[str, Array]) -> Array:
+    m, k, n = about["M"], about["K"], about["N"]
+    y = read["x"][: m * k].reshape(m, k) @ read["weights"].reshape(k, n) + read["bias"]
+    if about["ACTIVATED"]:
+        y = np.vectorize(ACTIVATIONS["gelu by erf" if about["ERF"] else "gelu" if about["GELU"] else "silu"])(y)
+    return y + read["residual"][: m * n].reshape(m, n) if "residual" in read else y
+
+
+def prefill_attention(about: Mapping[str, Any], read: Mapping[str, Array]) -> Array:
+    m, heads, head = about["M"], about["KV_HEADS"], about["HEAD"]
+    q, keys, values = (read[name][: m * heads * head].reshape(m, heads, head) for name in ("q", "keys", "values"))
+    scores = np.einsum("mhd,phd->hmp", q, keys) * about["SCALE"]
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    return np.asarray(np.einsum("hmp,phd->mhd", weights / weights.sum(axis=2, keepdims=True), values))
+
+
+KERNELS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Array]], Array]] = {
+    each.__name__: each for each in (norm_rows, matmul_matrices, prefill_attention)
+}
+
+
+@pytest.fixture(autouse=True)
+def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+
+
+class Encoder:
+    """A graph's session, and pictures for it."""
+
+    def __init__(self, model: onnx.ModelProto, engine: Engine | None = None) -> None:
+        self.engine = engine or Engine()
+        self.device = WebGpuDevice(self.engine)  # type: ignore[arg-type]
+        self.data = model.SerializeToString()
+        self.dims = [each.dim_value or 1 for each in model.graph.input[0].type.tensor_type.shape.dim]
+        self.dims[-2:] = [each if each > 1 else 32 for each in self.dims[-2:]]
+
+    async def open(self) -> LayeredSession:
+        found = self.device.layered(await self.device.create_session(self.data, owner="vision"))
+        assert isinstance(found, LayeredSession)
+        return found
+
+    async def features(self, session: LayeredSession, seed: int, count: int = 1) -> Array:
+        dims = (count, *self.dims[1:])
+        pixels = np.random.default_rng(seed).uniform(-1, 1, dims).astype(np.float32)
+        held = self.device.allocate(pixels.nbytes)
+        self.device.copy_cpu_to_device(held.span(), pixels.tobytes())
+        [made] = await session.run([BoundSpan("pixel_values", held.span(), "float32", dims)], ["image_features"])
+        found = np.frombuffer(bytes(self.engine.memory[made.span.buffer.handle]), np.float32)
+        made.span.buffer.close()
+        held.close()
+        return found
+
+    def wanted(self, seed: int) -> Array:
+        pixels = np.random.default_rng(seed).uniform(-1, 1, self.dims).astype(np.float32)
+        session = onnxruntime.InferenceSession(self.data, providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(None, {"pixel_values": pixels})[0]).ravel()
+
+
+def nothing_is_left(engine: Engine) -> None:
+    assert (engine.memory, engine.tapes, engine.open) == ({}, {}, 0)
+
+
+def alike(found: Array, wanted: Array) -> bool:
+    return bool(np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("graph", [gemma, idefics])
+def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onnx.ModelProto]) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(halved(graph()))
+        engine = encoder.engine
+        session = await encoder.open()
+        assert (await encoder.features(session, 1) == encoder.wanted(1)).all(), "the first run is the whole graph's"
+        assert engine.played == 1
+        assert not fallbacks()
+        engine.runs.clear()
+        assert alike(await encoder.features(session, 2), encoder.wanted(2))
+        assert engine.played == 2
+        assert len(engine.runs) == 2, "the graph before the layers and that after them"
+        assert session.layers is not None
+        assert session.layers.report == "1 layers are 9 operations of ours"
+        await session.close()
+        nothing_is_left(engine)
+
+    asyncio.run(scenario())
+
+
+def test_kernels_that_compute_something_else_are_not_used() -> None:
+    async def scenario() -> None:
+        encoder = Encoder(halved(gemma()))
+        encoder.engine.wrong = lambda y: y[::-1]
+        session = await encoder.open()
+        with pytest.warns(FallbackWarning, match="a run by layers differs from one of the whole graph in image_feat"):
+            await encoder.features(session, 1)
+        assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
+        assert encoder.engine.played == 1
+        assert len(fallbacks()) == 1
+        await session.close()
+        nothing_is_left(encoder.engine)
+
+    asyncio.run(scenario())
+
+
+def test_pictures_of_another_size_are_run_by_the_whole_graph() -> None:
+    async def scenario() -> None:
+        encoder = Encoder(halved(gemma()))
+        session = await encoder.open()
+        await encoder.features(session, 1)
+        with pytest.warns(FallbackWarning, match=r"the layers' input is \[2, 256, 16\]; their kernels take \[1, 256"):
+            assert len(await encoder.features(session, 2, count=2)) == 2 * len(encoder.wanted(2))
+        assert alike(await encoder.features(session, 3), encoder.wanted(3))
+        await session.close()
+        nothing_is_left(encoder.engine)
+
+    asyncio.run(scenario())
+
+
+def no_norm(model: onnx.ModelProto) -> onnx.ModelProto:
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            node.op_type = "LogSoftmax"
+    return halved(model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (lambda model: model, "is no float16, which the kernels take"),
+        (no_norm, "no layer of an encoder was recognised: .* has no softmax over keys"),
+    ],
+)
+def test_graphs_that_the_kernels_do_not_compute_are_named(
+    changed: Callable[[onnx.ModelProto], onnx.ModelProto], why: str
+) -> None:
+    async def scenario() -> None:
+        encoder = Encoder(changed(gemma()))
+        session = await encoder.open()
+        with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by kernels of ours: .*{why}"):
+            assert (await encoder.features(session, 1) == encoder.wanted(1)).all()
+        assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
+        await session.close()
+        nothing_is_left(encoder.engine)
+
+    asyncio.run(scenario())
+
+
+def test_kernels_that_do_not_compile_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> int:
+        raise TapeError("kernel norm_rows does not compile on this adapter")
+
+    async def scenario() -> None:
+        encoder = Encoder(halved(gemma()))
+        monkeypatch.setattr(encoder.engine, "restore_tape", refused)
+        session = await encoder.open()
+        with pytest.warns(FallbackWarning, match="norm_rows does not compile"):
+            await encoder.features(session, 1)
+        await session.close()
+        nothing_is_left(encoder.engine)
+
+    asyncio.run(scenario())
+
+
+def test_adapters_without_subgroup_matrices_run_the_graph() -> None:
+    async def scenario() -> None:
+        engine = Engine()
+        engine.matrices = []
+        device = WebGpuDevice(engine)  # type: ignore[arg-type]
+        session = await device.create_session(gemma().SerializeToString())
+        assert device.layered(session) is session
+
+    asyncio.run(scenario())
