@@ -28,6 +28,7 @@ from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph.encoder_layers import ACTIVATIONS
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.spliced_embedding import without_mask
+from capstan.host.notes import Notes
 from tests.half_graphs import in_half
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/vision"
@@ -106,7 +107,10 @@ class Engine:
 
     def adapter(self) -> dict[str, Any]:
         sizes = {"max_workgroup_threads": 1024, "max_workgroup_bytes": 49152, "max_storage_buffers": 10}
-        return {**sizes, "subgroup_size": 32, "subgroup_matrices": self.matrices, "software": False}
+        names = dict.fromkeys(("vendor", "architecture", "description", "runtime"), "paper")
+        others = ("max_buffer_size", "max_storage_buffer_binding_size", "min_storage_buffer_offset_alignment")
+        about = {**names, **dict.fromkeys(others, 1 << 30), "features": [], "without": {}}
+        return {**about, **sizes, "subgroup_size": 32, "subgroup_matrices": self.matrices, "software": False}
 
     def healthy(self) -> bool:
         return True
@@ -200,15 +204,15 @@ def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Encoder:
     """A graph's session, and pictures for it."""
 
-    def __init__(self, model: onnx.ModelProto, engine: Engine | None = None) -> None:
-        self.engine = engine or Engine()
+    def __init__(self, model: onnx.ModelProto, notes: Notes | None = None) -> None:
+        self.engine, self.notes = Engine(), notes
         self.device = WebGpuDevice(self.engine)  # type: ignore[arg-type]
         self.data = model.SerializeToString()
         self.dims = [each.dim_value or 1 for each in model.graph.input[0].type.tensor_type.shape.dim]
         self.dims[-2:] = [each if each > 1 else 32 for each in self.dims[-2:]]
 
     async def open(self) -> LayeredSession:
-        found = self.device.layered(await self.device.create_session(self.data, owner="vision"))
+        found = self.device.layered(await self.device.create_session(self.data, owner="vision"), self.notes)
         assert isinstance(found, LayeredSession)
         return found
 
@@ -237,6 +241,7 @@ def alike(found: Array, wanted: Array) -> bool:
     return bool(np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max())
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # The mask's least float32.
 @pytest.mark.parametrize("graph", [gemma, idefics])
 def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onnx.ModelProto]) -> None:
     async def scenario() -> None:
@@ -256,6 +261,45 @@ def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onn
         nothing_is_left(engine)
 
     asyncio.run(scenario())
+
+
+class PaperNotes(Notes):
+    """Notes in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[tuple[str, str], str] = {}
+
+    async def read(self, name: str, key: str) -> str | None:
+        return self.held.get((name, key))
+
+    async def write(self, name: str, key: str, content: str) -> None:
+        self.held[name, key] = content
+
+
+def test_a_later_load_runs_the_layers_at_once() -> None:
+    async def scenario() -> None:
+        notes = PaperNotes()
+        for runs in (3, 2):
+            encoder = Encoder(halved(gemma()), notes)
+            session = await encoder.open()
+            assert alike(await encoder.features(session, 1), encoder.wanted(1))
+            assert len(encoder.engine.runs) == runs, "the graph before the layers, that after them, and the whole one"
+            await session.close()
+            nothing_is_left(encoder.engine)
+        other = Encoder(halved(with_other_weights(gemma())), notes)
+        session = await other.open()
+        await other.features(session, 1)
+        assert len(other.engine.runs) == 3, "a note of another graph"
+        await session.close()
+
+    asyncio.run(scenario())
+
+
+def with_other_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Another graph."""
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[::-1]
+    return model
 
 
 def test_kernels_that_compute_something_else_are_not_used() -> None:
@@ -339,6 +383,6 @@ def test_adapters_without_subgroup_matrices_run_the_graph() -> None:
         engine.matrices = []
         device = WebGpuDevice(engine)  # type: ignore[arg-type]
         session = await device.create_session(gemma().SerializeToString())
-        assert device.layered(session) is session
+        assert device.layered(session, None) is session
 
     asyncio.run(scenario())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import TapeError
+from ..host.notes import Notes
 from ..host.storage_interface import ExternalData
 from ..memory import (
     BufferRequest,
@@ -271,9 +272,9 @@ class DeviceInterface(ABC):
     def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:
         """Row r of [batch, count] becomes starts[r], starts[r] + 1, ... dtype int64 or int32."""
 
-    def layered(self, session: DeviceSession) -> DeviceSession:
+    def layered(self, session: DeviceSession, notes: Notes | None) -> DeviceSession:
         """A session of an encoder's graph that may have kernels of the device compute its layers; it closes the given
-        one."""
+        one. `notes` keep for later loads that they are right."""
         return session
 
     @abstractmethod

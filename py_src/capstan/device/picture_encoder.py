@@ -11,6 +11,7 @@ from ..errors import PictureError, UnsupportedModelError
 from ..graph import GraphDescription, parse
 from ..graph.spliced_embedding import placeholder
 from ..host import Host
+from ..host.notes import Notes
 from ..model_files.genai_config import FEATURES, VISION, GenaiConfig, VisionConfig
 from .device_interface import BoundSpan, DeviceInterface, DeviceSession
 from .element_types import byte_count
@@ -153,7 +154,7 @@ async def open_picture_encoder(
         stands = placeholder(parse(embedding, about.embedding.filename), about.embedding)
     session = await open_session(host, folder, about.filename, vision, device, keep, VISION)
     try:
-        return PictureEncoder(device, device.layered(session), about, decoder, stands)
+        return PictureEncoder(device, device.layered(session, Notes() if keep else None), about, decoder, stands)
     except UnsupportedModelError:
         await session.close()
         raise

@@ -1,21 +1,26 @@
 """A session of an encoder's graph whose layers are kernels of ours: onnxruntime-web runs what is before and after them.
 
 Nothing is recorded: the kernels are planned from the graph. They are used once a run of theirs gave the results of a
-run of the whole graph; that is the first run, which onnxruntime-web makes alone.
+run of the whole graph, in this page or, as a note says, in an earlier one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from math import prod
+from typing import TypeVar
 
 from ...errors import BindingError, OutOfMemoryError, TapeError, UnsupportedModelError, ValidationError
 from ...fallback import fall_back
 from ...graph import parse, serialize
 from ...graph.encoder_layers import EncoderLayers, around_layers, encoder_layers
 from ...graph.onnx_pb2 import ModelProto, TensorProto
+from ...host.notes import Notes, build
 from ...memory import DeviceBuffer, DeviceSpan
 from ...tape import WorkgroupLimits, encoder_run
 from ..device_interface import BoundSpan, DeviceInterface, DeviceSession, Fetch
@@ -27,6 +32,9 @@ from .webgpu_session import WebGpuSession
 __all__ = ["LayeredSession"]
 
 HALF = "float16"
+RIGHT = "right"
+REFUSALS = (TapeError, UnsupportedModelError, OutOfMemoryError, BindingError, ValidationError)
+T = TypeVar("T")
 ENDS = ("what enters the layers", "what leaves the layers")
 
 
@@ -153,32 +161,44 @@ async def session_of(part: ModelProto, whole: WebGpuSession) -> WebGpuSession:
 class LayeredSession(DeviceSession):
     """A session whose later runs have its layers computed by kernels of ours, if they compute the same."""
 
-    def __init__(self, device: DeviceInterface, whole: WebGpuSession) -> None:
+    def __init__(self, device: DeviceInterface, whole: WebGpuSession, notes: Notes | None) -> None:
         self.inputs, self.outputs = whole.inputs, whole.outputs
         self.device, self.engine, self.whole = device, whole.engine, whole
+        # A later load cannot identify weights whose source has no identity.
+        self.notes = None if None in whole.weights.contents else notes
         self.layers: Layers | None = None
         self.refused = ""
         """Why onnxruntime-web runs the whole graph."""
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
-        if self.layers is not None:
-            try:
-                return await self.layers.run(feeds, fetches)
-            except TapeError as error:
-                self._refuse(error)
+        if self.layers is None and not self.refused and await self._known():
+            self.layers = await self._tried(open_layers(self.device, self.whole))
+        if self.layers is not None and not self.refused:
+            made = await self._tried(self.layers.run(feeds, fetches))
+            if made is not None:
+                return made
         found = await self.whole.run(feeds, fetches)
         if self.layers is None and not self.refused:
             try:
-                self.layers = await self._compared(feeds, found)
-            except (TapeError, UnsupportedModelError, OutOfMemoryError, BindingError, ValidationError) as error:
-                if not self.engine.healthy():
-                    raise
-                self.refused = str(error)
-                self._refuse(error)
+                self.layers = await self._tried(self._compared(feeds, found))
+            except BaseException:
+                free(found)
+                raise
         return found
 
-    def _refuse(self, why: Exception) -> None:
-        fall_back("the layers of a vision graph by kernels of ours", str(why), "onnxruntime-web runs the whole graph")
+    async def _tried(self, work: Awaitable[T]) -> T | None:
+        """The result; None, with the reason counted, if the whole graph has to be run instead."""
+        try:
+            return await work
+        except REFUSALS as error:
+            if not self.engine.healthy():
+                raise
+            if self.layers is None or self.layers.ends is None:
+                self.refused = str(error)
+            fall_back(
+                "the layers of a vision graph by kernels of ours", str(error), "onnxruntime-web runs the whole graph"
+            )
+            return None
 
     async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
         """The layers, after a run that gave the wanted results."""
@@ -186,28 +206,40 @@ class LayeredSession(DeviceSession):
         async with AsyncExitStack() as undo:
             undo.push_async_callback(layers.close)
             made = await layers.run(feeds, [each.name for each in wanted])
-            for each in made:
-                undo.callback(each.span.buffer.close)
-            pairs = [
-                Compared(
-                    one.name,
-                    one.span.buffer.handle,
-                    other.span.buffer.handle,
-                    byte_count(one.dtype, one.dims),
-                    one.dtype,
-                )
-                for one, other in zip(made, wanted, strict=True)
-            ]
-            names = [each.name for each in wanted]
-            message = "a run by layers differs from one of the whole graph"
-            await require_alike(self.engine, message, pairs, PROMPT_RUN, names)
+            try:
+                pairs = [compared(*pair) for pair in zip(made, wanted, strict=True)]
+                message = "a run by layers differs from one of the whole graph"
+                await require_alike(self.engine, message, pairs, PROMPT_RUN, [each.name for each in wanted])
+            finally:
+                free(made)
             undo.pop_all()
-        for each in made:
-            each.span.buffer.close()
+        if self.notes is not None:
+            await self.notes.write(*self._note(), RIGHT)
         return layers
+
+    async def _known(self) -> bool:
+        """Whether an earlier page found the layers right."""
+        return self.notes is not None and await self.notes.read(*self._note()) == RIGHT
+
+    def _note(self) -> tuple[str, str]:
+        """Name and key of the note that the layers are right: all that this depends on."""
+        device = asdict(self.device.about())
+        graph = hashlib.sha256(self.whole.weights.model).hexdigest()
+        facts = [build(), device | {"features": sorted(device["features"])}, graph, self.whole.weights.contents]
+        return f"layers of the graph {graph}", json.dumps(facts, sort_keys=True)
 
     async def close(self) -> None:
         layers, self.layers = self.layers, None
         if layers is not None:
             await layers.close()
         await self.whole.close()
+
+
+def free(parts: Sequence[BoundSpan]) -> None:
+    for each in parts:
+        each.span.buffer.close()
+
+
+def compared(made: BoundSpan, wanted: BoundSpan) -> Compared:
+    size = byte_count(made.dtype, made.dims)
+    return Compared(made.name, made.span.buffer.handle, wanted.span.buffer.handle, size, made.dtype)

@@ -28,6 +28,8 @@ class SessionWeights:
     model: bytes
     tensors: tuple[BoundTensor, ...] = ()
     leases: Sequence[Lease] = ()
+    contents: Sequence[str | None] = ()
+    """The identity of each data file's contents, None for a file without one."""
 
     def again(self) -> SessionWeights:
         """The same weights for one more user, who releases them, too."""
@@ -51,6 +53,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
     weights = [entry for entry in graph.external_entries(parsed) if entry.name not in names]
     leases: list[Lease] = []
     buffers: dict[str, int] = {}
+    contents: list[str | None] = []
     with ExitStack() as undo:
         for location, end in external.ends.items():
             entries = [entry for entry in weights if entry.location == location]
@@ -71,10 +74,11 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
                         graph.make_inline(tensor, await file.read(entry.offset, entry.length))
             finally:
                 file.close()
+            contents.append(file.content)
         with graph.contradictions(external.folder), graph.changing(parsed):
             fed = rewritten(parsed, "session on buffers", facts)
         tensors = tuple(BoundTensor(each.name, buffers[each.name], each.dtype, each.dims) for each in facts.weights)
-        made = SessionWeights(graph.serialize(fed), tensors, leases)
+        made = SessionWeights(graph.serialize(fed), tensors, leases, contents)
         undo.pop_all()
     return made
 

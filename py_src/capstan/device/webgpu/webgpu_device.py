@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
+from ...host.notes import Notes
 from ...host.storage_interface import ExternalData
 from ...memory import (
     WORD,
@@ -233,10 +234,8 @@ class WebGpuDevice(DeviceInterface):
             undo.pop_all()
         return session
 
-    def layered(self, session: DeviceSession) -> DeviceSession:
+    def layered(self, session: DeviceSession, notes: Notes | None) -> DeviceSession:
         limits = WorkgroupLimits.of(self.engine.adapter())
-        return (
-            LayeredSession(self, session)
-            if isinstance(session, WebGpuSession) and limits.matrices and limits.lanes
-            else session
-        )
+        if not (isinstance(session, WebGpuSession) and limits.matrices and limits.lanes):
+            return session
+        return LayeredSession(self, session, notes)
