@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from capstan.graph import parse, serialize
-from capstan.graph.encoder_layers import EncoderLayers, around_layers, encoder_layers
+from capstan.graph.encoder_layers import EncoderLayers, after_layers, before_layers, encoder_layers
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
 from capstan.tape import WorkgroupLimits, encoder_run
 from capstan.tape.kernel_plan import MatrixSize
@@ -62,7 +62,8 @@ def test_layers_by_kernels_give_the_features_of_the_whole_graph(kernel_page: Ker
         if tensor.name in names
     }
     pixels = np.random.default_rng(5).uniform(-1, 1, (1, 3, 64, 64)).astype(np.float32)
-    before, after = around_layers(model, found, TensorProto.FLOAT)
+    sizes = {"pixel_values": pixels.shape}
+    before, after = before_layers(model, found, sizes), after_layers(model, found, sizes, TensorProto.FLOAT, 256)
     entered = ran(before, "pixel_values", pixels)
     features = ran(after, found.leave, by_kernels(kernel_page, found, weights, entered))
     wanted = ran(model, "pixel_values", pixels)

@@ -12,7 +12,7 @@ from onnx import helper
 
 from capstan.errors import TapeError, UnsupportedModelError
 from capstan.graph import parse
-from capstan.graph.encoder_layers import EncoderLayers, LayerProduct, around_layers, encoder_layers
+from capstan.graph.encoder_layers import EncoderLayers, LayerProduct, after_layers, before_layers, encoder_layers
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.spliced_embedding import without_mask
 from capstan.tape import WorkgroupLimits, encoder_run
@@ -160,7 +160,21 @@ def test_a_graph_that_needs_a_layer_s_weights_afterwards_is_refused() -> None:
     end.output[0] = "before"
     model.graph.node.append(NodeProto(op_type="Add", input=["before", gamma], output=[features.name]))
     with pytest.raises(UnsupportedModelError, match=f"{gamma} is read after the layers, too"):
-        around_layers(model, encoder_layers(model), TensorProto.FLOAT16)
+        after_layers(model, encoder_layers(model), {}, TensorProto.FLOAT16, 256)
+
+
+def test_parts_have_fixed_sizes_and_their_own_tensors_only() -> None:
+    model = gemma()
+    found = encoder_layers(model)
+    sizes = {"pixel_values": [1, 3, 64, 64]}
+    before, after = before_layers(model, found, sizes), after_layers(model, found, sizes, TensorProto.FLOAT, 256)
+    dims = [[dim.dim_value for dim in part.graph.input[0].type.tensor_type.shape.dim] for part in (before, after)]
+    assert dims == [[1, 3, 64, 64], [1, 256, 16]]
+    assert [value.name for value in before.graph.output] == [found.enter]
+    for part in (before, after):
+        read = {name for node in part.graph.node for name in node.input}
+        assert {tensor.name for tensor in part.graph.initializer} <= read
+        assert not read & {*found.layers[0].names}
 
 
 def gemma_4b() -> EncoderLayers:

@@ -8,15 +8,23 @@ Products are MatMul with weights [k, n] or MatMulNBits, each with its bias. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
 from .onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
 from .plain_attention import floats
-from .wiring import SAME_VALUES, Wiring, attribute, captured_names, copied, delete, integers, prune, value_info
+from .wiring import SAME_VALUES, Wiring, attribute, captured_names, integers, value_info
 
-__all__ = ["EncoderLayer", "EncoderLayers", "LayerNorm", "LayerProduct", "around_layers", "encoder_layers"]
+__all__ = [
+    "EncoderLayer",
+    "EncoderLayers",
+    "LayerNorm",
+    "LayerProduct",
+    "after_layers",
+    "before_layers",
+    "encoder_layers",
+]
 
 
 @dataclass(frozen=True)
@@ -349,22 +357,49 @@ def encoder_layers(model: ModelProto) -> EncoderLayers:
     raise refused(f"no layer of an encoder was recognised: {why or 'the graph has no LayerNormalization'}")
 
 
-def around_layers(model: ModelProto, found: EncoderLayers, kind: int) -> tuple[ModelProto, ModelProto]:
-    """The graphs before and after the layers, the tensor between of type `kind`. Raises UnsupportedModelError if the
-    second needs more of the first than what leaves the layers."""
-    head, tail = copied(model), copied(model)
-    del head.graph.output[:]
-    head.graph.output.append(ValueInfoProto(name=found.enter))
-    delete(tail.graph.node, lambda node: found.leave in node.output)
-    tail.graph.input.append(value_info(found.leave, kind, ["batch", "rows", "width"]))
-    for each in (head, tail):
-        del each.graph.value_info[:]
-        prune(each.graph)
-        read = {name for node in each.graph.node for name in (*node.input, *captured_names(node))}
-        unread = [value.name for value in each.graph.input if value.name not in read]
-        delete(each.graph.input, lambda value, unread=unread: value.name in unread)  # type: ignore[misc]
+Sizes = Mapping[str, Sequence[int]]
+"""Dimensions of inputs, by name. With all of them known, onnxruntime computes once what depends on sizes alone."""
+
+
+def before_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes) -> ModelProto:
+    """The graph up to the tensor that enters the layers."""
+    return part_of(model, [ValueInfoProto(name=found.enter)], sized(model, sizes))
+
+
+def after_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes, kind: int, rows: int) -> ModelProto:
+    """The graph from the tensor on that leaves the layers, [1, rows, width] of type `kind`. Raises
+    UnsupportedModelError if it needs the layers' weights."""
+    left = value_info(found.leave, kind, [1, rows, found.layers[-1].down.n])
+    made = part_of(model, model.graph.output, [left, *sized(model, sizes)])
     inner = {name for layer in found.layers for name in layer.names}
-    kept = inner & {name for node in tail.graph.node for name in node.input}
+    kept = inner & {name for node in made.graph.node for name in node.input}
     if kept:
         raise refused(f"{min(kept)} is read after the layers, too")
-    return head, tail
+    return made
+
+
+def sized(model: ModelProto, sizes: Sizes) -> list[ValueInfoProto]:
+    """The graph's inputs, those in `sizes` with these."""
+    return [
+        value_info(value.name, value.type.tensor_type.elem_type, sizes[value.name]) if value.name in sizes else value
+        for value in model.graph.input
+    ]
+
+
+def part_of(model: ModelProto, outputs: Iterable[ValueInfoProto], given: Sequence[ValueInfoProto]) -> ModelProto:
+    """The nodes that make some outputs out of given tensors, as a model with those of the tensors that it reads."""
+    made = ModelProto(ir_version=model.ir_version)
+    made.opset_import.extend(model.opset_import)
+    made.functions.extend(model.functions)
+    made.graph.name = "part"
+    made.graph.output.extend(outputs)
+    wanted, known = {value.name for value in made.graph.output}, {value.name for value in given}
+    nodes = []
+    for node in reversed(model.graph.node[:]):
+        if (wanted - known).intersection(node.output):
+            nodes.append(node)
+            wanted.update(node.input, captured_names(node))
+    made.graph.node.extend(reversed(nodes))
+    made.graph.input.extend(value for value in given if value.name in wanted)
+    made.graph.initializer.extend(tensor for tensor in model.graph.initializer[:] if tensor.name in wanted)
+    return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -18,14 +18,13 @@ from typing import TypeVar
 from ...errors import BindingError, OutOfMemoryError, TapeError, UnsupportedModelError, ValidationError
 from ...fallback import fall_back
 from ...graph import parse, serialize
-from ...graph.encoder_layers import EncoderLayers, around_layers, encoder_layers
+from ...graph.encoder_layers import after_layers, before_layers, encoder_layers
 from ...graph.onnx_pb2 import ModelProto, TensorProto
 from ...host.notes import Notes, build
 from ...memory import DeviceBuffer, DeviceSpan
 from ...tape import WorkgroupLimits, encoder_run
 from ..device_interface import BoundSpan, DeviceInterface, DeviceSession, Fetch
 from ..element_types import byte_count
-from .gpu_engine import GpuEngine
 from .tapes.comparison import PROMPT_RUN, Compared, require_alike
 from .webgpu_session import WebGpuSession
 
@@ -39,78 +38,115 @@ ENDS = ("what enters the layers", "what leaves the layers")
 
 
 class Layers:
-    """The layers' tape for tensors of one size, between the sessions before and after it."""
+    """The layers' tape for inputs of one size, between the sessions before and after it."""
 
-    def __init__(
-        self,
-        device: DeviceInterface,
-        engine: GpuEngine,
-        found: EncoderLayers,
-        before: DeviceSession,
-        after: DeviceSession,
-        owner: str,
-    ) -> None:
-        self.device, self.engine, self.found, self.owner = device, engine, found, owner
-        self.before, self.after = before, after
+    def __init__(self, device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> None:
+        """Raises UnsupportedModelError if the graph has no layers that kernels of ours compute."""
+        self.device, self.whole, self.engine = device, whole, whole.engine
+        self.model: ModelProto | None = parse(whole.weights.model)
+        self.found = encoder_layers(self.model)
+        self.sizes = {feed.name: feed.dims for feed in feeds}
         self.weights: dict[str, int] = {}
         """Their buffers by name."""
         self.held: list[DeviceBuffer] = []
         """Weights of its own, and the tensors that enter and leave."""
+        self.sessions: list[WebGpuSession] = []
+        """Of the graph before the layers and, once their input is known, of that after them."""
         self.ends: tuple[DeviceSpan, DeviceSpan] | None = None
+        """The memory from which and to which the tape computes, once it is made."""
         self.dims: tuple[int, ...] = ()
         self.tape = 0
         self.report = ""
         """The number of operations, for reports."""
 
+    async def open(self) -> None:
+        """Make the first session, and load the weights that have no buffer yet."""
+        assert self.model is not None
+        names = {name for layer in self.found.layers for name in layer.names}
+        packed = {name for layer in self.found.layers for name in layer.packed}
+        inline = {tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name in names}
+        fed = {tensor.name: tensor for tensor in self.whole.weights.tensors if tensor.name in names}
+        for name in sorted(names - packed):
+            half = fed[name].dtype == HALF if name in fed else inline[name].data_type == TensorProto.FLOAT16
+            if not half:
+                raise UnsupportedModelError(f"{name} is no float16, which the kernels take")
+        self.weights.update((name, tensor.buffer) for name, tensor in fed.items())
+        for name in sorted(names - fed.keys()):
+            data = inline[name].raw_data
+            if not data:
+                raise UnsupportedModelError(f"{name} is not there as bytes")
+            held = self.allocated(len(data), name, "weights")
+            self.device.copy_cpu_to_device(held.span(), data)
+            self.weights[name] = held.handle
+        await self.add_session(before_layers(self.model, self.found, self.sizes))
+
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         """As DeviceSession. Raises TapeError for tensors that no kernel takes, or of another size than before."""
-        [entered] = await self.before.run(read_by(self.before, feeds), [self.found.enter])
+        sizes = {feed.name: feed.dims for feed in feeds}
+        if sizes != self.sizes:
+            raise TapeError(f"the graph's inputs are {shown(sizes)}; the layers' tape is for {shown(self.sizes)}")
+        [entered] = await self.sessions[0].run(read_by(self.sessions[0], feeds), [self.found.enter])
         try:
             enter, leave = self.ends or await self.make(entered)
             if entered.dims != self.dims:
-                raise TapeError(f"the layers' input is {list(entered.dims)}; their kernels take {list(self.dims)}")
+                raise TapeError(f"the layers' input is {list(entered.dims)}; their tape is for {list(self.dims)}")
             self.device.copy_tensors([(entered.span.sub(0, enter.length), enter)])
             self.engine.play_once(self.tape, 0)
             left = BoundSpan(self.found.leave, leave, HALF, self.dims)
-            return await self.after.run(read_by(self.after, [left, *feeds]), fetches)
+            return await self.sessions[1].run(read_by(self.sessions[1], [left, *feeds]), fetches)
         finally:
             entered.span.buffer.close()
 
     async def make(self, entered: BoundSpan) -> tuple[DeviceSpan, DeviceSpan]:
-        """Make the tape for a tensor that enters; the memory from which and to which it computes."""
+        """Make the tape for a tensor that enters, and the session after it."""
         *batch, rows, width = entered.dims
         if prod(batch) != 1 or entered.dtype != HALF:
-            raise TapeError(
-                f"the layers' input is {entered.dtype} {list(entered.dims)}; their kernels take one picture"
-            )
+            raise TapeError(f"the layers' input is {entered.dtype} {list(entered.dims)}, not one picture in float16")
+        assert self.model is not None
+        await self.add_session(after_layers(self.model, self.found, self.sizes, TensorProto.FLOAT16, rows))
+        self.model = None
         size = byte_count(HALF, (rows, width))
-        enter, leave = (self.device.allocate(size, label=label, category="scratch", owner=self.owner) for label in ENDS)
-        self.held += [enter, leave]
+        enter, leave = (self.allocated(size, label, "scratch") for label in ENDS)
         handles = {**self.weights, self.found.enter: enter.handle, self.found.leave: leave.handle}
         ids = {name: place for place, name in enumerate(handles, 1)}
         placement, step = encoder_run(self.found, ids, rows, WorkgroupLimits.of(self.engine.adapter()))
         stored = {
             "played": step.played,
-            "fused": step.spec(self.owner),
+            "fused": step.spec(self.whole.owner),
             "written": [ids[self.found.enter], ids[self.found.leave]],
             "given": list(ids.values()),
             "tables": [],
             **{name: {} for name in ("pipelines", "groups", "buffers")},
         }
         given = {ids[name]: handle for name, handle in handles.items()}
-        self.tape = await self.engine.restore_tape(stored, given, self.owner)
+        self.tape = await self.engine.restore_tape(stored, given, self.whole.owner)
         self.dims, self.ends = entered.dims, (enter.span(), leave.span())
         self.report = f"{len(self.found.layers)} layers are {len(placement.nodes)} operations of ours"
         return self.ends
+
+    def allocated(self, size: int, label: str, category: str) -> DeviceBuffer:
+        self.held.append(self.device.allocate(size, label=label, category=category, owner=self.whole.owner))
+        return self.held[-1]
+
+    async def add_session(self, part: ModelProto) -> None:
+        """A session of a part of the graph; the session of the whole graph has its weights."""
+        whole, read = self.whole, {value.name for value in part.graph.input}
+        tensors = [tensor for tensor in whole.weights.tensors if tensor.name in read]
+        make = partial(whole.engine.open_session, serialize(part), tensors, whole.owner)
+        self.sessions.append(await WebGpuSession.start(whole.engine, make, whole.memory, whole.owner))
 
     async def close(self) -> None:
         tape, self.tape, self.ends = self.tape, 0, None
         if tape:
             self.engine.close_tape(tape)
-        for session in (self.before, self.after):
-            await session.close()
+        while self.sessions:
+            await self.sessions.pop().close()
         while self.held:
             self.held.pop().close()
+
+
+def shown(sizes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {list(dims)}" for name, dims in sizes.items())
 
 
 def read_by(session: DeviceSession, feeds: Sequence[BoundSpan]) -> list[BoundSpan]:
@@ -118,44 +154,15 @@ def read_by(session: DeviceSession, feeds: Sequence[BoundSpan]) -> list[BoundSpa
     return [feed for feed in feeds if feed.name in names]
 
 
-async def open_layers(device: DeviceInterface, whole: WebGpuSession) -> Layers:
+async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> Layers:
     """The layers of a session's graph. Raises UnsupportedModelError if it has none that kernels of ours compute."""
-    model = parse(whole.weights.model)
-    found = encoder_layers(model)
-    names = {name for layer in found.layers for name in layer.names}
-    packed = {name for layer in found.layers for name in layer.packed}
-    inline = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in names}
-    fed = {tensor.name: tensor for tensor in whole.weights.tensors if tensor.name in names}
-    for name in sorted(names - packed):
-        half = fed[name].dtype == HALF if name in fed else inline[name].data_type == TensorProto.FLOAT16
-        if not half:
-            raise UnsupportedModelError(f"{name} is no float16, which the kernels take")
-    async with AsyncExitStack() as undo:
-        sessions = []
-        for part in around_layers(model, found, TensorProto.FLOAT16):
-            sessions.append(await session_of(part, whole))
-            undo.push_async_callback(sessions[-1].close)
-        layers = Layers(device, whole.engine, found, sessions[0], sessions[1], whole.owner)
-        undo.push_async_callback(layers.close)
-        layers.weights.update((name, tensor.buffer) for name, tensor in fed.items())
-        for name in names - fed.keys():
-            data = inline[name].raw_data
-            if not data:
-                raise UnsupportedModelError(f"{name} is not there as bytes")
-            held = device.allocate(len(data), label=name, category="weights", owner=whole.owner)
-            layers.held.append(held)
-            device.copy_cpu_to_device(held.span(), data)
-            layers.weights[name] = held.handle
-        undo.pop_all()
+    layers = Layers(device, whole, feeds)
+    try:
+        await layers.open()
+    except BaseException:
+        await layers.close()
+        raise
     return layers
-
-
-async def session_of(part: ModelProto, whole: WebGpuSession) -> WebGpuSession:
-    """A session of a part of a session's graph, which must stay open: it has the weights."""
-    read = {value.name for value in part.graph.input}
-    tensors = [tensor for tensor in whole.weights.tensors if tensor.name in read]
-    make = partial(whole.engine.open_session, serialize(part), tensors, whole.owner)
-    return await WebGpuSession.start(whole.engine, make, whole.memory, whole.owner)
 
 
 class LayeredSession(DeviceSession):
@@ -172,7 +179,7 @@ class LayeredSession(DeviceSession):
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         if self.layers is None and not self.refused and await self._known():
-            self.layers = await self._tried(open_layers(self.device, self.whole))
+            self.layers = await self._tried(open_layers(self.device, self.whole, feeds))
         if self.layers is not None and not self.refused:
             made = await self._tried(self.layers.run(feeds, fetches))
             if made is not None:
@@ -202,7 +209,7 @@ class LayeredSession(DeviceSession):
 
     async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
         """The layers, after a run that gave the wanted results."""
-        layers = await open_layers(self.device, self.whole)
+        layers = await open_layers(self.device, self.whole, feeds)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(layers.close)
             made = await layers.run(feeds, [each.name for each in wanted])
