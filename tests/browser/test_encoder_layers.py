@@ -1,4 +1,4 @@
-"""The layers of a small vision graph by kernels of ours, one after another in the page, against onnxruntime."""
+"""The layers of a small vision graph by our kernels, one after another in the page, against onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""encoder_layers and encoder_run: the graphs whose layers kernels of ours compute, and the operations of these."""
+"""encoder_layers and encoder_run: the graphs whose layers our kernels compute, and the operations of these."""
 
 from __future__ import annotations
 

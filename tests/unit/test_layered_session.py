@@ -1,4 +1,4 @@
-"""layered_session: kernels of ours compute an encoder's layers once they gave what the whole graph gives.
+"""layered_session: our kernels compute an encoder's layers once they gave what the whole graph gives.
 
 The engine has bytearrays, sessions of onnxruntime, and in numpy what the kernels' headers say that they compute.
 """
@@ -256,7 +256,7 @@ def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onn
         assert engine.played == 2
         assert len(engine.runs) == 2, "the graph before the layers and that after them"
         assert session.layers is not None
-        assert session.layers.report == "1 layers are 9 operations of ours"
+        assert session.layers.report == "1 layers are 9 operations"
         await session.close()
         nothing_is_left(engine)
 
@@ -352,7 +352,7 @@ def test_graphs_that_the_kernels_do_not_compute_are_named(
     async def scenario() -> None:
         encoder = Encoder(changed(gemma()))
         session = await encoder.open()
-        with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by kernels of ours: .*{why}"):
+        with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by our kernels: .*{why}"):
             assert (await encoder.features(session, 1) == encoder.wanted(1)).all()
         assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
         await session.close()

@@ -201,7 +201,7 @@ class LayerReader:
         return LayerNorm(node.input[1], node.input[2], epsilon)
 
     def product(self, node: NodeProto) -> tuple[LayerProduct, str]:
-        """A product and the tensor that it makes, behind its bias."""
+        """A product, and the tensor that it makes with its bias."""
         dims = self.dims.get(node.input[1], [])
         if node.op_type == "MatMul" and len(dims) == 2:
             found = LayerProduct(node.input[1], dims[1], dims[0])

@@ -27,8 +27,8 @@ def encoder_run(
     found: EncoderLayers, buffers: Mapping[str, int], rows: int, limits: WorkgroupLimits
 ) -> tuple[Placement, FusedStep]:
     """The layers over `rows` rows in float16, as operations and in the device's form. `buffers` numbers the tensors
-    that enter and leave, and all weights, by name. Raises TapeError if a kernel of ours fits neither layers nor
-    adapter."""
+    that enter and leave, and all weights, by name. Raises TapeError if no kernel fits both layers and adapter.
+    """
     placement = encoder_step(found, buffers, rows, limits)
     return placement, fused_step(placement, {}, (), (0, 0, 0), limits, 0)
 

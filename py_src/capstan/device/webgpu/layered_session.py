@@ -1,4 +1,4 @@
-"""A session of an encoder's graph whose layers are kernels of ours: onnxruntime-web runs what is before and after them.
+"""A session of an encoder's graph whose layers are our kernels: onnxruntime-web runs what is before and after them.
 
 Nothing is recorded: the kernels are planned from the graph. They are used once a run of theirs gave the results of a
 run of the whole graph, in this page or, as a note says, in an earlier one.
@@ -41,7 +41,7 @@ class Layers:
     """The layers' tape for inputs of one size, between the sessions before and after it."""
 
     def __init__(self, device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> None:
-        """Raises UnsupportedModelError if the graph has no layers that kernels of ours compute."""
+        """Raises UnsupportedModelError if the graph has no layers that our kernels compute."""
         self.device, self.whole, self.engine = device, whole, whole.engine
         self.model: ModelProto | None = parse(whole.weights.model)
         self.found = encoder_layers(self.model)
@@ -51,7 +51,7 @@ class Layers:
         self.held: list[DeviceBuffer] = []
         """Weights of its own, and the tensors that enter and leave."""
         self.sessions: list[WebGpuSession] = []
-        """Of the graph before the layers and, once their input is known, of that after them."""
+        """The session of the graph before the layers and, once their input is known, that of the graph after them."""
         self.ends: tuple[DeviceSpan, DeviceSpan] | None = None
         """The memory from which and to which the tape computes, once it is made."""
         self.dims: tuple[int, ...] = ()
@@ -121,7 +121,7 @@ class Layers:
         given = {ids[name]: handle for name, handle in handles.items()}
         self.tape = await self.engine.restore_tape(stored, given, self.whole.owner)
         self.dims, self.ends = entered.dims, (enter.span(), leave.span())
-        self.report = f"{len(self.found.layers)} layers are {len(placement.nodes)} operations of ours"
+        self.report = f"{len(self.found.layers)} layers are {len(placement.nodes)} operations"
         return self.ends
 
     def allocated(self, size: int, label: str, category: str) -> DeviceBuffer:
@@ -155,7 +155,7 @@ def read_by(session: DeviceSession, feeds: Sequence[BoundSpan]) -> list[BoundSpa
 
 
 async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> Layers:
-    """The layers of a session's graph. Raises UnsupportedModelError if it has none that kernels of ours compute."""
+    """The layers of a session's graph. Raises UnsupportedModelError if it has none that our kernels compute."""
     layers = Layers(device, whole, feeds)
     try:
         await layers.open()
@@ -166,7 +166,7 @@ async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequ
 
 
 class LayeredSession(DeviceSession):
-    """A session whose later runs have its layers computed by kernels of ours, if they compute the same."""
+    """A session whose later runs have its layers computed by our kernels, if they compute the same."""
 
     def __init__(self, device: DeviceInterface, whole: WebGpuSession, notes: Notes | None) -> None:
         self.inputs, self.outputs = whole.inputs, whole.outputs
@@ -202,9 +202,7 @@ class LayeredSession(DeviceSession):
                 raise
             if self.layers is None or self.layers.ends is None:
                 self.refused = str(error)
-            fall_back(
-                "the layers of a vision graph by kernels of ours", str(error), "onnxruntime-web runs the whole graph"
-            )
+            fall_back("the layers of a vision graph by our kernels", str(error), "onnxruntime-web runs the whole graph")
             return None
 
     async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
@@ -229,7 +227,7 @@ class LayeredSession(DeviceSession):
         return self.notes is not None and await self.notes.read(*self._note()) == RIGHT
 
     def _note(self) -> tuple[str, str]:
-        """Name and key of the note that the layers are right: all that this depends on."""
+        """The name of the note that the layers are right, and its key: all facts that may change it."""
         device = asdict(self.device.about())
         graph = hashlib.sha256(self.whole.weights.model).hexdigest()
         facts = [build(), device | {"features": sorted(device["features"])}, graph, self.whole.weights.contents]
