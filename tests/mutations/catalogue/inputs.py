@@ -175,7 +175,7 @@ INPUTS = (
     Mutation(
         "layered_session.compared",
         "py_src/capstan/device/webgpu/layered_session.py",
-        "await require_alike(self.engine, message, pairs, PROMPT_RUN, [each.name for each in wanted])",
+        "await require_alike(self.engine, message, pairs, LAYERED_RUN, [each.name for each in wanted])",
         "assert require_alike",
         "an encoder's layers by kernels are trusted without a comparison",
         unit("layered_session"),

@@ -25,7 +25,7 @@ from ...memory import DeviceBuffer, DeviceSpan
 from ...tape import WorkgroupLimits, encoder_run
 from ..device_interface import BoundSpan, DeviceInterface, DeviceSession, Fetch
 from ..element_types import byte_count
-from .tapes.comparison import PROMPT_RUN, Compared, require_alike
+from .tapes.comparison import LAYERED_RUN, Compared, require_alike
 from .webgpu_session import WebGpuSession
 
 __all__ = ["LayeredSession"]
@@ -214,7 +214,7 @@ class LayeredSession(DeviceSession):
             try:
                 pairs = [compared(*pair) for pair in zip(made, wanted, strict=True)]
                 message = "a run by layers differs from one of the whole graph"
-                await require_alike(self.engine, message, pairs, PROMPT_RUN, [each.name for each in wanted])
+                await require_alike(self.engine, message, pairs, LAYERED_RUN, [each.name for each in wanted])
             finally:
                 free(made)
             undo.pop_all()
