@@ -206,8 +206,9 @@ def freeze(page: Page) -> bool:
     session.send("Page.setWebLifecycleState", {"state": "frozen"})
     time.sleep(FROZEN_SECONDS)
     session.send("Page.setWebLifecycleState", {"state": "active"})
-    session.detach()
     other.close()
+    # Behind another tab on a busy machine a page may still be frozen, and detaching would wait for it for ever.
+    page.bring_to_front()
     frozen: bool = page.evaluate("() => window.frozen === true")
     return frozen
 
