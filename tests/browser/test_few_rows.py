@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.matrix_tiling import FewRowsTiling
-from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, packed, results
+from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, results
+from tests.browser.packed_weights import PackedWeights
 from tests.extended import pairwise
 
 HALF_BOUND = 2.0**-10
@@ -59,39 +60,14 @@ class Problem:
         self.x = random.normal(0.3, 1, (case.m, case.k)).astype(np.float16)
         matrices = 1 + case.gated
         if case.bits:
-            blocks = -(-case.k // case.block)
-            self.packed = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
-            scales = random.uniform(0.005, 0.02, (matrices, case.n, blocks)) * 2.0 ** (4 - case.bits)
-            self.scales = scales.astype(np.float32)
-            self.zeros = random.integers(0, 1 << case.bits, (matrices, case.n, blocks), np.uint8)
-            zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
-            weights = (self.packed.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
-            self.minima = random.uniform(-0.1, 0.1, (matrices, blocks, case.n)).astype(np.float32)
-            if case.minima:
-                weights = weights + np.repeat(self.minima.swapaxes(1, 2), case.block, axis=2)
-            self.weights = weights[:, :, : case.k].transpose(0, 2, 1)
+            sizes = matrices, case.n, case.k
+            self.packed = PackedWeights(random, sizes, case.block, case.bits, zeros=case.zeros, minima=case.minima)
+            self.weights = self.packed.numbers().transpose(0, 2, 1)
         else:
             self.dense = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16)
             self.weights = self.dense.astype(np.float64)
         self.residual, self.second, self.up = random.normal(0, 3, (3, case.m, case.n)).astype(np.float32)
         self.bias, self.bias_up = random.normal(0, 3, (2, case.n)).astype(np.float32)
-
-    def matrix(self, index: int, half: bool) -> dict[str, bytes]:
-        case, ending = self.case, ("", "_up")[index]
-        if not case.bits:
-            return {f"weights{ending}": self.dense[index].astype(np.float16 if half else np.float32).tobytes()}
-        zeros = {f"zeros{ending}": self.words(self.zeros[index])} if case.zeros else {}
-        minima = {f"minima{ending}": self.minima[index].tobytes()} if case.minima else {}
-        words, scales = self.words(self.packed[index]), self.scales[index].tobytes()
-        return {f"weights{ending}": words, f"scales{ending}": scales, **zeros, **minima}
-
-    def words(self, numbers: NDArray[np.uint8]) -> bytes:
-        """Rows of whole bytes, the buffer of whole words."""
-        if self.case.bits == 8:
-            data = numbers.tobytes()
-        else:
-            data = packed(np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)), constant_values=9))
-        return data + bytes(-len(data) % 4)
 
     def buffers(self, half: bool) -> dict[str, bytes]:
         """The kernel's bindings."""
@@ -100,8 +76,12 @@ class Problem:
             "x": self.x.astype(np.float16 if half else np.float32).tobytes(),
             "y": guarded(case.m * (case.of or case.n)),
         }
-        for index in range(1 + case.gated):
-            buffers |= self.matrix(index, half)
+        if case.bits:
+            buffers |= self.packed.buffers()
+        else:
+            kind = np.float16 if half else np.float32
+            both = zip(("weights", "weights_up"), self.dense, strict=False)
+            buffers |= {name: each.astype(kind).tobytes() for name, each in both}
         if case.added:
             added = {"bias": self.bias, "factor": np.float32(FACTOR)}
             added |= {"bias_up": self.bias_up} if case.gated else {"residual": self.residual, "second": self.second}

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
 from capstan.tape.ops.matmul import LARGE, ODD, SMALL, MatMul, MatMulTuning, Quantize, plan_matmul, plan_quantize
-from tests.browser.kernel_page import BOUND, KernelPage, guarded, packed, results
+from tests.browser.kernel_page import BOUND, KernelPage, guarded, results
+from tests.browser.packed_weights import PackedWeights
 
 RUN = 32
 
@@ -40,37 +41,10 @@ class Problem:
     def __init__(self, case: Case) -> None:
         random = np.random.default_rng(case.k * 7 + case.n)
         self.case = case
-        matrices = 2 if case.gated else 1
-        blocks = -(-case.k // case.block)
-        self.weights = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
-        self.scales = random.uniform(0.005, 0.02, (matrices, case.n, blocks)).astype(np.float32)
-        self.zeros = random.integers(0, 1 << case.bits, self.scales.shape, np.uint8)
-        self.minima = random.uniform(-0.1, 0.1, (matrices, blocks, case.n)).astype(np.float32)
+        sizes = 1 + case.gated, case.n, case.k
+        self.weights = PackedWeights(random, sizes, case.block, case.bits, zeros=case.zeros, minima=case.minima)
         self.x = random.normal(0.3, 1, (case.rows, case.k)).astype(np.float32)
         self.x[case.rows // 2] = 0
-
-    def held(self, elements: NDArray[np.uint8]) -> bytes:
-        """As MatMulNBits has them: rows of whole bytes, the buffer of whole words."""
-        if self.case.bits == 4:
-            data = packed(np.pad(elements, ((0, 0), (0, elements.shape[1] % 2)), constant_values=9))
-        else:
-            data = elements.tobytes()
-        return data + bytes(-len(data) % 4)
-
-    def buffers(self, matrix: int) -> dict[str, bytes]:
-        """Weights, scales, and any zero points and minima."""
-        ending = ("", "_up")[matrix]
-        made = {f"weights{ending}": self.held(self.weights[matrix]), f"scales{ending}": self.scales[matrix].tobytes()}
-        made |= {f"zeros{ending}": self.held(self.zeros[matrix])} if self.case.zeros else {}
-        return {**made, f"minima{ending}": self.minima[matrix].tobytes()} if self.case.minima else made
-
-    def numbers(self) -> NDArray[np.float64]:
-        """The weights, dequantized."""
-        case = self.case
-        zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
-        spread = np.repeat(self.scales.astype(np.float64), case.block, axis=2)
-        least = np.repeat(self.minima.swapaxes(1, 2).astype(np.float64), case.block, axis=2) if case.minima else 0
-        return ((self.weights.astype(np.float64) - zeros) * spread + least)[:, :, : case.k]
 
 
 def run(page: KernelPage, plan: KernelPlan, buffers: dict[str, bytes], read: str = "y") -> bytes:
@@ -109,12 +83,11 @@ def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> N
         assert plan.constants["RUNS"] == tuning.runs
     count = case.rows * case.n
     buffers = {"x": words, "x_scales": factors, "y": guarded(count)}
-    for matrix in range(1 + case.gated):
-        buffers |= problem.buffers(matrix)
+    buffers |= problem.weights.buffers()
     got = results(run(page, plan, buffers), count)
 
     x = as_floats(case, words, factors)
-    weights = problem.numbers()
+    weights = problem.weights.numbers()
     y, size = x @ weights[0].T, np.abs(x) @ np.abs(weights[0]).T
     if case.gated:
         up, up_size = x @ weights[1].T, np.abs(x) @ np.abs(weights[1]).T

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from capstan.graph.encoder_layers import ACTIVATIONS as GRAPH_ACTIVATIONS
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul_matrices import ACTIVATIONS
 from capstan.tape.ops.matrix_tiling import MatrixTiling
-from tests.browser.kernel_page import KernelPage, packed
+from tests.browser.kernel_page import KernelPage
+from tests.browser.packed_weights import PackedWeights
 
 GUARD = 64
 UNTOUCHED = np.float16(77)
@@ -43,12 +43,6 @@ class Case:
     """With a bias before it."""
 
 
-def held(elements: NDArray[np.uint8], bits: int) -> bytes:
-    """As MatMulNBits has them, in whole words."""
-    content = packed(elements) if bits == 4 else elements.tobytes()
-    return content + bytes(-len(content) % 4)
-
-
 def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
     random = np.random.default_rng(case.k * 7 + case.n)
     matrices = 1 + case.gated
@@ -57,27 +51,9 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         weights = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16).astype(np.float64)
         bound = {f"weights{ending}": w.astype(np.float16).tobytes() for ending, w in zip(HALVES, weights, strict=False)}
     else:
-        blocks = -(-case.k // case.block)
-        shape = (matrices, case.n, blocks * case.block)
-        elements = random.integers(0, 1 << case.bits, shape, np.uint8)
-        scales = random.uniform(0.08, 0.32, (matrices, case.n, blocks)).astype(np.float32) / (1 << case.bits)
-        scales = scales.astype(np.float16)
-        zeros = np.full(scales.shape, 1 << (case.bits - 1), np.uint8)
-        if case.zeros:
-            zeros = random.integers(0, 1 << case.bits, scales.shape, np.uint8)
-        repeated = [np.repeat(each.astype(np.float64), case.block, axis=2) for each in (zeros, scales)]
-        minima = random.uniform(-0.8, 0.8, (matrices, blocks, case.n)).astype(np.float16).astype(np.float32)
-        weights = ((elements - repeated[0]) * repeated[1])[:, :, : case.k].transpose(0, 2, 1)
-        if case.minima:
-            weights = weights + np.repeat(minima, case.block, axis=1)[:, : case.k]
-        bound = {}
-        for ending, q, s, z, least in zip(HALVES, elements, scales, zeros, minima, strict=False):
-            bound |= {f"weights{ending}": held(q, case.bits), f"scales{ending}": s.astype(np.float32).tobytes()}
-            if case.zeros:
-                padded = np.pad(z, ((0, 0), (0, blocks % 2))) if case.bits == 4 else z
-                bound[f"zeros{ending}"] = held(padded, case.bits)
-            if case.minima:
-                bound[f"minima{ending}"] = least.tobytes()
+        sizes = matrices, case.n, case.k
+        made = PackedWeights(random, sizes, case.block, case.bits, zeros=case.zeros, minima=case.minima, half=True)
+        weights, bound = made.numbers().transpose(0, 2, 1), made.buffers()
     constants = {
         "K": case.k,
         "N": case.n,

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec
-from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, packed, results
+from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, results
+from tests.browser.packed_weights import PackedWeights
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
@@ -64,15 +65,10 @@ class Problem:
     def __init__(self, case: Case) -> None:
         random = np.random.default_rng(case.k * 7 + case.n)
         self.case = case
-        matrices = 2 if case.gated else 1
-        blocks = -(-case.k // case.block)
-        self.weights = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
-        shape = (matrices, case.n, blocks)
-        self.scales = random.uniform(0.005, 0.02, shape).astype(np.float32) * 2.0 ** (4 - case.bits)
-        self.zeros = random.integers(0, 1 << case.bits, shape, np.uint8)
+        sizes = 1 + case.gated, case.n, case.k
+        self.weights = PackedWeights(random, sizes, case.block, case.bits, zeros=case.zeros, minima=case.minima)
         self.x = random.normal(0.3, 1, case.k).astype(np.float16).astype(np.float32)
         self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16).astype(np.float32)
-        self.minima = random.uniform(-0.1, 0.1, (matrices, blocks, case.n)).astype(np.float32)
         self.residual = random.normal(0, 3, case.n).astype(np.float32)
         self.bias = random.normal(0, 3, case.n).astype(np.float32)
         self.up = random.normal(0, 3, case.n).astype(np.float32)
@@ -89,12 +85,7 @@ class Problem:
         gamma, beta, gamma_behind, skip = (
             each.astype(stream).tobytes() for each in (self.gamma, self.beta, self.gamma_behind, self.skip)
         )
-        buffers = {"x": x, "y": guarded(case.first + case.n)}
-        for ending, w, s, z in zip(("", "_up"), self.weights, self.scales, self.zeros, strict=False):
-            buffers |= {f"weights{ending}": self.packed(w), f"scales{ending}": s.tobytes()}
-            buffers |= {f"zeros{ending}": self.packed(z)} if case.zeros else {}
-        for ending, least in zip(("", "_up"), self.minima if case.minima else (), strict=False):
-            buffers[f"minima{ending}"] = least.tobytes()
+        buffers = {"x": x, "y": guarded(case.first + case.n), **self.weights.buffers()}
         asked = {
             "gamma": (case.norm, gamma),
             "beta": (case.centered, beta),
@@ -116,15 +107,6 @@ class Problem:
         x = self.x.astype(np.float64)
         return np.asarray(self.skip + x / np.sqrt(np.mean(x * x) + EPSILON_BEHIND) * self.gamma_behind)
 
-    def packed(self, numbers: NDArray[np.uint8]) -> bytes:
-        """Rows of whole bytes, the buffer of whole words."""
-        if self.case.bits == 4:
-            odd = numbers.shape[1] % 2
-            data = packed(np.pad(numbers, ((0, 0), (0, odd)), constant_values=9))
-        else:
-            data = numbers.tobytes()
-        return data + bytes(-len(data) % 4)
-
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and the sizes to which its errors are relative."""
         case = self.case
@@ -133,11 +115,7 @@ class Problem:
         if case.norm:
             x = x / np.sqrt(np.mean(x * x) + EPSILON) * self.gamma
         x = x + self.beta if case.centered else x
-        zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
-        weights = (self.weights.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
-        if case.minima:
-            weights = weights + np.repeat(self.minima.swapaxes(1, 2), case.block, axis=2)
-        weights = weights[:, :, : case.k]
+        weights = self.weights.numbers()
         y, size = weights[0] @ x, np.abs(weights[0]) @ np.abs(x)
         if case.bias:
             y, size = y + self.bias, size + np.abs(self.bias)
