@@ -180,10 +180,10 @@ def graphs_of(folder: Path) -> list[Path]:
 
 def is_speech(folder: Path) -> bool:
     """Whether a repository in Transformers.js' layout has a model of speech."""
-    from capstan.model_files.model_types import HEARD_TYPES
+    from capstan.model_files.model_types import HEARD_REPOSITORIES
 
     config = read_json(folder / REPOSITORY_CONFIG) if (folder / REPOSITORY_CONFIG).is_file() else None
-    return isinstance(config, dict) and config.get("model_type") in HEARD_TYPES
+    return isinstance(config, dict) and config.get("model_type") in HEARD_REPOSITORIES
 
 
 def about_model(model: Path) -> dict[str, Any]:

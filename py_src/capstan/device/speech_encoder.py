@@ -12,7 +12,7 @@ from .. import graph
 from ..errors import OutOfMemoryError, SoundError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription, TensorInfo
-from ..graph.description import cross_names
+from ..graph.carried import cross_names
 from ..host import Host
 from ..host.storage_interface import ExternalData
 from ..memory import DeviceBuffer
@@ -69,23 +69,22 @@ class SpeechEncoder:
                 )
         others = [spec.name for spec in session.inputs if spec.name != config.features]
         found = next((spec for spec in session.inputs if spec.name == config.features), None)
-        if found is None or others or not all(isinstance(size, int) for size in found.dims[1:]):
+        if found is None or others:
             shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
-            raise UnsupportedModelError(
-                f"{config.filename} has the inputs {shown}; one is needed, {config.features}, of fixed sizes"
-            )
+            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; one is needed, {config.features}")
         self._input = config.features
         self.dtype = found.dtype
         """The element type of features."""
-        self.dims = (1, *(size for size in found.dims[1:] if isinstance(size, int)))
-        """Their shape for one sound."""
+        self.dims = (1, *(size if isinstance(size, int) else 0 for size in found.dims[1:]))
+        """Their shape for one sound; 0 for a size that differs from sound to sound."""
         self._recorded: Recorded | None = None
 
     @asynccontextmanager
     async def heard(self, features: Features) -> AsyncIterator[dict[str, BoundSpan]]:
         """Run the encoder. Gives its outputs, by the names of the decoder's inputs, which hold until the end and until
         the next run. Raises SoundError for features of another size."""
-        if (features.dtype, features.dims) != (self.dtype, self.dims):
+        sizes = tuple(own and size for own, size in zip(self.dims, features.dims, strict=False))
+        if (features.dtype, sizes, len(features.dims)) != (self.dtype, self.dims, len(self.dims)):
             raise SoundError(
                 f"features are {features.dtype} {list(features.dims)}; the encoder takes {self.dtype} {list(self.dims)}"
             )
@@ -95,7 +94,7 @@ class SpeechEncoder:
             yield self._named(self._recorded.fetches)
             return
         with closing(self._feed(features.data)) as held:
-            found = await self._session.run([self._bound(held)], list(self._targets))
+            found = await self._session.run([self._bound(held, features.dims)], list(self._targets))
         try:
             yield self._named(found)
         finally:
@@ -103,12 +102,12 @@ class SpeechEncoder:
 
     async def record(self) -> None:
         """Run once and record that, so that later runs are replays. A run that cannot be recorded is a step down."""
-        if self._recorded is not None:
+        if self._recorded is not None or 0 in self.dims:
             return
         count, code = prod(self.dims), CODES[self.dtype]
         # Every other element differs from the one before it, so that a comparison says something.
         held = self._feed(pack(f"{count}{code}", *((place * 7919 % 2001 - 1000) / 1000 for place in range(count))))
-        own = [self._bound(held)]
+        own = [self._bound(held, self.dims)]
         try:
             made = await self._session.run(own[:1], list(self._targets))
             own += [self._like(each) for each in made]
@@ -130,8 +129,8 @@ class SpeechEncoder:
         self._device.copy_cpu_to_device(held.span(), data)
         return held
 
-    def _bound(self, held: DeviceBuffer) -> BoundSpan:
-        return BoundSpan(self._input, held.span(), self.dtype, self.dims)
+    def _bound(self, held: DeviceBuffer, dims: tuple[int, ...]) -> BoundSpan:
+        return BoundSpan(self._input, held.span(), self.dtype, dims)
 
     def _named(self, found: Sequence[BoundSpan]) -> dict[str, BoundSpan]:
         return {target.name: each for target, each in zip(self._targets.values(), found, strict=True)}

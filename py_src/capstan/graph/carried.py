@@ -23,6 +23,7 @@ __all__ = [
     "TensorInfo",
     "cache_pairs",
     "caches_in_place",
+    "cross_names",
     "growing_caches",
     "part_name",
     "reject_state",
@@ -189,6 +190,11 @@ def caches_in_place(model: ModelProto) -> frozenset[tuple[str, str]]:
         for past, present in ((3, 1), (4, 2))
         if past < len(node.input) and present < len(node.output)
     )
+
+
+def cross_names(patterns: Collection[str], layers: int) -> list[str]:
+    """The names of the tensors that go from an encoder to a decoder, of either."""
+    return [pattern.replace("%d", str(layer)) for pattern in patterns for layer in range(layers)]
 
 
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:

@@ -16,6 +16,7 @@ from .carried import (
     StateTensor,
     TensorInfo,
     cache_pairs,
+    cross_names,
     growing_caches,
     part_name,
     reject_state,
@@ -34,7 +35,7 @@ from .split_caches import whole_because
 if TYPE_CHECKING:
     from ..model_files.genai_config import DecoderConfig
 
-__all__ = ["ELEMENT_BYTES", "GraphDescription", "cross_names", "describe", "tell_growing", "tell_unslid"]
+__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -246,11 +247,6 @@ def describe(
         cross=tuple(cross_input(found, name) for name in crosses),
         others=others,
     )
-
-
-def cross_names(patterns: Collection[str], layers: int) -> list[str]:
-    """The names of the tensors that go from an encoder to a decoder, of either."""
-    return [pattern.replace("%d", str(layer)) for pattern in patterns for layer in range(layers)]
 
 
 def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:

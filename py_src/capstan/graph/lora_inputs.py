@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import ModelFileError, UnsupportedModelError
-from .carried import cache_pairs, state_tensors, tensor_info
+from .carried import cache_pairs, cross_names, state_tensors, tensor_info
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .weight_inputs import DTYPES, WeightEntry, known_external_entries
 from .wiring import Wiring, copy_of, prune
@@ -141,11 +141,12 @@ def lora_inputs(
 
 
 def unfed(model: ModelProto, decoder: DecoderConfig) -> list[ValueInfoProto]:
-    """The inputs that are not for tokens, positions, caches and states."""
+    """The inputs that are not for tokens, positions, caches, states and an encoder's outputs."""
     graph, names = model.graph, decoder.inputs
     known = {names.input_ids, names.attention_mask, names.position_ids}
     known |= {pair.past for pair in cache_pairs(decoder, graph)}
     known |= {state.past for state in state_tensors(decoder, graph)}
+    known |= {*cross_names(decoder.cross, decoder.num_hidden_layers)}
     return [value for value in graph.input if value.name not in known]
 
 

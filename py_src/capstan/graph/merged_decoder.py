@@ -21,7 +21,7 @@ from .whole_attention import whole_attention
 from .whole_layers import whole_layers
 from .wiring import Wiring, attribute, copied, delete, value_info
 
-__all__ = ["SpeechSizes", "speech_graphs"]
+__all__ = ["HIDDEN", "LOGITS", "SpeechSizes", "apart", "encoder_of", "finished", "speech_graphs"]
 
 FLAG, IDS, HIDDEN, LOGITS = "use_cache_branch", "input_ids", "encoder_hidden_states", "logits"
 WITH_CACHES, WITHOUT = "then_branch", "else_branch"
@@ -42,10 +42,10 @@ class SpeechSizes:
 
     encoder: str
     decoder: str
-    features: tuple[int, ...]
+    features: tuple[int | str, ...]
     """The encoder's input, without the batch."""
     frames: int
-    """Positions of the encoder's output."""
+    """Positions of the encoder's output; the most, if sounds differ in length."""
     layers: int
     """Layers of the decoder."""
     heads: int
@@ -60,9 +60,20 @@ class SpeechSizes:
 def speech_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
     """The encoder with keys and values of its output as outputs, and the decoder that reads them. Raises
     UnsupportedModelError for other graphs, and for those of two models."""
+    maker, decoder = apart(encoder, merged, sizes)
+    made = copied(encoder)
+    whole_layers(made)
+    whole_attention(made, sizes.encoder_heads, (), (), sizes.encoder)
+    return encoder_of(made, maker, sizes), decoder_of(decoder, sizes)
+
+
+def apart(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
+    """The branches of a merged decoder that make caches and that read them. Raises UnsupportedModelError."""
     require_pair(encoder, merged, sizes)
     maker, decoder = (alone(merged, branch, sizes) for branch in (WITHOUT, WITH_CACHES))
-    return encoder_of(encoder, maker, sizes), decoder_of(decoder, sizes)
+    written = {name for pair in sizes.caches("present", "decoder") for name in pair}
+    delete(decoder.graph.output, lambda value: value.name not in (LOGITS, *written))
+    return maker, decoder
 
 
 def require_pair(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> None:
@@ -136,8 +147,6 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
     """The branch over caches, as a decoder."""
     graph = made.graph
     caches, crosses = sizes.caches("past_key_values", "decoder"), sizes.caches("past_key_values", "encoder")
-    written = {name for pair in sizes.caches("present", "decoder") for name in pair}
-    delete(graph.output, lambda value: value.name not in (LOGITS, *written))
     shaped = {node.output[0]: IDS for node in graph.node if node.op_type == "Reshape" and node.input[0] == IDS}
     for node in graph.node:
         node.input[:] = [shaped.get(name, name) for name in node.input]
@@ -201,13 +210,10 @@ def ancestry_of_lengths(wiring: Wiring, name: str) -> list[bool]:
     return found
 
 
-def encoder_of(encoder: ModelProto, maker: ModelProto, sizes: SpeechSizes) -> ModelProto:
-    """The encoder, with keys and values of its output as outputs, which `maker` makes."""
-    made = copied(encoder)
+def encoder_of(made: ModelProto, maker: ModelProto, sizes: SpeechSizes) -> ModelProto:
+    """The encoder, changed in place, with keys and values of its output as outputs, which `maker` makes."""
     graph = made.graph
     [features, *_], [hidden, *_] = graph.input, graph.output
-    whole_layers(made)
-    whole_attention(made, sizes.encoder_heads, (), (), sizes.encoder)
     crosses = cross_outputs(maker, sizes)
     [source] = [value for value in maker.graph.input if value.name == HIDDEN]
     names = {name: BESIDE + name for node in maker.graph.node for name in (*node.input, *node.output) if name}

@@ -17,7 +17,7 @@ from ..model_files.bounded_json import clipped
 from ..model_files.config_section import Section, parse_object
 from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, parse_genai_config, with_session_options
 from ..model_files.hub import HubRepository
-from ..model_files.model_types import HEARD_TYPES
+from ..model_files.model_types import HEARD_REPOSITORIES
 from .found_model import FoundModel
 from .gguf_folder import find_gguf, gguf_of, listed
 from .load_options import CacheOptions
@@ -101,10 +101,10 @@ async def find_model(
         if config is not None:
             root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
             kind = root.value.get("model_type")
-            if kind not in (*HEARD_TYPES, *TILED_TYPES):
+            if kind not in (*HEARD_REPOSITORIES, *TILED_TYPES):
                 require_one_decoder(root)
-            require_kind(hears, kind in HEARD_TYPES, folder, f"a model of type {kind!r}")
-            if kind in HEARD_TYPES:
+            require_kind(hears, kind in HEARD_REPOSITORIES, folder, f"a model of type {kind!r}")
+            if kind in HEARD_REPOSITORIES:
                 from .speech_repository import find_speech
 
                 found = FoundModel(*await find_speech(host, folder, config, device, wanted, keep, progress))
@@ -133,7 +133,8 @@ def require_kind(wanted: bool | None, hears: bool, place: str, what: str) -> Non
     """Raise UnsupportedModelError for a model of text where one of speech is wanted, and the other way round."""
     if wanted and not hears:
         raise UnsupportedModelError(
-            f"{place} is {what}, which takes text only and hears nothing; load a Whisper folder or repository"
+            f"{place} is {what}, which takes text only and hears nothing; load a Whisper folder, or a repository of "
+            "Whisper or Moonshine"
         )
     if wanted is False and hears:
         raise UnsupportedModelError(

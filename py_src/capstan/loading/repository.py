@@ -173,8 +173,8 @@ def require_one_decoder(root: Section) -> None:
     """Raise UnsupportedModelError for the config.json of a model that is more than one decoder."""
     kind = root.value.get("model_type", "unknown")
     works = (
-        "Capstan runs one decoder of text with a key/value cache, Whisper for speech, and of models that see idefics3 "
-        "and smolvlm"
+        "Capstan runs one decoder of text with a key/value cache, Whisper and Moonshine for speech, and of models that "
+        "see idefics3 and smolvlm"
     )
     for key, what in OTHER_PARTS.items():
         if root.value.get(key):

@@ -3,17 +3,21 @@
     config.json, generation_config.json, preprocessor_config.json, tokenizer.json
     onnx/encoder_model.onnx, onnx/decoder_model_merged.onnx, onnx/encoder_model_q4.onnx, ...
 
-The graphs become those of onnxruntime-genai's builder (graph/merged_decoder.py) as they are read.
+The graphs of Whisper become those of onnxruntime-genai's builder (graph/merged_decoder.py) as they are read, those of
+Moonshine a pair of the same form (graph/moonshine_decoder.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import ModelFileError
 from ..graph.merged_decoder import SpeechSizes, speech_graphs
 from ..graph.model_file import contradictions, parse, serialize
+from ..graph.moonshine_decoder import moonshine_graphs
 from ..host import Host
 from ..host.storage_interface import Progress
 from ..model_files.config_section import Section, parse_object
@@ -28,13 +32,57 @@ from ..model_files.genai_config import (
     OutputNames,
     Stated,
 )
+from ..model_files.model_types import MOONSHINE
 from .repository import DTYPES, REMEDY, field, special, stated_name
+
+if TYPE_CHECKING:
+    from ..graph.onnx_pb2 import ModelProto
 
 __all__ = ["SPEECH_FILES", "find_speech", "speech_file"]
 
 ENCODER_FILE, DECODER_FILE = "encoder_model", "decoder_model_merged"
 SPEECH_FILES = (ENCODER_FILE, DECODER_FILE)
 PREPROCESSOR = "preprocessor_config.json"
+SHRINKS = ((127, 64), (7, 3), (3, 2))
+"""The sizes and steps of Moonshine's convolutions over samples."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How config.json names a model's sizes, and how its graphs are read."""
+
+    graphs: Callable[[ModelProto, ModelProto, SpeechSizes], tuple[ModelProto, ModelProto]]
+    width: str
+    layers: str
+    heads: str
+    encoder_heads: str
+    context: str
+    features: str
+    samples: int = 0
+    """The most samples of a sound, if these are the encoder's input."""
+
+
+KINDS = {
+    "whisper": Kind(
+        speech_graphs,
+        "d_model",
+        "decoder_layers",
+        "decoder_attention_heads",
+        "encoder_attention_heads",
+        "max_target_positions",
+        "input_features",
+    ),
+    MOONSHINE: Kind(
+        moonshine_graphs,
+        "hidden_size",
+        "decoder_num_hidden_layers",
+        "decoder_num_attention_heads",
+        "encoder_num_attention_heads",
+        "max_position_embeddings",
+        "input_values",
+        30 * 16_000,
+    ),
+}
 
 
 def speech_file(name: str, dtype: str) -> str:
@@ -54,7 +102,7 @@ async def find_speech(
     read = await asyncio.gather(*(host.read_graph(folder, name, keep, progress) for name in files))
     encoder, decoder = (parse(data, folder + name) for data, name in zip(read, files, strict=True))
     with contradictions(folder + files[1]):
-        graphs = speech_graphs(encoder, decoder, sizes_of(root, *files))
+        graphs = kind_of(root).graphs(encoder, decoder, sizes_of(root, *files))
     return found, dict(zip((ENCODER, DECODER), map(serialize, graphs), strict=True))
 
 
@@ -81,27 +129,40 @@ async def choose_file(host: Host, folder: str, name: str, device: str, dtype: st
     )
 
 
+def kind_of(root: Section) -> Kind:
+    return KINDS[root.text("model_type")]
+
+
 def sizes_of(root: Section, encoder: str, decoder: str) -> SpeechSizes:
     """The sizes that config.json says. Raises ConfigError."""
-    frames = field(root, ("max_source_positions",))
+    kind = kind_of(root)
+    features: tuple[int | str, ...] = ("num_samples",)
+    if kind.samples:
+        frames = kind.samples
+        for size, step in SHRINKS:
+            frames = (frames - size) // step + 1
+    else:
+        frames = field(root, ("max_source_positions",))
+        features = (field(root, ("num_mel_bins",)), 2 * frames)
     return SpeechSizes(
         encoder=encoder,
         decoder=decoder,
-        features=(field(root, ("num_mel_bins",)), 2 * frames),
+        features=features,
         frames=frames,
-        layers=field(root, ("decoder_layers",)),
-        heads=field(root, ("decoder_attention_heads",)),
-        encoder_heads=field(root, ("encoder_attention_heads",)),
+        layers=field(root, (kind.layers,)),
+        heads=field(root, (kind.heads,)),
+        encoder_heads=field(root, (kind.encoder_heads,)),
     )
 
 
 def derived_speech(root: Section, generation: bytes | None, folder: str, encoder: str, decoder: str) -> GenaiConfig:
     """The genai_config.json of the pair. Raises ConfigError."""
     said = Section(folder + GENERATION_CONFIG, "", parse_object(generation or b"{}", folder + GENERATION_CONFIG))
-    vocab_size, width = field(root, ("vocab_size",)), field(root, ("d_model",))
-    heads = field(root, ("decoder_attention_heads",))
+    kind = kind_of(root)
+    vocab_size, width = field(root, ("vocab_size",)), field(root, (kind.width,))
+    heads = field(root, (kind.heads,))
     if width % heads:
-        raise root.error("decoder_attention_heads", f"a divisor of d_model ({width})", REMEDY)
+        raise root.error(kind.heads, f"a divisor of {kind.width} ({width})", REMEDY)
     eos, pad = (
         (said if said.value.get(key) is not None else root).tokens(key, vocab_size)
         for key in ("eos_token_id", "pad_token_id")
@@ -111,7 +172,7 @@ def derived_speech(root: Section, generation: bytes | None, folder: str, encoder
     return GenaiConfig(
         model_type=root.text("model_type"),
         vocab_size=vocab_size,
-        context_length=field(root, ("max_target_positions",)),
+        context_length=field(root, (kind.context,)),
         bos_token_id=special(root, "bos_token_id", vocab_size),
         eos_token_ids=eos,
         pad_token_id=pad[0] if pad else eos[0],
@@ -121,7 +182,7 @@ def derived_speech(root: Section, generation: bytes | None, folder: str, encoder
             hidden_size=width,
             num_attention_heads=heads,
             num_key_value_heads=heads,
-            num_hidden_layers=field(root, ("decoder_layers",)),
+            num_hidden_layers=field(root, (kind.layers,)),
             inputs=InputNames(
                 past_key_names="past_key_values.%d.decoder.key", past_value_names="past_key_values.%d.decoder.value"
             ),
@@ -132,7 +193,7 @@ def derived_speech(root: Section, generation: bytes | None, folder: str, encoder
         ),
         encoder=EncoderConfig(
             filename=encoder,
-            features="input_features",
+            features=kind.features,
             cross=("present.%d.encoder.key", "present.%d.encoder.value"),
             processor=PREPROCESSOR,
         ),

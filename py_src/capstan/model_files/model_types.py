@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from ..errors import UnsupportedModelError
 
-__all__ = ["HEARD_TYPES", "REFUSED_TYPES", "SEEN_TYPES", "SUPPORTED_TYPES", "UNSEEN", "require_type"]
+__all__ = [
+    "HEARD_REPOSITORIES",
+    "HEARD_TYPES",
+    "MOONSHINE",
+    "REFUSED_TYPES",
+    "SEEN_TYPES",
+    "SUPPORTED_TYPES",
+    "UNSEEN",
+    "require_type",
+]
 
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
@@ -21,6 +30,9 @@ OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 HEARD_TYPES = ("whisper",)
 """Decoders with an encoder of sound."""
+MOONSHINE = "moonshine"
+HEARD_REPOSITORIES = (*HEARD_TYPES, MOONSHINE)
+"""Those that run from repositories in Transformers.js' layout, by config.json's names."""
 SEEN_TYPES = ("gemma3",)
 """Decoders with a vision model and an embedding graph."""
 

@@ -16,7 +16,7 @@ from .sound_file import SoundFile, opened
 from .spectrum import LEAST_POWER, hann, log_mel, mel_filters, scaled
 from .wave_file import require_finite, too_long
 
-__all__ = ["RATE", "HeardSound", "SoundProcessor"]
+__all__ = ["RATE", "HeardSound", "SoundProcessor", "Sounds"]
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 RATE = 16_000
@@ -35,8 +35,58 @@ MOST = 1 << 20
 LONGEST_SECONDS = 3600
 
 
+class Sounds:
+    """Reads the samples of sounds of which a model hears `seconds` at a time, in steps of `hop` samples."""
+
+    hop: int
+    seconds: int
+
+    @property
+    def frames(self) -> int:
+        """Columns of the features of a sound."""
+        return self.seconds * RATE // self.hop
+
+    def samples(self, data: bytes, name: str, longest: float) -> Array:
+        """The mean of a sound file's channels, of at most `longest` seconds, at RATE: float32 [samples]. Raises
+        SoundError."""
+        file = opened(data, name, longest)
+        if file.frames and file.rate < LEAST_RATE:
+            raise SoundError(f"{name} has {file.rate} samples a second; speech needs at least {LEAST_RATE}")
+        step = self.seconds * file.rate
+        parts = [self._resampled(file, start, start + step) for start in range(0, file.frames, step)]
+        return self.checked(np.concatenate(parts) if parts else np.zeros(0, np.float32), name, longest)
+
+    def checked(self, samples: Any, name: str, longest: float) -> Array:
+        """Samples of one channel at RATE, from an array of numbers. Raises SoundError for other values, NaN and
+        infinity, and for too few or too many."""
+        try:
+            found = np.asarray(samples, np.float32)
+        except (TypeError, ValueError) as error:
+            raise SoundError(f"{name} is {clipped(samples)}; expected a sound file or samples") from error
+        if found.ndim != 1:
+            raise SoundError(f"{name} is an array of {found.ndim} dimensions; expected [samples], of one channel")
+        if not len(found):
+            raise SoundError(f"{name} has no samples; give a sound that is longer than 0 seconds")
+        require_finite(found, name)
+        if len(found) < self.hop:
+            raise SoundError(f"{name} has {len(found)} samples at {RATE} a second; at least {self.hop} are needed")
+        if len(found) > longest * RATE:
+            raise too_long(name, len(found) / RATE, longest)
+        return found
+
+    def _resampled(self, file: SoundFile, start: int, stop: int) -> Array:
+        """The frames from `start` to before `stop` at RATE. The filter also hears a second before and after them."""
+        if file.rate == RATE:
+            return mean(file.samples(start, stop))
+        before, after = max(0, start - file.rate), stop + file.rate
+        resampled = downsampled if file.rate > RATE else upsampled
+        found = resampled(mean(file.samples(before, after)), file.rate, RATE)
+        first = RATE if start else 0
+        return found[first : first + self.seconds * RATE]
+
+
 @dataclass(frozen=True)
-class SoundProcessor:
+class SoundProcessor(Sounds):
     """The steps of one model: a Fourier transform over `size` samples every `hop`, in `bands` bands, for sounds of at
     most `seconds`."""
 
@@ -87,54 +137,15 @@ class SoundProcessor:
         size, hop, bands = (positive(config, key, name) for key in ("n_fft", "hop_length", "feature_size"))
         return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size), True)
 
-    @property
-    def frames(self) -> int:
-        """Columns of the features of a sound."""
-        return self.seconds * RATE // self.hop
-
     def features(self, files: Sequence[bytes], names: Sequence[str]) -> Array:
         """The features of sound files, float32 [files, bands, frames]; `names` are what messages call them. Raises
         SoundError."""
         sounds = [self.samples(data, name, self.seconds) for data, name in zip(files, names, strict=True)]
         return np.stack([HeardSound(self, samples).window(0) for samples in sounds])
 
-    def samples(self, data: bytes, name: str, longest: float) -> Array:
-        """The mean of a sound file's channels, of at most `longest` seconds, at RATE: float32 [samples]. Raises
-        SoundError."""
-        file = opened(data, name, longest)
-        if file.frames and file.rate < LEAST_RATE:
-            raise SoundError(f"{name} has {file.rate} samples a second; speech needs at least {LEAST_RATE}")
-        step = self.seconds * file.rate
-        parts = [self._resampled(file, start, start + step) for start in range(0, file.frames, step)]
-        return self.checked(np.concatenate(parts) if parts else np.zeros(0, np.float32), name, longest)
-
-    def checked(self, samples: Any, name: str, longest: float) -> Array:
-        """Samples of one channel at RATE, from an array of numbers. Raises SoundError for other values, NaN and
-        infinity, and for too few or too many."""
-        try:
-            found = np.asarray(samples, np.float32)
-        except (TypeError, ValueError) as error:
-            raise SoundError(f"{name} is {clipped(samples)}; expected a sound file or samples") from error
-        if found.ndim != 1:
-            raise SoundError(f"{name} is an array of {found.ndim} dimensions; expected [samples], of one channel")
-        if not len(found):
-            raise SoundError(f"{name} has no samples; give a sound that is longer than 0 seconds")
-        require_finite(found, name)
-        if len(found) < self.hop:
-            raise SoundError(f"{name} has {len(found)} samples at {RATE} a second; at least {self.hop} are needed")
-        if len(found) > longest * RATE:
-            raise too_long(name, len(found) / RATE, longest)
-        return found
-
-    def _resampled(self, file: SoundFile, start: int, stop: int) -> Array:
-        """The frames from `start` to before `stop` at RATE. The filter also hears a second before and after them."""
-        if file.rate == RATE:
-            return mean(file.samples(start, stop))
-        before, after = max(0, start - file.rate), stop + file.rate
-        resampled = downsampled if file.rate > RATE else upsampled
-        found = resampled(mean(file.samples(before, after)), file.rate, RATE)
-        first = RATE if start else 0
-        return found[first : first + self.seconds * RATE]
+    def heard(self, samples: Array) -> HeardSound:
+        """The spectrum of checked samples."""
+        return HeardSound(self, samples)
 
 
 class HeardSound:

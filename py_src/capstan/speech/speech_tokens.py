@@ -50,6 +50,13 @@ class SpeechTokens:
     """Never picked as the first token of a window."""
     initial_timestamp: int
     """The largest index of a window's first timestamp."""
+    plain: bool = False
+    """Whether the model, not a Whisper, has no other special tokens than the first one and the end."""
+
+    @classmethod
+    def of_text(cls, start: int, end: int) -> SpeechTokens:
+        """Those of a model that makes text of one language and nothing else."""
+        return cls(start, end, {}, {}, start, (), (), 0, plain=True)
 
     @classmethod
     def of_model(cls, tokenizer: Tokenizer, end: int, vocabulary: int, config: str | None) -> SpeechTokens:
@@ -100,11 +107,15 @@ class SpeechTokens:
     def prompt(self, language: str | None, task: str, stamped: bool) -> list[int]:
         """The tokens after `start`: a language and a task, unless the model knows English only, and whether timestamps
         come."""
+        if self.plain:
+            return []
         spoken = [self.languages[language], self.tasks[task]] if language is not None and self.languages else []
         return spoken if stamped else [*spoken, self.without_timestamps]
 
-    def require(self, language: str | None, task: str) -> None:
-        """Raise OptionError for a language or a task that the model lacks."""
+    def require(self, language: str | None, task: str, stamped: bool = False) -> None:
+        """Raise OptionError for a language or a task that the model lacks, and for timestamps."""
+        if stamped and self.plain:
+            raise OptionError("timestamps are asked for, and the model has none; leave them out, or load a Whisper")
         if task not in TASKS:
             raise OptionError(f"task is {clipped(task)}; it must be one of {', '.join(TASKS)}")
         if not self.languages:

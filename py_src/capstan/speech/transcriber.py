@@ -13,6 +13,7 @@ from ..host import wait_here
 from ..host.disk_file import read_file
 from ..model import Model
 from ..model_files.genai_config import GENERATION_CONFIG
+from ..model_files.model_types import MOONSHINE
 from ..tokenizer import Tokenizer
 from .caption import Caption, LiveOptions
 from .speech_tokens import SpeechTokens
@@ -30,14 +31,15 @@ MOST_BYTES = 1 << 29
 
 
 class Transcriber:
-    """Turns speech into text with a Whisper model.
+    """Turns speech into text with a Whisper or a Moonshine model.
 
     `sound` is the content of a sound file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
     floats. It may have 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
     openai's `transcribe` and transformers' `generate`. Search is greedy.
 
     `language` is a code such as 'de'; by default the model finds it. `task` is 'transcribe', or 'translate' for English
-    text. With `timestamps` segments have their times.
+    text. With `timestamps` segments have their times. Moonshine has neither; its windows are cut where a sound is
+    quietest.
 
     Raises UnsupportedModelError for a model of text.
     """
@@ -47,14 +49,17 @@ class Transcriber:
         if about is None or encoder is None:
             raise UnsupportedModelError(
                 f"{model.folder} is a model of type {model.type!r}, which takes text only and hears nothing; load a "
-                "Whisper folder"
+                "Whisper or a Moonshine"
             )
-        from ..sound.sound_processor import SoundProcessor
+        from ..sound.waveform import sounds_of
 
         files, tokenizer = model.tokenizer_files, Tokenizer(model)
-        said = files.get(GENERATION_CONFIG)
-        tokens = SpeechTokens.of_model(tokenizer, config.eos_token_ids[0], config.vocab_size, said)
-        sounds = SoundProcessor.of_config(files[about.processor], about.processor)
+        end, start = config.eos_token_ids[0], config.bos_token_id
+        if model.type == MOONSHINE and start is not None:
+            tokens = SpeechTokens.of_text(start, end)
+        else:
+            tokens = SpeechTokens.of_model(tokenizer, end, config.vocab_size, files.get(GENERATION_CONFIG))
+        sounds = sounds_of(files[about.processor], about.processor)
         self._speech = SpeechModel(model, encoder, tokenizer, tokens, sounds)
 
     @property
@@ -80,7 +85,7 @@ class Transcriber:
     ) -> TranscriptionRun:
         """An asynchronous iterator over the segments as they come: `async for segment in transcriber.run(sound)`.
         Without timestamps a sound of at most 30 seconds comes word by word. Raises SoundError, OptionError."""
-        self._speech.tokens.require(language, task)
+        self._speech.tokens.require(language, task, timestamps)
         return TranscriptionRun(self._speech, self._samples(sound), language, task, timestamps)
 
     async def transcribe_async(

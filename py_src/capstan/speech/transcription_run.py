@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -18,10 +19,13 @@ from .speech_tokens import SpeechTokens
 if TYPE_CHECKING:
     from ..device.speech_encoder import Features, SpeechEncoder
     from ..sound.sound_processor import SoundProcessor
+    from ..sound.waveform import Waveforms
 
 __all__ = ["Segment", "SpeechModel", "Transcription", "TranscriptionRun"]
 
 ENGLISH = "en"
+MOST_TOKENS = 6.5
+"""Tokens of a second of speech: without a limit Moonshine may repeat itself, as its authors say."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,10 @@ class SpeechModel:
     encoder: SpeechEncoder
     tokenizer: Tokenizer
     tokens: SpeechTokens
-    sounds: SoundProcessor
+    sounds: SoundProcessor | Waveforms
 
-    def generator(self, stamped: bool) -> Generator:
-        """A generator by the rules for timestamps, or for text alone."""
+    def generator(self, stamped: bool, longest: int | None = None) -> Generator:
+        """A generator by the rules for timestamps, or for text alone, of up to `longest` tokens."""
         model, known = self.model, self.tokens
         vocabulary = model.config.vocab_size
         params = GeneratorParams(model)
@@ -79,7 +83,8 @@ class SpeechModel:
             never = [[token] for token in known.suppressed if token < vocabulary]
             first = [[known.without_timestamps, token] for token in known.suppressed_first if token < vocabulary]
             limits["bad_words_ids"] = [*never, *first]
-        params.set_search_options(max_length=model.config.context_length, **limits)
+        most = model.config.context_length
+        params.set_search_options(max_length=min(most, longest or most), **limits)
         return Generator(model, params)
 
 
@@ -87,10 +92,10 @@ class TranscriptionRun:
     """A transcription under way: an asynchronous iterator over its segments, to be iterated once."""
 
     def __init__(self, speech: SpeechModel, samples: Any, language: str | None, task: str, timestamps: bool) -> None:
-        from ..sound.sound_processor import RATE, HeardSound
+        from ..sound.sound_processor import RATE
 
         self._speech, self._task, self._timestamps = speech, task, timestamps
-        self._sound = HeardSound(speech.sounds, samples)
+        self._sound = speech.sounds.heard(samples)
         self._long = self._sound.frames > speech.sounds.frames
         self._language = language
         self._heard: list[Segment] = []
@@ -104,6 +109,11 @@ class TranscriptionRun:
         return Transcription(text, segments, self._language or ENGLISH, self._duration)
 
     async def __aiter__(self) -> AsyncIterator[Segment]:
+        if self._speech.tokens.plain:
+            async for segment in self._parts():
+                self._heard.append(segment)
+                yield segment
+            return
         stamped = self._timestamps or self._long
         async with self._speech.generator(stamped) as generator:
             async for segment in self._segments(generator) if stamped else self._words(generator):
@@ -114,7 +124,7 @@ class TranscriptionRun:
         """Have the generator hear a window, and give it the prompt."""
         known = self._speech.tokens
         generator.rewind_to(0)
-        generator.hear([self._features(column)])
+        generator.hear([self._features(self._sound.window(column))])
         generator.append_tokens([known.start])
         if self._language is None and known.languages:
             logits = await generator.get_logits_async()
@@ -122,15 +132,35 @@ class TranscriptionRun:
         if prompt := known.prompt(self._language, self._task, stamped):
             generator.append_tokens(prompt)
 
-    def _features(self, column: int) -> Features:
+    def _features(self, window: Any) -> Features:
         from ..device.speech_encoder import Features
 
-        data = self._sound.window(column).astype(self._speech.encoder.dtype).tobytes()
-        return Features(self._speech.encoder.dtype, self._speech.encoder.dims, data, sha256(data).hexdigest())
+        data = window.astype(self._speech.encoder.dtype).tobytes()
+        return Features(self._speech.encoder.dtype, (1, *window.shape), data, sha256(data).hexdigest())
+
+    async def _parts(self) -> AsyncIterator[Segment]:
+        """The text of each part of the sound, for a model without timestamps."""
+        from ..sound.sound_processor import RATE
+        from ..sound.waveform import HeardWaveform
+
+        assert isinstance(self._sound, HeardWaveform), "a model with other features has timestamps"
+        for first, last in self._sound.parts():
+            longest = 2 + math.ceil(MOST_TOKENS * (last - first) / RATE)
+            async with self._speech.generator(False, longest) as generator:
+                generator.hear([self._features(self._sound.window(first, last))])
+                generator.append_tokens([self._speech.tokens.start])
+                before = " " if first else ""
+                async for each in self._text_of(generator):
+                    yield Segment(before + each.text)
+                    before = ""
 
     async def _words(self, generator: Generator) -> AsyncIterator[Segment]:
         """The text of the only window, as its tokens come."""
         await self._begin(generator, 0, False)
+        async for each in self._text_of(generator):
+            yield each
+
+    async def _text_of(self, generator: Generator) -> AsyncIterator[Segment]:
         stream = self._speech.tokenizer.create_stream()
         async for token in generator:
             if text := stream.decode(token):

@@ -1,0 +1,111 @@
+"""Moonshine's encoder and merged decoder, as Optimum exports them: a pair over sounds of any length.
+
+The decoder reads keys and values of one size, that of the longest sound. Behind those of a shorter one there are zeros.
+A key has more elements than a head: one of them is a large negative number behind the sound and zero within it, and
+queries have ones there, so that attention gives no weight to what is behind.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedModelError
+from .attention_writer import ROTATED, tidy
+from .merged_decoder import HIDDEN, SpeechSizes, apart, encoder_of, finished
+from .node_writer import NodeWriter
+from .onnx_pb2 import ModelProto, NodeProto
+from .wiring import Wiring, copied, delete
+
+__all__ = ["moonshine_graphs"]
+
+BEHIND = -3e4
+"""The number in keys behind a sound; float16 has it."""
+
+
+def moonshine_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
+    """The encoder with keys and values of its output as outputs, and the decoder that reads them. Raises
+    UnsupportedModelError."""
+    others = [value.name for value in encoder.graph.input][1:]
+    if others:
+        raise UnsupportedModelError(
+            f"{sizes.encoder} has an input {others[0]} beside the samples; take an export of Transformers.js' scripts, "
+            "whose encoder hears one whole sound"
+        )
+    maker, decoder = apart(encoder, merged, sizes)
+    made = encoder_of(copied(encoder), maker, sizes)
+    frames_padded(made, sizes)
+    return finished(made, sizes.encoder), decoder_of(decoder, sizes)
+
+
+def wider(head_size: int) -> int:
+    """Elements of a key: those of a head and at least one more."""
+    return -(-(head_size + 1) // ROTATED) * ROTATED
+
+
+def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
+    """Give the encoder's outputs the size of the longest sound, in place."""
+    graph = model.graph
+    told = {value.name: value.type.tensor_type for value in graph.output}
+    keys = {key for key, _ in sizes.caches("present", "encoder")}
+    writer = NodeWriter(graph, "/capstan/frames")
+    first, *_ = told
+    count = writer.add("Gather", [writer.add("Shape", [short(first)]), writer.ints([2])], axis=0)
+    behind = writer.add("Sub", [writer.ints([sizes.frames]), count])
+    for node in graph.node:
+        node.output[:] = [short(name) if name in told else name for name in node.output]
+    kind, size = told[first].elem_type, told[first].shape.dim[3].dim_value
+    width = wider(size)
+    places = writer.ints(range(sizes.frames), "places")
+    late = writer.add("Cast", [writer.add("GreaterOrEqual", [places, count])], to=kind)
+    column = writer.add("Unsqueeze", [late, writer.ints([1])])
+    extra = [BEHIND if place == size else 0.0 for place in range(width)]
+    marks = writer.add("Mul", [column, writer.numbers(kind, extra, "behind")])
+    zero = writer.numbers(kind, [0.0], "zero", dims=())
+    for name, about in told.items():
+        more = width - size if name in keys else 0
+        pads = writer.add("Concat", [writer.ints([0] * 6), behind, writer.ints([more])], axis=0)
+        made = writer.add("Pad", [short(name), pads, zero], outputs=[] if more else [name])
+        if more:
+            writer.add("Add", [made, marks], outputs=[name])
+            about.shape.dim[3].dim_value = width
+    graph.node.extend(writer.made)
+    tidy(model)
+
+
+def short(name: str) -> str:
+    """The encoder's output without what is behind the sound."""
+    return f"{name}/heard"
+
+
+def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
+    """The branch over caches, as a decoder."""
+    graph, wiring = made.graph, Wiring(made.graph)
+    told = {value.name: value.type.tensor_type for value in graph.input}
+    writer = NodeWriter(graph, "/capstan/cross")
+    for key, value in sizes.caches("past_key_values", "encoder"):
+        product = product_of(wiring, key)
+        if product is None:
+            raise UnsupportedModelError(
+                f"{sizes.decoder}: no product of queries reads {key}; take an export of Optimum"
+            )
+        size = told[key].shape.dim[3].dim_value
+        one = writer.numbers(told[key].elem_type, [1.0], "one", dims=())
+        pads = writer.ints([0] * 7 + [wider(size) - size])
+        product.input[0] = writer.add("Pad", [product.input[0], pads, one])
+        told[key].shape.dim[3].dim_value = wider(size)
+        for name in (key, value):
+            told[name].shape.dim[2].Clear()
+            told[name].shape.dim[2].dim_value = sizes.frames
+    graph.node.extend(writer.made)
+    delete(graph.input, lambda value: value.name == HIDDEN)
+    return finished(made, sizes.decoder)
+
+
+def product_of(wiring: Wiring, key: str) -> NodeProto | None:
+    """The product of queries and the keys of an encoder's output, which are turned and scaled."""
+    names = [key]
+    for name in names:
+        for node in wiring.consumers.get(name, []):
+            if node.op_type == "MatMul" and node.input[1] == name:
+                return node
+            if node.op_type in ("Transpose", "Mul", "Identity"):
+                names += node.output
+    return None
