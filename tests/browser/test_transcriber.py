@@ -21,6 +21,7 @@ from tests.sounds import FLOATS, glide, wave_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDER = FIXTURES / "speech/nano-whisper"
+REPOSITORIES = {"hub": FIXTURES / "speech/nano-whisper-hub", "moonshine": FIXTURES / "speech/nano-moonshine-hub"}
 SOUND = wave_file(glide(2.0))
 
 SET_UP = """async () => {
@@ -40,7 +41,7 @@ SET_UP = """async () => {
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    models = {"whisper": FOLDER, "hub": FIXTURES / "speech/nano-whisper-hub", "nano-llama": FIXTURES / "nano-llama"}
+    models = {"whisper": FOLDER, **REPOSITORIES, "nano-llama": FIXTURES / "nano-llama"}
     with running(SiteServer(assemble(), models)) as server:
         context = browser.new_context()
         page = context.new_page()
@@ -97,19 +98,21 @@ def test_rules_for_timestamps_hold_on_webgpu(page: Page, transcriber: capstan.Tr
     assert plain["text"] == transcriber.transcribe(SOUND).text
 
 
-OF_A_REPOSITORY = """async ([text, device]) => {
-  const other = await Capstan.loadTranscriber("/models/hub/", { device });
-  const found = await other.transcribe(blob(text), { language: "de" }).result;
+OF_A_REPOSITORY = """async ([text, name, options, device]) => {
+  const other = await Capstan.loadTranscriber(`/models/${name}/`, { device });
+  const found = await other.transcribe(blob(text), options).result;
   other.close();
   return found.text;
 }"""
 
 
 @pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu", marks=pytest.mark.extended)])
-def test_a_repository_in_transformers_js_layout_is_heard(device: str, page: Page) -> None:
-    hub = capstan.Transcriber(capstan.Model(str(FIXTURES / "speech/nano-whisper-hub")))
-    expected = hub.transcribe(SOUND, language="de").text
-    assert page.evaluate(OF_A_REPOSITORY, [told(SOUND), device]) == expected
+@pytest.mark.parametrize(("name", "options"), [("hub", {"language": "de"}), ("moonshine", {})])
+def test_a_repository_in_transformers_js_layout_is_heard(
+    name: str, options: dict[str, str], device: str, page: Page
+) -> None:
+    expected = capstan.Transcriber(capstan.Model(str(REPOSITORIES[name]))).transcribe(SOUND, **options).text  # type: ignore[arg-type]
+    assert page.evaluate(OF_A_REPOSITORY, [told(SOUND), name, options, device]) == expected
 
 
 FORMS = """async (text) => {

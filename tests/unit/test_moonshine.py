@@ -18,10 +18,11 @@ import capstan
 from capstan import ConfigError, OptionError, SoundError, UnsupportedModelError
 from capstan.device.speech_encoder import Features
 from capstan.graph import parse, serialize
-from capstan.graph.graph_passes import Made, Rewriting, rewritten
+from capstan.graph.graph_passes import Made, rewritten
 from capstan.graph.moonshine_decoder import moonshine_graphs
+from capstan.graph.rewriting import Rewriting
 from capstan.graph.wiring import value_info
-from capstan.loading.speech_repository import sizes_of
+from capstan.loading.speech_repository import SPEECH_FILES, sizes_of
 from capstan.model_files.config_section import Section
 from capstan.sound.sound_processor import RATE
 from capstan.sound.waveform import Waveforms
@@ -79,11 +80,12 @@ async def heard(model: capstan.Model, features: Features) -> None:
 
 @pytest.mark.parametrize("made", ["wasm", "webgpu"])
 def test_the_graphs_of_devices_compute_what_the_repository_says(made: Made, model: capstan.Model) -> None:
-    """The logits of a first token, and keys that attention does not see behind the sound."""
+    """The logits of a first token, and keys that attention does not see after the sound."""
     assert model.config.encoder is not None
-    parts = (parse((HUB / f"onnx/{name}.onnx").read_bytes(), name) for name in ("encoder_model", "decoder_model_merged"))
+    files = [f"onnx/{name}.onnx" for name in SPEECH_FILES]
+    first, second = (parse((HUB / file).read_bytes(), file) for file in files)
     root = Section("config.json", "", json.loads((HUB / "config.json").read_text()))
-    encoder, decoder = moonshine_graphs(next(parts), next(parts), sizes_of(root, "encoder", "decoder"))
+    encoder, decoder = moonshine_graphs(first, second, sizes_of(root, *files))
     decoder = rewritten(decoder, made, Rewriting(model.config))
     outputs = ran(serialize(encoder), input_values=SOUNDS["rising"][None])
     keys = outputs["present.0.encoder.key"]
@@ -94,7 +96,8 @@ def test_the_graphs_of_devices_compute_what_the_repository_says(made: Made, mode
     feeds = {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
     empty = np.zeros((1, 2, 0, 24), np.float32)
     feeds |= {f"past_key_values.{layer}.decoder.{part}": empty for layer in (0, 1) for part in ("key", "value")}
-    logits = ran(serialize(decoder), input_ids=np.array([[1]]), **feeds)["logits"]
+    feeds |= {"input_ids": np.array([[1]]), "attention_mask": np.ones((1, 1), np.int64)}
+    logits = ran(serialize(decoder), **feeds)["logits"]
     assert int(logits[0, -1].argmax()) == EXPECTED["ids"]["rising"][1]
 
 

@@ -1,8 +1,8 @@
 """Moonshine's encoder and merged decoder, as Optimum exports them: a pair over sounds of any length.
 
-The decoder reads keys and values of one size, that of the longest sound. Behind those of a shorter one there are zeros.
-A key has more elements than a head: one of them is a large negative number behind the sound and zero within it, and
-queries have ones there, so that attention gives no weight to what is behind.
+The decoder reads keys and values of one size, that of the longest sound. After those of a shorter one there are zeros.
+A key has more elements than a head: one of them is a large negative number after the sound and zero within it, and
+queries have ones there, so that attention gives no weight to what comes after it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from ..errors import UnsupportedModelError
 from .attention_writer import ROTATED, tidy
 from .merged_decoder import HIDDEN, SpeechSizes, apart, encoder_of, finished
 from .node_writer import NodeWriter
-from .onnx_pb2 import ModelProto, NodeProto
-from .wiring import Wiring, copied, delete
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .wiring import Wiring, copied, delete, value_info
 
 __all__ = ["moonshine_graphs"]
 
-BEHIND = -3e4
-"""The number in keys behind a sound; float16 has it."""
+MASK = "attention_mask"
+AFTER = -3e4
+"""The number in keys after a sound; float16 has it."""
 
 
 def moonshine_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
@@ -48,7 +49,7 @@ def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
     writer = NodeWriter(graph, "/capstan/frames")
     first, *_ = told
     count = writer.add("Gather", [writer.add("Shape", [short(first)]), writer.ints([2])], axis=0)
-    behind = writer.add("Sub", [writer.ints([sizes.frames]), count])
+    after = writer.add("Sub", [writer.ints([sizes.frames]), count])
     for node in graph.node:
         node.output[:] = [short(name) if name in told else name for name in node.output]
     kind, size = told[first].elem_type, told[first].shape.dim[3].dim_value
@@ -56,12 +57,12 @@ def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
     places = writer.ints(range(sizes.frames), "places")
     late = writer.add("Cast", [writer.add("GreaterOrEqual", [places, count])], to=kind)
     column = writer.add("Unsqueeze", [late, writer.ints([1])])
-    extra = [BEHIND if place == size else 0.0 for place in range(width)]
-    marks = writer.add("Mul", [column, writer.numbers(kind, extra, "behind")])
+    extra = [AFTER if place == size else 0.0 for place in range(width)]
+    marks = writer.add("Mul", [column, writer.numbers(kind, extra, "after")])
     zero = writer.numbers(kind, [0.0], "zero", dims=())
     for name, about in told.items():
         more = width - size if name in keys else 0
-        pads = writer.add("Concat", [writer.ints([0] * 6), behind, writer.ints([more])], axis=0)
+        pads = writer.add("Concat", [writer.ints([0] * 6), after, writer.ints([more])], axis=0)
         made = writer.add("Pad", [short(name), pads, zero], outputs=[] if more else [name])
         if more:
             writer.add("Add", [made, marks], outputs=[name])
@@ -71,7 +72,7 @@ def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
 
 
 def short(name: str) -> str:
-    """The encoder's output without what is behind the sound."""
+    """The encoder's output without what comes after the sound."""
     return f"{name}/heard"
 
 
@@ -96,6 +97,8 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
             told[name].shape.dim[2].dim_value = sizes.frames
     graph.node.extend(writer.made)
     delete(graph.input, lambda value: value.name == HIDDEN)
+    # A decoder on WebGPU has a mask. Nothing reads this one: lengths are those of the caches.
+    graph.input.append(value_info(MASK, TensorProto.INT64, ["batch_size", "total_sequence_length"]))
     return finished(made, sizes.decoder)
 
 

@@ -80,8 +80,8 @@ async def transcribed(
     made: list[Generator] = []
     generator = SpeechModel.generator
 
-    def noted(self: SpeechModel, stamped: bool) -> Generator:
-        made.append(generator(self, stamped))
+    def noted(self: SpeechModel, stamped: bool, longest: int | None = None) -> Generator:
+        made.append(generator(self, stamped, longest))
         return made[-1]
 
     SpeechModel.generator = noted  # type: ignore[method-assign]

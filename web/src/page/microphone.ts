@@ -13,8 +13,9 @@ export interface MicrophoneOptions {
 const KINDS: Kinds = { deviceId: text };
 
 const RATE = 16_000;
-/** Seconds of a block. */
-const BLOCK = 0.1;
+/** Seconds of a block, and of what the filter of another rate hears before it. */
+const BLOCK = 0.05;
+const BEFORE = 0.1;
 
 /** The worklet posts the first channel of each block. */
 const WORKLET = `registerProcessor("capstan-microphone", class extends AudioWorkletProcessor {
@@ -103,11 +104,11 @@ export class Microphone implements AsyncIterable<Float32Array> {
       at += block.length;
     }
     const heard = Math.round((this.before.length * RATE) / sampleRate);
-    this.before = buffer.getChannelData(0).slice(sampleRate === RATE ? length : -Math.round(sampleRate * BLOCK));
+    this.before = buffer.getChannelData(0).slice(sampleRate === RATE ? length : -Math.round(sampleRate * BEFORE));
     return (await samplesOf(buffer)).slice(heard);
   }
 
-  /** Blocks of a tenth of a second or more. */
+  /** Blocks of a twentieth of a second or more. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Float32Array, void, undefined> {
     while (true) {
       if (this.seconds < BLOCK && !this.ended) await new Promise<void>((resolve) => (this.wake = resolve));

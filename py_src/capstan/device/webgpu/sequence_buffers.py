@@ -273,13 +273,12 @@ class SequenceBuffers:
 
     def hear_noise(self) -> None:
         """Fill what an encoder is to fill with numbers, so that steps that are compared before any sound have some."""
-        first, *others = [
-            self.spans[item] for each in self.inputs if isinstance(each, CrossCaches) for item in each.carried()
-        ]
+        spans = [self.spans[item] for each in self.inputs if isinstance(each, CrossCaches) for item in each.carried()]
+        first, *others = sorted(spans, key=lambda span: span.length, reverse=True)
         code = {"float16": "e", "float32": "f"}[self.about.cross[0].dtype]
         numbers = struct.pack(f"<{NOISE}{code}", *((37 * place % NOISE - NOISE // 2) / NOISE for place in range(NOISE)))
         self.device.copy_cpu_to_device(first, (numbers * (first.length // len(numbers) + 1))[: first.length])
-        self.device.copy_tensors([(first, other) for other in others])
+        self.device.copy_tensors([(first.sub(0, other.length), other) for other in others])
 
     def rotate(self, long: bool) -> None:
         """Fill the rotary tables with the long factors, or the short ones."""
