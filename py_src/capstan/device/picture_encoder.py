@@ -16,7 +16,7 @@ from ..model_files.genai_config import FEATURES, VISION, GenaiConfig, VisionConf
 from .device_interface import BoundSpan, DeviceInterface, DeviceSession
 from .element_types import byte_count
 from .host_memory import view_of
-from .run_inputs import HostTensor
+from .run_input import HostTensor
 from .speech_encoder import Features, open_session
 
 __all__ = ["PictureEncoder", "host_tensor", "open_picture_encoder"]

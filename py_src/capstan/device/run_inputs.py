@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "CrossCaches",
-    "HostTensor",
     "Ids",
     "Mask",
     "Placed",
