@@ -9,6 +9,7 @@ from capstan_host.command_errors import CommandError
 
 from . import ROOT
 from .environment import run_tool
+from .kernels import compile_kernels
 
 __all__ = [
     "CLIENT_AND_WORKER",
@@ -36,8 +37,8 @@ COLOURS = "./highlight.js"
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
 """Made for each wheel that other people's pages install; see py_src/capstan/_js/own_host.py."""
 FLAGS = ("--bundle", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8")
-LOADERS = ("--loader:.wgsl=text", "--loader:.py=text", "--loader:.css=text")
-"""Kernels, Python and styles become text."""
+LOADERS = ("--loader:.wgsl=text", "--loader:.py=text", "--loader:.css=text", "--loader:.wasm=binary")
+"""Shaders, Python and styles become text, the CPU's kernels bytes."""
 
 
 def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
@@ -60,6 +61,7 @@ def bundle_wheel_host() -> Path:
 def _built(source: Path, target: Path, flags: Sequence[str]) -> Path:
     if not source.is_file():
         raise CommandError(f"{source.relative_to(ROOT)} is missing: restore it with git checkout")
+    compile_kernels()
     esbuild = ROOT / "node_modules/esbuild/bin/esbuild"
     options = [*FLAGS, *LOADERS, *flags, f"--outfile={target.absolute()}"]
     # A bundle has the path of each module, as it is from this folder.

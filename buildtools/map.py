@@ -31,6 +31,7 @@ FOLDERS = {
     "wire": "What page and worker share: messages, requests, errors, where files are.",
     "worker": "The worker's half: Python, onnxruntime-web, the engine that Python drives.",
     "worker/gpu": "The watched device, recorder, player, kernels, sampler, ring.",
+    "worker/cpu": "A program on the CPU: its memory, weights, threads.",
     "worker/shaders": "WGSL: products, attention, sampler, truth, memory.",
     "worker/storage": "Stores and sources of weights, and the loop that loads them.",
     "worker/tokenizer_parts": "A table of each part of a tokenizer.json.",

@@ -15,6 +15,7 @@ from capstan_host.terminal import say
 from . import CACHE, ROOT, SITE
 from .bundles import CLIENT_AND_WORKER, COLOURS, PHONEMES, bundle, bundle_colours
 from .carried_wheels import CARRIED, DETECTOR
+from .kernels import compile_kernels
 from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .wheels import detector_wheel, page_wheels, template_wheels, wheel_inputs
@@ -55,6 +56,7 @@ def assemble() -> Path:
         headers = kept_headers()
         wheels = (*wheel_inputs(), *snapshot_tools(), ROOT / "requirements/run.txt", ROOT / "package-lock.json")
         part("wheels", [*wheels, *(each.path for each in headers)], partial(copy_python, headers))
+        compile_kernels()
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         others = ("package-lock.json", "tsconfig.json", "py_src/capstan/model_files/known_models.json")
         part("web", [*web, *(ROOT / name for name in others)], build_web)

@@ -19,7 +19,8 @@ def started(entry: Path, *flags: str, arguments: Sequence[str] = ()) -> subproce
     program gets `arguments`."""
     folder = tempfile.TemporaryDirectory()
     bundle = Path(folder.name) / f"{entry.stem}.mjs"
-    options = ["--bundle", "--platform=node", "--format=esm", *flags, f"--outfile={bundle}"]
+    formats = ["--loader:.wasm=binary", "--target=es2022", "--platform=node", "--format=esm"]
+    options = ["--bundle", *formats, *flags, f"--outfile={bundle}"]
     esbuild = str(ROOT / "node_modules" / ".bin" / "esbuild")
     subprocess.run([esbuild, str(entry), *options], check=True, capture_output=True, cwd=ROOT)
     node = shutil.which("node")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 
-__all__ = ["FallbackWarning", "fall_back", "fallbacks"]
+__all__ = ["FallbackWarning", "count_fallback", "fall_back", "fallbacks"]
 
 counted: Counter[tuple[str, str]] = Counter()
 
@@ -19,6 +19,11 @@ def fall_back(missing: str, reason: str, instead: str) -> None:
     counted[missing, reason] += 1
     if counted[missing, reason] == 1:
         warnings.warn(f"{missing}: {reason}; {instead}", FallbackWarning, stacklevel=2)
+
+
+def count_fallback(missing: str, reason: str) -> None:
+    """Count a step down without a warning, where the user can do nothing about it."""
+    counted[missing, reason] += 1
 
 
 def fallbacks() -> dict[str, int]:

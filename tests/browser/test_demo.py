@@ -139,12 +139,12 @@ def test_enter_in_a_field_of_the_options_sends_the_prompt(demo: Demo) -> None:
 
 
 @pytest.mark.extended
-def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
+def test_the_cpu_device_tells_why_there_is_no_program(demo: Demo) -> None:
     demo.page.select_option("#device-choice", "wasm")
     demo.page.click("#run")
     demo.wait("status", "^Done$")
     assert (demo.text("device"), demo.text("capture"), demo.text("tokens")) == ("wasm", "off", "6")
-    assert "no GPU commands to record" in demo.text("capture-note")
+    assert "there is no program for the CPU: its products ask for" in demo.text("capture-note")
 
 
 def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:

@@ -75,7 +75,8 @@ def test_greedy_ids_on_wasm_are_the_oracles(name: str, harness: Harness, scripts
     found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, device="wasm")
     assert found["token_ids"] == oracle.greedy(FIXTURES / name, PROMPT, 24)
     assert found["device"] == "wasm"
-    assert (found["capture"], found["capture_note"]) == ("off", "the wasm device has no GPU commands to record")
+    assert found["capture"] == "off"
+    assert found["capture_note"].startswith("onnxruntime-web runs each step, since there is no program for the CPU: ")
 
 
 @pytest.mark.one_in(2)

@@ -79,8 +79,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "device_host host_sampled separate_rows",
         "reference wasm webgpu",
     ),
-    "device.reference": ("reference_device reference_session unpacked", "reference_sequence", "reference_model"),
-    "device.wasm": ("cpu_graph wasm_device", "wasm_model"),
+    "device.reference": (
+        "cpu_operations reference_device reference_session unpacked",
+        "reference_sequence",
+        "reference_model",
+    ),
+    "device.wasm": ("cpu_graph cpu_program wasm_device", "program_places wasm_model", "program_planner"),
     "device.webgpu": (
         "gpu_engine",
         "cache_spans gpu_waits prefill_chunk prefill_pace row_logits sequence_buffers sliding webgpu_graphs "

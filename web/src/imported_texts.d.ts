@@ -1,4 +1,4 @@
-// Files that esbuild imports with its `text` loader.
+// Files that esbuild imports with its loaders of texts and bytes.
 
 declare module "*.wgsl" {
   const source: string;
@@ -8,6 +8,11 @@ declare module "*.wgsl" {
 declare module "*.css" {
   const text: string;
   export default text;
+}
+
+declare module "*.wasm" {
+  const bytes: Uint8Array<ArrayBuffer>;
+  export default bytes;
 }
 
 /** A file by a path that is only known at run time; esbuild brings all files that match. */

@@ -14,6 +14,7 @@ import pyodide
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
+from ..device.wasm.cpu_program import CpuProgram
 from ..fallback import fall_back
 from ..graph import UnpackedWeight, WideWeight
 from ..guidance import TokenBytes
@@ -43,6 +44,7 @@ __all__ = [
     "mount_file",
     "now",
     "open_gpu",
+    "open_program",
     "open_wasm",
     "phonemize",
     "read_line",
@@ -238,6 +240,12 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
     with typed_errors():
         paths, made = json.dumps(list(external)), json.dumps([each.as_json() for each in wide])
         return await capstan_host.openWasm(model, paths, made, *external.values())
+
+
+async def open_program(program: CpuProgram, threads: int) -> Any:
+    """A program for the CPU (web/src/worker/cpu/cpu_engine.ts), whose weights come later."""
+    with typed_errors():
+        return await capstan_host.openProgram(json.dumps(program.as_json()), threads)
 
 
 def token_walks(tokens: TokenBytes) -> PageTokenWalks:

@@ -17,7 +17,9 @@ from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
 from ..device.noted_graphs import OpenWeights
-from ..device.wasm.cpu_graph import prepare, wasm_graph
+from ..device.wasm.cpu_graph import ALL_WIDE, WasmGraph, prepare, wasm_graph
+from ..device.wasm.cpu_program import CpuProgram, program_memory
+from ..device.wasm.program_planner import program_of
 from ..device.wasm.wasm_device import WasmDevice
 from ..device.wasm.wasm_model import WasmModel, wasm_memory
 from ..device.webgpu.loaded_model import load, webgpu_memory
@@ -253,16 +255,48 @@ async def open_on_cpu(
 ) -> WasmModel:
     notes = Notes() if opening.keep_weights else None
     config, progress, exported = opening.config, opening.progress, await read_onnx()
+    threads = host_calls.cpu()["threads"]
+
+    async def graph(wide: int) -> WasmGraph:
+        return await wasm_graph(exported, config, wide, open_weights, url_of(opening), notes, opening.ready)
+
     with phase("graph"):
-        wide = host_calls.wide_bytes()
-        found = await wasm_graph(exported, config, wide, open_weights, url_of(opening), notes, opening.ready)
+        found = await graph(ALL_WIDE)
+        program = program_of(found, config, threads, opening.options.capture, count=True)
+        if isinstance(program, str) and found.wide_bytes > host_calls.wide_bytes():
+            found = await graph(host_calls.wide_bytes())
     memory = wasm_memory(wasm_device(), found, config)
+    if isinstance(program, CpuProgram):
+        memory = program_memory(memory, program)
     memory.before_load(progress)
-    with phase("weights"):
-        external = await in_memory(ExternalData("", dict(found.data), open_weights), progress)
+    external = ExternalData("", dict(found.data), open_weights)
+    if isinstance(program, CpuProgram):
+        session = await with_weights(program, threads, external, progress)
+        about = program.about(session.threads)
+    else:
+        with phase("weights"):
+            files = await in_memory(external, progress)
+        with phase("session"):
+            session = JsWasmSession(await host_calls.open_wasm(found.model, files, found.made))
+        about = f"onnxruntime-web runs each step, since there is no program for the CPU: {program}"
+    return WasmModel(session, memory, host_calls.now, about, reason, found.lora, found.tables)
+
+
+async def with_weights(program: CpuProgram, threads: int, external: ExternalData, progress: Progress) -> JsWasmSession:
+    """A program with its weights, which are packed as they come."""
     with phase("session"):
-        session = await host_calls.open_wasm(found.model, external, found.made)
-    return WasmModel(JsWasmSession(session), memory, host_calls.now, reason, found.lora, found.tables)
+        session = JsWasmSession(await host_calls.open_program(program, threads))
+    if session.threads < threads:
+        fall_back("threads on the CPU", "a worker did not start", "one thread computes")
+    try:
+        with phase("weights"):
+            for location, end in external.ends.items():
+                file = await external.open(location)
+                await file.load(page_storage.JsSink(session.target(location)), end, partial(progress, location))
+    except BaseException:
+        await session.close()
+        raise
+    return session
 
 
 async def has_webgpu() -> bool:
@@ -289,7 +323,12 @@ async def fit(
     async def fit_on(chosen: str, reason: str | None) -> Fit:
         if chosen == "wasm":
             parsed = parse(model, config.decoder.filename)
-            memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
+            found = prepare(parsed, config, ALL_WIDE)
+            program = program_of(found, config, host_calls.cpu()["threads"])
+            if isinstance(program, CpuProgram):
+                memory = program_memory(wasm_memory(wasm_device(), found, config), program)
+            else:
+                memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
             return memory.fit(batch_size, max_length, budget)
         engine = await host_calls.open_gpu()
         try:

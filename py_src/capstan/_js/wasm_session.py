@@ -23,6 +23,15 @@ class JsWasmSession:
         with typed_errors():
             return JsWasmSequence(self._js.decoder(json.dumps(spec)))
 
+    @property
+    def threads(self) -> int:
+        """The threads of a program; a session of onnxruntime-web does not tell them."""
+        return int(self._js.threads)
+
+    def target(self, location: str) -> Any:
+        """Takes a data file with weights of a program (web/src/worker/cpu/coming_weights.ts)."""
+        return self._js.target(location)
+
     async def close(self) -> None:
         with typed_errors():
             await self._js.close()
@@ -51,6 +60,9 @@ class JsWasmSequence:
 
     def adopt(self, other: JsWasmSequence, length: int) -> None:
         self._js.adopt(other._js, length)
+
+    def close(self) -> None:
+        self._js.close()
 
     def feed(self, tensors: Sequence[HostTensor]) -> None:
         told = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])

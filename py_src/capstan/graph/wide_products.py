@@ -50,6 +50,8 @@ class WideWeight:
     """float32 or float16 [n, blocks]."""
     zeros: WeightEntry | None
     """uint8 [n, blocks * bits / 8 rounded up], the lower bits first; None where all are half of the range."""
+    level: int = 0
+    """The accuracy_level of the product: 4 is for activations in 8 bits."""
 
     @property
     def bytes(self) -> int:
@@ -144,7 +146,7 @@ class FloatProducts:
 def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:
     """The float32 weight of a product; None for a product that is left alone."""
     n, k, block = (attribute(node, name, 0) for name in ("N", "K", "block_size"))
-    bits = attribute(node, "bits", 4)
+    bits, level = attribute(node, "bits", 4), attribute(node, "accuracy_level", 0)
     named = [name for name in node.input[1:] if name]
     tensors = [wiring.constants.get(name) for name in named]
     external = [each for each in tensors if each is not None and each.data_location == TensorProto.EXTERNAL]
@@ -161,7 +163,7 @@ def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | 
     entries = [packed, scales, *zeros]
     if any(entry.parts or entry.length != size for entry, size in zip(entries, sizes, strict=False)):
         return None
-    return WideWeight(location, n, k, bits, block, packed, scales, zeros[0] if zeros else None)
+    return WideWeight(location, n, k, bits, block, packed, scales, zeros[0] if zeros else None, level)
 
 
 def external_floats(name: str, dims: Sequence[int], location: str) -> TensorProto:

@@ -28,10 +28,11 @@ async def picked(
     count: int,
     file: str = FILE,
     device: str = "webgpu",
+    capture: str = "tape",
 ) -> dict[str, Any]:
     """The ids after a prompt, how steps were run, and the logits of the prompt's last position."""
     async with (
-        await Model.load(models[model] + file, device=device, dtype="fp32") as opened,
+        await Model.load(models[model] + file, device=device, dtype="fp32", capture=capture) as opened,
         Generator(opened, parameters(opened, eos=[])) as generator,
     ):
         generator.append_tokens(prompt)
@@ -94,7 +95,9 @@ async def too_large(models: Mapping[str, str], *, model: str, most: int) -> dict
     cpu: Any = import_module("capstan.device.wasm.wasm_model")
     heap, cpu.HEAP_BYTES = cpu.HEAP_BYTES, most
     try:
-        await Model.load(models[model] + FILE, device="wasm", progress=lambda what, done, total: told.append(what))
+        await Model.load(
+            models[model] + FILE, device="wasm", capture="off", progress=lambda what, done, total: told.append(what)
+        )
     except OutOfMemoryError as error:
         return {"error": f"{type(error).__name__}: {error}", "told": told}
     finally:

@@ -339,6 +339,8 @@ export type ToWorker =
   | { tag: "warm up"; assets: Assets; bytes: boolean }
   /** See unpack_snapshot.ts. */
   | { tag: "unpack"; url: string; bytes: number; pieces: MessagePort }
+  /** See cpu/cpu_threads.ts; answered by `true` when the thread is up. */
+  | { tag: "compute"; module: WebAssembly.Module; memory: WebAssembly.Memory; thread: number; threads: number }
   /** See storage/hashing.ts. */
   | { tag: "hash"; shards: MessagePort }
   | {

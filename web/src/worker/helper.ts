@@ -1,6 +1,8 @@
-// Work that one worker does for another: it warms onnxruntime-web up, unpacks pieces of a snapshot, hashes shards.
+// Work that one worker does for another: it warms onnxruntime-web up, unpacks pieces of a snapshot, hashes shards, is a
+// thread of a program.
 
 import { type Assets, startWorker } from "../wire/assets";
+import { compute } from "./cpu/cpu_threads";
 import type { FromHelper, ToWorker } from "../wire/protocol";
 import { countAssets, fetchedBytes } from "./fetched_bytes";
 import { warmUpOrt } from "./ort";
@@ -46,6 +48,8 @@ export function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request"
         sentAs: (url, sent, packed) => answer({ url, sent, packed }),
       });
     void warmUpOrt(data.assets).then(() => answer("warm"));
+  } else if (data.tag === "compute") {
+    void compute(data.module, data.memory, data.thread, data.threads, () => postMessage(true));
   } else if (data.tag === "unpack") {
     void unpackPieces(data.pieces, data.url, data.bytes);
   } else {

@@ -24,6 +24,7 @@ import { TokenWalks } from "./token_walks";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
 import { EngineError } from "../wire/errors";
+import { CpuEngine } from "./cpu/cpu_engine";
 import { WasmEngine } from "./wasm";
 
 export function makeHost(assets: Assets): Record<string, unknown> {
@@ -57,6 +58,7 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
       WasmEngine.open(assets, model, paths, wide, external),
+    openProgram: (program: string, threads: number) => CpuEngine.open(assets, program, threads),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
       OnnxSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => {

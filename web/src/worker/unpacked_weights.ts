@@ -14,8 +14,13 @@ export interface UnpackedWeight {
   parts: [offset: number, length: number, step: number, change: Change | null][];
 }
 
+/** Bytes of data files, by the file's name. */
+export interface Files {
+  get: (location: string) => { subarray: (start: number, end: number) => Uint8Array } | undefined;
+}
+
 /** A type of tensors in blocks of `bytes`: an element is `d * (q - zero)`, or `d * (q - zero) + m`. */
-interface Blocks {
+export interface Blocks {
   bytes: number;
   elements: number;
   /** Elements that share d and m. */
@@ -110,7 +115,25 @@ const oneMinimum: Blocks["scales"] = (from, at, d, m) => void ([d[0], m[0]] = [h
 const OF_32 = { elements: 256, group: 32 };
 const OF_16 = { elements: 256, group: 16 };
 
-const BLOCKS: Record<number, Blocks> = {
+export const BLOCKS: Record<number, Blocks> = {
+  [Q4_0]: { ...SMALL, bytes: 18, zero: 8, scales: oneScale, numbers: (from, at, q) => nibbles(from, at + 2, 1, 16, q) },
+  [Q4_1]: {
+    ...SMALL,
+    bytes: 20,
+    zero: 0,
+    minima: true,
+    scales: oneMinimum,
+    numbers: (from, at, q) => nibbles(from, at + 4, 1, 16, q),
+  },
+  [Q8_0]: {
+    ...SMALL,
+    bytes: 34,
+    zero: 128,
+    scales: oneScale,
+    numbers: (from, at, q) => {
+      for (let i = 0; i < 32; i++) q[i] = from[at + 2 + i]! ^ 128;
+    },
+  },
   [Q5_0]: {
     ...SMALL,
     bytes: 22,
@@ -269,7 +292,7 @@ const BF16 = 30;
 const WIDTH: Record<number, number> = { [F32]: 4, [F16]: 2, [BF16]: 2 };
 
 /** Write the bytes of a weight to the start of `made`, of which nothing else is kept. */
-export function unpack(weight: UnpackedWeight, files: ReadonlyMap<string, Uint8Array>, made: ArrayBuffer): void {
+export function unpack(weight: UnpackedWeight, files: Files, made: ArrayBuffer): void {
   const file = files.get(weight.file)!;
   let begin = 0;
   for (const [offset, length, step, change] of weight.parts) {
@@ -302,13 +325,15 @@ function readRows(
   const rowBytes = from.length / rows;
   const read = ROWS[type] ?? (BLOCKS[type] ? ofBlocks(BLOCKS[type]) : floats(type));
   for (let row = 0; row < rows; row++) {
-    let source = row;
-    if (halves) {
-      const inside = row % halves;
-      source = row - inside + ((inside % (halves / 2)) * 2 + Math.floor(inside / (halves / 2)));
-    }
-    read(from, source * rowBytes, rowBytes, made, row * apart);
+    read(from, sourceRow(row, halves) * rowBytes, rowBytes, made, row * apart);
   }
+}
+
+/** The number of a row in its file; for `halves`, rows of a head are there in turn from both halves. */
+export function sourceRow(row: number, halves: number): number {
+  if (!halves) return row;
+  const inside = row % halves;
+  return row - inside + ((inside % (halves / 2)) * 2 + Math.floor(inside / (halves / 2)));
 }
 
 function ofBlocks({ bytes, elements, group, zero, minima, table, numbers, scales }: Blocks): ReadRow {

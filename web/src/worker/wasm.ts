@@ -6,6 +6,7 @@ import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "../wire/errors";
 import { fromHalf } from "./half";
+import { breathe } from "./messages";
 import { createSession, type ExternalFile, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
 import { tracer } from "./trace";
@@ -43,9 +44,6 @@ const BYTES = { float32: 4, float16: 2 };
  * of the whole capacity would cost a short sequence more time than the model itself.
  */
 const ROOM = 256;
-
-/** Messages wait no longer than this and a step. */
-const BREATH_MS = 25;
 
 /** The input that says from which position on logits are computed; capstan.device.wasm.wasm_model adds it to graphs. */
 const FIRST_LOGITS = "capstan_first_logits";
@@ -188,6 +186,10 @@ export class WasmDecoder {
     return lastElements(logits, kept * vocab);
   }
 
+  close(): void {
+    /* The caches are freed with the last reference to them. */
+  }
+
   /** Make the first `length` positions of the caches those of another sequence, whose caches may be of another size. */
   adopt(other: WasmDecoder, length: number): void {
     for (const cache of this.spec.caches)
@@ -287,19 +289,6 @@ function madeLater(weights: MadeWeight[]): ExternalFile[] {
       data: Object.defineProperties(data, { byteLength: { value: bytes }, subarray: { value: subarray } }),
     };
   });
-}
-
-let breathed = 0;
-
-/**
- * Let the worker take messages. Python's tasks follow one another through a MessageChannel; where each computes for some
- * time, Chromium keeps the worker's messages and timers waiting for twenty of them and more, so that a cancel comes too
- * late. After a timer they have their turn.
- */
-async function breathe(): Promise<void> {
-  if (performance.now() - breathed < BREATH_MS) return;
-  await new Promise((resolve) => setTimeout(resolve));
-  breathed = performance.now();
 }
 
 function lastElements(logits: Ort.Tensor, count: number): Float32Array {

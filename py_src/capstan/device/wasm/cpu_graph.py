@@ -19,7 +19,10 @@ from ..lora_weights import LoraGraph
 from ..noted_graphs import OpenWeights, as_text, made_from, read_entries, reader, ready_or_noted
 from ..rope_tables import RopeTables, read_tables
 
-__all__ = ["WasmGraph", "prepare", "ready_graph", "wasm_graph"]
+__all__ = ["ALL_WIDE", "WasmGraph", "prepare", "ready_graph", "wasm_graph"]
+
+ALL_WIDE = 1 << 62
+"""Bytes of float32 weights without a limit: a program keeps them packed."""
 
 FIRST_LOGITS = "capstan_first_logits"
 """The input that says from which position on logits are computed; web/src/worker/wasm.ts feeds it."""
@@ -41,6 +44,11 @@ class WasmGraph:
     """The data files by location, with the bytes of each that are needed."""
     tables: RopeTables | None = None
     """The rotary tables of a model with long rope, which are read at each load; no note has them."""
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of the float32 weights in place of packed ones, where these could stay."""
+        return sum(each.bytes for each in self.made if isinstance(each, WideWeight))
 
 
 READ = reader(WasmGraph)
@@ -91,6 +99,8 @@ async def wasm_graph(
     """
     about = made_from(data, config)
     key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
+    if wide_bytes == ALL_WIDE:
+        name += " for a program"
     # A site has no graphs for activations in float16.
     right = ready.wasm or None if ready is not None and ready.about == about else None
     text = await ready_or_noted(notes, name, key, right)

@@ -51,6 +51,9 @@ class WasmSequence(Protocol):
 
     def adopt(self, other: Any, length: int) -> None: ...
 
+    def close(self) -> None:
+        """Free the caches; onnxruntime-web's are freed with the last reference to them."""
+
     def feed(self, tensors: Sequence[HostTensor]) -> None:
         """Feed these inputs from now on, in place of inputs of the same names."""
 
@@ -82,15 +85,16 @@ class WasmModel(HostSampledModel):
         session: WasmSession,
         memory: ModelMemory,
         now: Callable[[], float],
+        about: str,
         reason: str | None = None,
         lora: LoraGraph | None = None,
         tables: RopeTables | None = None,
     ):
-        """`reason` says why this device was chosen, if it was not requested; `lora` has the inputs that adapters fill,
-        `tables` the rotary tables if they depend on the sequence's length.
+        """`about` says how the model runs; `reason` why this device was chosen, if it was not requested; `lora` has the
+        inputs that adapters fill, `tables` the rotary tables if they depend on the sequence's length.
         """
         self.lora = lora or LoraGraph()
-        self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
+        self._note = about + (f" (wasm, since {reason})" if reason else "")
         self._session = session
         self.memory = memory
         self.adapter = memory.interface.about().adapter
@@ -214,4 +218,4 @@ class WasmRunner:
         self._sequence.adopt(other._sequence, length)
 
     def close(self) -> None:
-        """The cache is freed with the last reference to the sequence."""
+        self._sequence.close()

@@ -1,0 +1,156 @@
+"""A program for the kernels of web/kernels: operations of 20 words over addresses of one memory.
+
+A program runs up to ROWS tokens. Products take activations in 8 bits with a scale for each 32, as llama.cpp does, and
+weights in groups of 8 rows (web/kernels/products.ts). device/reference/cpu_operations.py defines each operation;
+program_planner.py plans the program of a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from ...graph import UnpackedWeight, WeightEntry, WideWeight
+from ...graph.onnx_pb2 import TensorProto
+from ...memory import PoolSize
+from ..model_memory import ModelMemory
+
+__all__ = [
+    "BLOCK",
+    "FLOAT",
+    "GROUP",
+    "KEPT",
+    "ROWS",
+    "WORDS",
+    "CpuProgram",
+    "CpuWeight",
+    "Kind",
+    "aligned",
+    "packed_bytes",
+    "program_memory",
+    "quantized_bytes",
+    "scale_bytes",
+]
+
+WORDS = 20
+"""Words of an operation."""
+ROWS = 64
+"""Most tokens of a run."""
+KEPT = 16
+"""Most tokens whose logits a run gives."""
+GROUP = 8
+"""Rows of a weight that are side by side."""
+BLOCK = 32
+"""Activations with one scale."""
+FLOAT = 4
+
+
+class Kind(IntEnum):
+    """The operations. web/kernels/program.ts has the words of each after the first two: the kind, and 1 where it runs
+    over the tokens whose logits are kept."""
+
+    LOOK_UP = 0
+    NORM = 1
+    QUANTIZE = 2
+    PRODUCT = 3
+    BIAS = 4
+    ROTATE = 5
+    ATTEND = 6
+    GATE = 7
+    KEEP = 8
+
+
+@dataclass(frozen=True)
+class CpuWeight:
+    """A weight in the program's memory."""
+
+    name: str
+    address: int
+    bytes: int
+    form: int
+    """-1 for floats; else 1 for weights in 8 bits instead of 4, with 2 for blocks of 16 columns instead of 32, or 4 for
+    scales in float16."""
+    n: int
+    k: int
+    source: WeightEntry | WideWeight | UnpackedWeight
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as web/src/worker/cpu/packed_weights.ts reads it."""
+        told = {"address": self.address, "bytes": self.bytes, "form": self.form, "n": self.n, "k": self.k}
+        if isinstance(self.source, WeightEntry):
+            return {**told, "floats": [self.source.location, self.source.offset]}
+        return {**told, "made": self.source.as_json()}
+
+
+@dataclass(frozen=True)
+class CpuProgram:
+    """A program, and the places in its memory."""
+
+    words: tuple[int, ...]
+    weights: tuple[CpuWeight, ...]
+    program: int
+    """The address of the words."""
+    ids: int
+    """The address of the tokens of a run, int32."""
+    logits: int
+    row: int
+    """Logits of a token, at least as many as the vocabulary."""
+    vocab: int
+    scores: int
+    """The address of the room for the scores of attention."""
+    score_bytes: int
+    """Bytes of it for each thread."""
+    position: int
+    """Bytes of one position of all caches."""
+    end: int
+    """Bytes of the memory before caches."""
+
+    @property
+    def operations(self) -> int:
+        return len(self.words) // WORDS
+
+    @property
+    def products(self) -> int:
+        return self.words[::WORDS].count(Kind.PRODUCT)
+
+    def about(self, threads: int) -> str:
+        """How it runs, for people."""
+        in_threads = f"{threads} thread{'' if threads == 1 else 's'}"
+        return (
+            f"each step is a program of {self.operations} operations on the CPU, {self.products} of them products "
+            f"with activations in 8 bits, in {in_threads}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as web/src/worker/cpu/cpu_engine.ts reads it."""
+        return {**vars(self), "weights": [each.as_json() for each in self.weights], "rows": ROWS, "kept": KEPT}
+
+
+def program_memory(memory: ModelMemory, program: CpuProgram) -> ModelMemory:
+    """The memory of a model that is run by a program."""
+    scratch = PoolSize(program.end - sum(each.bytes for each in program.weights), exact=True)
+    entries = (
+        WeightEntry(each.name, (each.bytes,), TensorProto.UINT8, "program", each.address, each.bytes)
+        for each in program.weights
+    )
+    return replace(memory, weights=tuple(entries), measured=lambda rows, capacity, kind: scratch)
+
+
+def quantized_bytes(width: int) -> int:
+    """Bytes of a row of activations in 8 bits: see web/kernels/operations.ts."""
+    return width + width // 2
+
+
+def scale_bytes(form: int) -> int:
+    """Bytes of the scales and minima of a group for 32 columns."""
+    return 128 if form & 2 else 32 if form & 4 else 64
+
+
+def packed_bytes(form: int, n: int, k: int) -> int:
+    """Bytes of a weight in groups."""
+    return -(-n // GROUP) * (k // BLOCK) * (scale_bytes(form) + (256 if form & 1 else 128))
+
+
+def aligned(size: int) -> int:
+    return (size + 63) // 64 * 64

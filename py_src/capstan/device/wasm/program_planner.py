@@ -1,0 +1,325 @@
+"""Plans the program of a graph: each node becomes operations of web/kernels, or names what no operation computes.
+
+program_of(found, config, threads)   the program of a graph for the CPU, or the reason why there is none
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+from ...fallback import count_fallback
+from ...graph import UnpackedWeight, parse
+from ...graph.nbits_products import INT8_ACTIVATIONS
+from ...graph.onnx_pb2 import NodeProto
+from ...graph.wiring import attribute
+from ...model_files.genai_config import GenaiConfig
+from .cpu_graph import FIRST_LOGITS, WasmGraph
+from .cpu_program import FLOAT, GROUP, KEPT, ROWS, WORDS, CpuProgram, Kind, aligned, quantized_bytes
+from .program_places import (
+    LENGTHS,
+    Activated,
+    Joined,
+    Known,
+    Lengths,
+    Memory,
+    UnknownGraphError,
+    Value,
+    Weights,
+    apart,
+    cache_places,
+)
+
+__all__ = ["planned", "program_of"]
+
+
+def program_of(
+    found: WasmGraph, config: GenaiConfig, threads: int, capture: str = "tape", *, count: bool = False
+) -> CpuProgram | str:
+    """The program of a graph, or why there is none. With `count` it counts as a step down where a graph that allows
+    activations in 8 bits has none."""
+    if capture == "off":
+        return "capture is 'off'"
+    if not any(isinstance(each, UnpackedWeight) or each.level == INT8_ACTIVATIONS for each in found.made):
+        return "its products ask for activations in floats"
+    try:
+        return planned(found, threads, found.about.context_within(config.context_length))
+    except UnknownGraphError as error:
+        if count:
+            count_fallback("a program for the CPU", str(error))
+        return str(error)
+
+
+def planned(found: WasmGraph, threads: int, context: int) -> CpuProgram:
+    """The program of a graph. Raises UnknownGraphError."""
+    about = found.about
+    why = {
+        "adapters of LoRA": found.lora.inputs or found.lora.others,
+        "rotary factors that depend on the length": found.tables,
+        "states besides caches": about.states,
+        "caches that grow": about.growing,
+        "an encoder": about.cross,
+        "inputs besides tokens, mask and positions": about.others,
+        f"caches in {about.cache_dtype}": about.cache_dtype != "float32",
+        f"logits in {about.logits_dtype}": about.logits_dtype != "float32",
+    }
+    for reason, there in why.items():
+        if there:
+            raise UnknownGraphError(f"the model has {reason}")
+    return Planner(found, threads, context).plan()
+
+
+def word(value: float) -> int:
+    """A number as a word: a float by its bits."""
+    if not isinstance(value, float):
+        return int(value) % (1 << 32)
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits
+
+
+class Planner:
+    """Makes the program of one graph."""
+
+    def __init__(self, found: WasmGraph, threads: int, context: int) -> None:
+        model = parse(found.model, "the graph")
+        self._graph, self._about = model.graph, found.about
+        self._threads, self._context = threads, context
+        self._caches = cache_places(found.about.cache)
+        self._memory = Memory()
+        self._weights = Weights(model, found.made, self._memory)
+        self._values: dict[str, Known] = {}
+        self._words: list[int] = []
+        self._reads: dict[str, int] = {}
+        for node in self._graph.node:
+            for name in node.input:
+                self._reads[name] = self._reads.get(name, 0) + 1
+
+    def plan(self) -> CpuProgram:
+        about = self._about
+        ids = self._memory.take(FLOAT * ROWS)
+        self._values[about.input_ids] = Value(ids, 1, FLOAT, 0)
+        for name in (about.mask, about.position_ids, FIRST_LOGITS):
+            if name:
+                self._values[name] = LENGTHS
+        for node in self._graph.node:
+            self._node(node)
+        logits = self._values.get(about.logits)
+        if not isinstance(logits, Value) or not logits.kept:
+            raise UnknownGraphError("the logits are no product")
+        program = self._memory.hold(FLOAT * len(self._words))
+        score_bytes = aligned(FLOAT * self._context)
+        scores = self._memory.hold(score_bytes * self._threads)
+        return CpuProgram(
+            words=tuple(self._words),
+            weights=self._weights.all(),
+            program=program,
+            ids=ids,
+            logits=logits.address,
+            row=logits.row // FLOAT,
+            vocab=about.vocab_size,
+            scores=scores,
+            score_bytes=score_bytes,
+            position=sum(size for _, size in self._caches.values()),
+            end=self._memory.end,
+        )
+
+    def _node(self, node: NodeProto) -> None:
+        given = [self._values.get(name) for name in node.input]
+        known = [each for each in given if each is not None]
+        if node.op_type not in ("GroupQueryAttention", "Slice") and all(isinstance(each, Lengths) for each in known):
+            # Lengths are computed of the mask and of constants; a run is told them.
+            for name in node.output:
+                self._values[name] = LENGTHS
+            return
+        make = OPERATIONS.get(node.op_type)
+        if make is None:
+            raise UnknownGraphError(f"no operation of a program is a {node.op_type} ({node.name})")
+        make(self, node)
+        for name in node.input:
+            self._read(self._values.get(name))
+
+    def look_up(self, node: NodeProto) -> None:
+        ids = self._value(node, 1)
+        weight = self._weights.of(node, 0)
+        made = self._made(node.output[0], weight.k)
+        self._add(Kind.LOOK_UP, ids, ids.address, made.address, weight.k, 0, weight.form, weight.address)
+
+    def norm(self, node: NodeProto) -> None:
+        x, weight = self._value(node, 0), self._weights.floats(node, 1)
+        y = self._made(node.output[0], x.width, x.kept)
+        epsilon = real(node, "epsilon", 1e-5)
+        self._add(Kind.NORM, x, x.address, y.address, x.width, 0, 0, weight.address, epsilon)
+
+    def skip_norm(self, node: NodeProto) -> None:
+        x, skip, weight = self._value(node, 0), self._value(node, 1), self._weights.floats(node, 2)
+        if any(node.input[3:]):
+            raise UnknownGraphError(f"a norm has a bias ({node.name})")
+        y = self._made(node.output[0], x.width, x.kept)
+        told = node.output[3] if len(node.output) > 3 else ""
+        total = self._made(told, x.width, x.kept)
+        epsilon = real(node, "epsilon", 1e-5)
+        self._add(
+            Kind.NORM, x, x.address, y.address, x.width, skip.address, total.address, weight.address, epsilon
+        )  # fmt: skip
+        self._memory.release(total)
+
+    def product(self, node: NodeProto) -> None:
+        x, weight = self._value(node, 0), self._weights.packed(node, 1)
+        if attribute(node, "transB", 0) != 1:
+            raise UnknownGraphError(f"a product has weights as [K, N] ({node.name})")
+        if x.width != weight.k:
+            raise UnknownGraphError(f"a product of {x.width} columns has weights of {weight.k} ({node.name})")
+        if node.output[0] == self._about.logits and not x.kept:
+            x = self._kept(x, "")
+        if x.quantized is None:
+            rows = KEPT if x.kept else ROWS
+            size = aligned(rows * quantized_bytes(x.width))
+            x.quantized = self._memory.take(size), size
+            self._add(Kind.QUANTIZE, x, x.address, x.quantized[0], x.width)
+        groups = -(-weight.n // GROUP)
+        y = self._made(node.output[0], weight.n, x.kept, GROUP * groups)
+        self._add(Kind.PRODUCT, x, x.quantized[0], y.address, x.width, groups, weight.form, weight.address)
+
+    def add(self, node: NodeProto) -> None:
+        place = 0 if isinstance(self._values.get(node.input[0]), Value) else 1
+        x, bias = self._value(node, place), self._weights.floats(node, 1 - place)
+        if x.reads != 1 or bias.k != x.width or x.row != FLOAT * x.width:
+            raise UnknownGraphError(f"an Add is no bias ({node.name})")
+        self._add(Kind.BIAS, x, x.address, 0, x.width, 0, 0, bias.address)
+        self._also(node.output[0], x)
+
+    def attention(self, node: NodeProto) -> None:
+        heads, shared = attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0)
+        names = [*node.input, *[""] * (12 - len(node.input))]
+        if real(node, "softcap", 0.0) or attribute(node, "smooth_softmax", 0) or any(names[9:]):
+            raise UnknownGraphError(f"attention has a soft cap, sinks or a bias ({node.name})")
+        if names[3] not in self._caches or names[4] not in self._caches:
+            raise UnknownGraphError(f"attention reads another layer's caches ({node.name})")
+        (keys, size), (values, _) = self._caches[names[3]], self._caches[names[4]]
+        head = size // FLOAT // shared
+        given = [self._parts(node, each) for each in (range(3) if names[1] else range(1))]
+        places = apart([each for parts in given for each in parts], [heads * head, shared * head, shared * head])
+        if places is None or head % 4:
+            raise UnknownGraphError(f"attention has heads of another size than its caches ({node.name})")
+        q, (q_at, q_row), (k_at, k_row), (v_at, v_row) = given[0][0], *places
+        half, cos, sin = 0, 0, 0
+        if attribute(node, "do_rotary", 0):
+            angles = [self._weights.floats(node, each) for each in (7, 8)]
+            half, (cos, sin) = angles[0].k, [each.address for each in angles]
+            if angles[0].n < self._context:
+                raise UnknownGraphError(f"the rotary table has {angles[0].n} positions, not {self._context}")
+        turned = attribute(node, "rotary_interleaved", 0)
+        self._add(
+            Kind.ROTATE, q, q_at, q_row, head, heads, shared, half, turned, keys, values, cos, sin,
+            k_at, v_at, k_row, v_row,
+        )  # fmt: skip
+        y = self._made(node.output[0], heads * head)
+        scale = real(node, "scale", 0.0) or head**-0.5
+        window = max(0, attribute(node, "local_window_size", -1))
+        self._add(
+            Kind.ATTEND, q, q_at, y.address, head, heads, shared, window, scale, keys, values, q_row
+        )  # fmt: skip
+
+    def sigmoid(self, node: NodeProto) -> None:
+        self._activate(node, whole=False)
+
+    def quick_gelu(self, node: NodeProto) -> None:
+        if real(node, "alpha", 1.702) != 1.0:
+            raise UnknownGraphError(f"a QuickGelu has another alpha than 1 ({node.name})")
+        self._activate(node, whole=True)
+
+    def multiply(self, node: NodeProto) -> None:
+        one, other = (self._values.get(name) for name in node.input)
+        if isinstance(one, Value) and isinstance(other, Activated):
+            one, other = other, one
+        if not isinstance(one, Activated) or not isinstance(other, Value):
+            raise UnknownGraphError(f"a Mul is no gate ({node.name})")
+        if not one.whole and one.of is other:
+            self._values[node.output[0]] = Activated(other, whole=True)
+            other.reads += self._reads.get(node.output[0], 0)
+            return
+        gate = one.of
+        if not one.whole or gate.width != other.width or gate.row != other.row:
+            raise UnknownGraphError(f"a Mul is no gate ({node.name})")
+        y = self._made(node.output[0], gate.width, gate.kept)
+        self._add(Kind.GATE, gate, gate.address, y.address, gate.row // FLOAT, 0, 0, other.address)
+
+    def concat(self, node: NodeProto) -> None:
+        parts = tuple(self._value(node, place) for place in range(len(node.input)))
+        if attribute(node, "axis", 0) not in (-1, 2):
+            raise UnknownGraphError(f"a Concat is not along the last axis ({node.name})")
+        self._values[node.output[0]] = Joined(parts)
+        for each in parts:
+            each.reads += self._reads.get(node.output[0], 0)
+
+    def keep(self, node: NodeProto) -> None:
+        if node.input[1] != FIRST_LOGITS:
+            raise UnknownGraphError(f"a Slice is not the one before the logits ({node.name})")
+        self._kept(self._value(node, 0), node.output[0])
+
+    def _kept(self, x: Value, name: str) -> Value:
+        """The rows of the tokens whose logits are wanted."""
+        y = self._made(name, x.width, kept=True)
+        self._add(Kind.KEEP, y, x.address, y.address, x.width)
+        return y
+
+    def _activate(self, node: NodeProto, whole: bool) -> None:
+        x = self._value(node, 0)
+        self._values[node.output[0]] = Activated(x, whole)
+        x.reads += self._reads.get(node.output[0], 0)
+
+    def _value(self, node: NodeProto, place: int) -> Value:
+        found = self._values.get(node.input[place]) if place < len(node.input) else None
+        if not isinstance(found, Value):
+            raise UnknownGraphError(f"input {place} of a {node.op_type} is no activation ({node.name})")
+        return found
+
+    def _parts(self, node: NodeProto, place: int) -> tuple[Value, ...]:
+        found = self._values.get(node.input[place])
+        return found.parts if isinstance(found, Joined) else (self._value(node, place),)
+
+    def _made(self, name: str, width: int, kept: bool = False, row: int = 0) -> Value:
+        """A new value of that name."""
+        row = FLOAT * (row or width)
+        size = aligned(row * (KEPT if kept else ROWS))
+        made = Value(self._memory.take(size), width, row, size, kept, self._reads.get(name, 0))
+        if name:
+            self._values[name] = made
+        return made
+
+    def _also(self, name: str, value: Value) -> None:
+        """Let a value be that of another name, too."""
+        self._values[name] = value
+        value.reads += self._reads.get(name, 0)
+
+    def _read(self, known: Known | None) -> None:
+        values = known.parts if isinstance(known, Joined) else (known.of if isinstance(known, Activated) else known,)
+        for value in values:
+            if isinstance(value, Value):
+                value.reads -= 1
+                self._memory.release(value)
+
+    def _add(self, kind: Kind, of: Value, *words: float) -> None:
+        told = [word(each) for each in (int(kind), int(of.kept), *words)]
+        self._words += told + [0] * (WORDS - len(told))
+
+
+def real(node: NodeProto, name: str, default: float) -> float:
+    """A floating-point attribute of a node."""
+    return next((item.f for item in node.attribute if item.name == name), default)
+
+
+OPERATIONS: Mapping[str, Callable[[Planner, NodeProto], None]] = {
+    "Gather": Planner.look_up,
+    "SimplifiedLayerNormalization": Planner.norm,
+    "SkipSimplifiedLayerNormalization": Planner.skip_norm,
+    "FusedMatMul": Planner.product,
+    "Add": Planner.add,
+    "GroupQueryAttention": Planner.attention,
+    "Sigmoid": Planner.sigmoid,
+    "QuickGelu": Planner.quick_gelu,
+    "Mul": Planner.multiply,
+    "Concat": Planner.concat,
+    "Slice": Planner.keep,
+}
+"""How each operator of a graph becomes operations."""
