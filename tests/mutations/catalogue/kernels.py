@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mutation import Mutation, browser
+from ..mutation import Mutation, browser, unit
 
 __all__ = ["KERNELS"]
 
@@ -343,5 +343,37 @@ KERNELS = (
         "line[i] = line[i] - mean;",
         "elements past the end of a row count in its variance",
         browser("few_rows::test_rows_are_normalised"),
+    ),
+    Mutation(
+        "cpu.not_itself",
+        "web/kernels/program.ts",
+        "const end = past + row + 1;",
+        "const end = past + row;",
+        "on the CPU a token does not attend to itself",
+        unit("cpu_program::test_attention_is_its_definition"),
+    ),
+    Mutation(
+        "cpu.minimum",
+        "web/kernels/products.ts",
+        "      f0 = multiplyAdd(m, four<Scales>(p + 2 * size), f0);\n",
+        "",
+        "on the CPU products of 4 bits leave out the minima of every other four rows",
+        unit("cpu_program::test_a_product_is_its_definition"),
+    ),
+    Mutation(
+        "cpu.released",
+        "py_src/capstan/device/wasm/program_places.py",
+        "if value.reads == 0 and value.bytes:",
+        "if value.reads <= 1 and value.bytes:",
+        "an activation on the CPU is overwritten before its last reader",
+        unit("cpu_program::test_a_model_gives_the_logits_of_its_definition"),
+    ),
+    Mutation(
+        "cpu.uncounted",
+        "py_src/capstan/device/wasm/program_planner.py",
+        "        if count:\n            count_fallback",
+        "        if False:\n            count_fallback",
+        "a model that could have a program goes to onnxruntime-web uncounted",
+        unit("cpu_program::test_products_that_ask_for_floats_stay_with_onnxruntime"),
     ),
 )
