@@ -188,7 +188,7 @@ def test_files_that_end_early_are_refused() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    assert "is a FLAC file, and soundfile, which reads many formats, is not there" in refused(b"fLaC" + bytes(40))
+    assert "is a FLAC file, and soundfile, which reads many formats, is not installed" in refused(b"fLaC" + bytes(40))
     assert "`pip install soundfile`, or give a WAV file" in refused(b"fLaC" + bytes(40))
 
 
