@@ -16,7 +16,7 @@ async def parts(transcriber, samples, language, stamped):
     """Milliseconds of the features, the encoder, the first token and each token after it."""
     speech, began = transcriber._speech, time.perf_counter()
     run = TranscriptionRun(speech, samples, language, "transcribe", timestamps=stamped)
-    features = run._features(0)
+    features = run._features(run._sound.window(0))
     found = {"features_ms": 1e3 * (time.perf_counter() - began)}
     began = time.perf_counter()
     async with speech.encoder.heard(features) as heard:
