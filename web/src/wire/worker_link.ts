@@ -41,7 +41,7 @@ export function ownWorker(assets: Assets, { heard, failed }: Listener): Link {
     if (event.message) failed(event.message);
     else void loadFailure(url).then(failed);
   };
-  void silence(url, settled).then((reason) => reason !== null && failed(reason));
+  void refuseSilent(url, settled, failed);
   return {
     post: (message, transfer = []) => worker.postMessage(message, transfer),
     end: () => {
@@ -58,16 +58,16 @@ function first(): { settle: () => void; settled: Promise<true> } {
   return { settle, settled };
 }
 
-/** The reason to give a worker up that has loaded its script and says nothing; null once it has said something. */
-async function silence(url: string, settled: Promise<true>): Promise<string | null> {
-  if (await within(SILENT_MS, settled)) return null;
+/** Report a worker as failed that has loaded its script and says nothing. */
+async function refuseSilent(url: string, settled: Promise<true>, failed: Listener["failed"]): Promise<void> {
+  if (await within(SILENT_MS, settled)) return;
   // On a slow network the script takes as long here.
   await fetch(url).then(
     (response) => response.arrayBuffer(),
     () => null,
   );
-  if (await within(SILENT_MS, settled)) return null;
-  return `${url} can be loaded and its worker says nothing: the file is not whole, or another one`;
+  if (await within(SILENT_MS, settled)) return;
+  failed(`${url} can be loaded and its worker says nothing: the file is not whole, or another one`);
 }
 
 /** The reason why this page can share no worker; null if there is none. */
@@ -113,7 +113,7 @@ export function sharedWorker(
     await whileAlone(doorName(name), async () => {
       if (ended) return;
       connect();
-      void silence(assetUrl(assets, "worker.js"), settled).then((reason) => reason !== null && failed(reason));
+      void refuseSilent(assetUrl(assets, "worker.js"), settled, failed);
       for (let waited = step; !(await within(step, settled)); waited += step) {
         // Chromium may connect a page to a worker that has just closed itself. One that starts holds no lock yet, either.
         if (!(await isHeld(name))) connect();

@@ -84,7 +84,7 @@ def norm(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def quantize(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """Numbers from -127 to 127 with a scale for each 32; the sums of what they stand for, for each 32 and each 16."""
+    """The activations as numbers from -127 to 127, a scale for each 32, and the sums of each 32 and of each 16."""
     from_, to, width = words[2:5]
     for row in range(rows):
         x = given.floats(from_ + 4 * width * row, width // BLOCK, BLOCK)
