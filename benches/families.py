@@ -52,8 +52,12 @@ def cells(family: Family, found: dict[str, Found]) -> tuple[str, ...]:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    names = ("beside Llama's", *(f"ids on {device}" for device in DEVICES), "step", "operations", "as recorded")
-    return grid("`model.type`", names, rows)
+    shown = []
+    for types, apart, on_gpu, on_cpu, capture, operations, recorded in rows:
+        ids = on_gpu if on_gpu == on_cpu else f"{on_gpu} on {DEVICES[0]}, {on_cpu} on {DEVICES[1]}"
+        steps = f"{operations}, {recorded}" if capture == "tape" else capture.split(":")[0]
+        shown.append((types, apart, ids, steps))
+    return grid("`model.type`", ("beside Llama's", "ids", "operations"), shown)
 
 
 def refusals() -> str:

@@ -70,9 +70,13 @@ def cell(found: dict[str, Any] | None) -> str:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
+    """The families' cells, with types of equal cells in one row."""
     families = [family for family in FURTHER if family in results]
-    rows = [(kind.name, *(cell(results[family].get(kind.name)) for family in families)) for kind in GgmlType]
-    return grid("type", families, rows)
+    types: dict[tuple[str, ...], list[str]] = {}
+    for kind in GgmlType:
+        cells = tuple(cell(results[family].get(kind.name)) for family in families)
+        types.setdefault(cells, []).append(kind.name)
+    return grid("type", families, [(", ".join(names), *cells) for cells, names in types.items()])
 
 
 def keep(family: str, kind: GgmlType, found: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def with_table(document: str, results: Mapping[str, Path], *, brief: bool = Fals
     if brief:
         tables = brief_table([reports[shown_as] for shown_as in order])
     else:
-        tables = "\n\n".join(speed_table(reports[shown_as], shown_as) for shown_as in order)
+        tables = speed_tables({shown_as: reports[shown_as] for shown_as in order})
     return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
 
 
@@ -79,64 +79,62 @@ def condition(report: dict[str, Any]) -> str:
     return f"{report['date'][:10]}, {adapter_name(report)}, {report['browser'].split(' built')[0]}"
 
 
-def speed_table(report: dict[str, Any], path: str) -> str:
-    """Markdown: conditions, decode, first tokens, page load, agreement with float32; real models first; a cell that was
-    not measured is a dash."""
-    real = report.get("float32", {})
-    summary = {name: report["summary"][name] for name in sorted(report["summary"], key=lambda name: name not in real)}
-    parts = [f"[{path}]({path}): {condition(report)}, {versions(report)}. Equal greedy ids: {agreement(report)}."]
+def speed_tables(reports: Mapping[str, dict[str, Any]]) -> str:
+    """Markdown: conditions, decode, first tokens, page load, agreement with float32, with a row for each model, real
+    ones first; a cell that was not measured is a dash."""
+    places = {f"{condition(report)}, {versions(report)}": None for report in reports.values()}
+    differing = [found for found in dict.fromkeys(map(agreement, reports.values())) if found != "all"]
+    files = ", ".join(f"[{Path(path).stem}]({path})" for path in reports)
+    parts = [f"{'; '.join(places)}. Equal greedy ids: {'; '.join(differing) or 'all'}. Results: {files}."]
+    summaries: list[tuple[str, dict[str, Any]]] = []
+    for report in reports.values():
+        real = report.get("float32", {})
+        summaries += sorted(report["summary"].items(), key=lambda item: item[0] not in real)
     measured = {
-        key for found in summary.values() for part in ("decode", "start", "lengths") for key in found.get(part, ())
+        key for _, found in summaries for part in ("decode", "start", "lengths") for key in found.get(part, ())
     }
     contenders = [(key, title) for key, title in CONTENDERS if key not in OPTIONAL or key in measured]
     decode = [
-        (model, *decode_cells(found, contenders), gain(found, "decode greedy: Transformers.js / Capstan"))
-        for model, found in summary.items()
-    ]
-    titles = [title for _, title in contenders]
-    parts.append(grid("Milliseconds a token, greedy, medians", (*titles, "times"), decode))
-    sampled = [
         (
             model,
+            *(shown(at(found, "decode", key, "median"), 2) for key, _ in contenders),
+            gain(found, "decode greedy: Transformers.js / Capstan"),
             shown(at(found, "decode", "transformers_js_sampled", "median"), 2),
             shown(at(found, "decode", "tape_sampled", "median"), 2),
-            gain(found, "decode sampled: Transformers.js / Capstan"),
         )
-        for model, found in summary.items()
+        for model, found in summaries
     ]
-    parts.append(
-        grid("The same, temperature, top-k and top-p on", ("Transformers.js", "**Capstan**", "times"), sampled)
-    )
-    firsts: list[tuple[str, ...]] = []
-    for model, found in summary.items():
-        for length in ("512", "4000"):
-            if at(found, "lengths", "tape", length, "first_token_ms", "median") is None:
-                continue
-            row = [
-                shown(at(found, "lengths", key, length, "first_token_ms", "median"), 1)
-                for key, _ in contenders
-                if key != "capstan_ort"
-            ]
-            times = gain(found, f"first token, {length}-token prompt: Transformers.js / Capstan")
-            firsts.append((f"{model}, {length}-token prompt", *row, times))
+    titles = (*(title for _, title in contenders), "times", "sampled: Transformers.js", "**Capstan**")
+    parts.append(grid("Milliseconds a token, greedy, medians", titles, decode))
+    first_keys = [key for key, _ in contenders if key != "capstan_ort"]
+    firsts = [
+        (
+            f"{model}, {length}",
+            *(shown(at(found, "lengths", key, length, "first_token_ms", "median"), 1) for key in first_keys),
+            gain(found, f"first token, {length}-token prompt: Transformers.js / Capstan"),
+        )
+        for model, found in summaries
+        for length in ("512", "4000")
+        if at(found, "lengths", "tape", length, "first_token_ms", "median") is not None
+    ]
     if firsts:
-        names = (*(title for key, title in contenders if key != "capstan_ort"), "times")
-        parts.append(grid("Milliseconds to the first token", names, firsts))
+        names = (*(dict(contenders)[key] for key in first_keys), "times")
+        parts.append(grid("Milliseconds to the first token, by the prompt's tokens", names, firsts))
     pages = [("capstan" if key == "tape" else key, title) for key, title in contenders]
     pages = [(key, title) for key, title in pages if key in ("transformers_js", "wllama", "capstan")]
-    starts: list[tuple[str, ...]] = [
+    starts = [
         (
             model,
             *(shown(at(found, "start", key, "first_token_ms", "median"), 0) for key, _ in pages),
             gain(found, "page load to first token, warm: Transformers.js / Capstan"),
         )
-        for model, found in summary.items()
+        for model, found in summaries
         if "start" in found
     ]
     if starts:
         title = "Milliseconds from page load to the first token, caches warm"
         parts.append(grid(title, (*(title for _, title in pages), "times"), starts))
-    parts += [agreement_grid(model, found["agreement"]) for model, found in summary.items() if "agreement" in found]
+    parts += [agreement_grid(model, found["agreement"]) for model, found in summaries if "agreement" in found]
     return "\n\n".join(parts)
 
 
@@ -150,10 +148,6 @@ def agreement(report: dict[str, Any]) -> str:
         f"{entry['at']}"
         for entry in found
     )
-
-
-def decode_cells(found: dict[str, Any], contenders: Sequence[tuple[str, str]]) -> list[str]:
-    return [shown(at(found, "decode", key, "median"), 2) for key, _ in contenders]
 
 
 def agreement_grid(model: str, ways: dict[str, Any]) -> str:

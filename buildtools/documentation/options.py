@@ -16,33 +16,51 @@ __all__ = ["OPTIONS", "write_page"]
 OPTIONS = ROOT / "docs/options.md"
 HEAD = """# Options of the command line
 
-Every command of `build.py`, with its options. [command_line.md](command_line.md) says how they are used. This page is
-written by `python3 build.py docs --pages`.
+Every command of `build.py`, with its options; [command_line.md](command_line.md) says how they are used. Each command also
+has `--help`, and `--debug`, which shows tracebacks and the browser's console. `python3 build.py docs --pages` writes this page.
 
 <!-- options -->
 """
 TAIL = """
 <!-- /options -->
 """
+EVERYWHERE = ("--help", "--debug")
+"""Options of every command, which the head describes."""
 
 
 def write_page(page: Path = OPTIONS) -> Path:
-    """Write the whole page."""
-    sections = [section(name, parser) for name, parser in parsers().items()]
+    """Write the whole page: options of several commands once, then each command with its own."""
+    commands: dict[str, list[str]] = {}
+    for name, parser in parsers().items():
+        for line in rows(parser):
+            commands.setdefault(line, []).append(name)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for line, names in commands.items():
+        together.setdefault(tuple(names), []).append(line)
+    shared = {", ".join(names): lines for names, lines in together.items() if len(names) > 1}
+    sections = [section(title, "", lines) for title, lines in shared.items()]
+    for name, parser in parsers().items():
+        also = [f"[{title}](#{title.replace(', ', '-')})" for title in shared if name in title.split(", ")]
+        summary = (parser.description or "")[:1].upper() + (parser.description or "")[1:] + "."
+        summary += f" It also has the options of {'; '.join(also)}." if also else ""
+        sections.append(section(name, summary, together.get((name,), [])))
     page.write_text("\n".join([HEAD, *sections]) + TAIL, encoding="utf-8")
     return page
 
 
-def section(name: str, parser: argparse.ArgumentParser) -> str:
-    """A command: its summary, and a row for each argument."""
+def rows(parser: argparse.ArgumentParser) -> list[str]:
+    """A row for each argument of a command."""
     formatter = argparse.HelpFormatter(parser.prog)
-    rows = [
+    return [
         " ".join(["|", written(action), "|", *cell(formatter._expand_help(action) if action.help else "").split(), "|"])
         for action in parser._actions
-        if action.help is not argparse.SUPPRESS
+        if action.help is not argparse.SUPPRESS and not set(action.option_strings) & set(EVERYWHERE)
     ]
-    summary = (parser.description or "")[:1].upper() + (parser.description or "")[1:]
-    return "\n".join([f"## {name}", "", f"{summary}.", "", "| option | meaning |", "| --- | --- |", *rows, ""])
+
+
+def section(title: str, summary: str, lines: list[str]) -> str:
+    table = ["| option | meaning |", "| --- | --- |", *lines, ""] if lines else []
+    return "\n".join([f"## {title}", "", *([summary, ""] if summary else []), *table])
 
 
 def written(action: argparse.Action) -> str:

@@ -220,10 +220,11 @@ def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str,
     assert [path.name for path in newest] == ["2026-01-02-h200-speed.json", "2026-01-02-h200-speed-more.json"]
     shown = {"results.json": newest[0], "more.json": newest[1]}
     made = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", shown)
-    assert made.startswith(f"before\n{BEGIN}\n\n[results.json](results.json): 2026-01-02, GPU & co, Chromium 1")
+    assert made.startswith(f"before\n{BEGIN}\n\n2026-01-02, GPU & co, Chromium 1")
     assert made.endswith(f"|\n\n{END}\nafter\n")
     assert "| 10.00 " in made
-    assert "[more.json](more.json): 2026-01-02" in made
+    assert "Results: [results](results.json), [more](more.json)." in made
+    assert made.count("GPU & co") == 1
     assert "old" not in made
     assert with_table(made, shown) == made
     brief = with_table(f"{BEGIN}{END}", shown, brief=True)
