@@ -10,7 +10,7 @@ from typing import Any
 
 from .text import WAYS, adapter_name, shown, versions
 
-__all__ = ["BEGIN", "END", "brief_table", "newest_results", "speed_table", "with_table"]
+__all__ = ["BEGIN", "END", "brief_table", "newest_results", "with_table"]
 
 BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
 RESULTS = "*-speed*.json"
@@ -90,9 +90,7 @@ def speed_tables(reports: Mapping[str, dict[str, Any]]) -> str:
     for report in reports.values():
         real = report.get("float32", {})
         summaries += sorted(report["summary"].items(), key=lambda item: item[0] not in real)
-    measured = {
-        key for _, found in summaries for part in ("decode", "start", "lengths") for key in found.get(part, ())
-    }
+    measured = {key for _, found in summaries for part in ("decode", "start", "lengths") for key in found.get(part, ())}
     contenders = [(key, title) for key, title in CONTENDERS if key not in OPTIONAL or key in measured]
     decode = [
         (

@@ -16,8 +16,9 @@ __all__ = ["OPTIONS", "write_page"]
 OPTIONS = ROOT / "docs/options.md"
 HEAD = """# Options of the command line
 
-Every command of `build.py`, with its options; [command_line.md](command_line.md) says how they are used. Each command also
-has `--help`, and `--debug`, which shows tracebacks and the browser's console. `python3 build.py docs --pages` writes this page.
+Every command of `build.py`, with its options; [command_line.md](command_line.md) says how they are used. Each command
+also has `--help`, and `--debug`, which shows tracebacks and the browser's console. `python3 build.py docs --pages`
+writes this page.
 
 <!-- options -->
 """
@@ -52,9 +53,9 @@ def rows(parser: argparse.ArgumentParser) -> list[str]:
     """A row for each argument of a command."""
     formatter = argparse.HelpFormatter(parser.prog)
     return [
-        " ".join(["|", written(action), "|", *cell(formatter._expand_help(action) if action.help else "").split(), "|"])
+        " ".join(["|", written(action), "|", *cell(formatter._expand_help(action)).split(), "|"])
         for action in parser._actions
-        if action.help is not argparse.SUPPRESS and not set(action.option_strings) & set(EVERYWHERE)
+        if action.help not in (None, argparse.SUPPRESS) and not set(action.option_strings) & set(EVERYWHERE)
     ]
 
 
