@@ -22,9 +22,6 @@ class Import:
 
     target: str
     ours: bool
-    line: int
-    inside: bool
-    """Whether it is in a function."""
 
 
 def sources(folder: Path) -> dict[str, str]:
@@ -75,16 +72,10 @@ def imports(name: str, text: str, modules: Mapping[str, str], whole: str = "caps
             longest = ".".join([*base, alias.name])
             yield longest if longest in modules else ".".join(base) or whole, True
 
-    def walk(node: ast.AST, inside: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import | ast.ImportFrom):
-                for target, ours in targets(child):
-                    yield Import(target, ours, child.lineno, inside)
-            else:
-                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from walk(child, inside or function)
-
-    yield from walk(ast.parse(text), False)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for target, is_ours in targets(node):
+                yield Import(target, is_ours)
 
 
 def typescript_imports(folder: Path) -> dict[str, set[str]]:

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     commands = {
         "ruff check": [*python, "ruff", "check"],
         "ruff format": [*python, "ruff", "format", "--check"],
+        "import-linter": [str(venv_python().with_name("lint-imports")), "importlinter.toml", "--no-cache", "--no-logo"],
         "tsc --strict": ["node", str(modules / "typescript/bin/tsc"), "--project", "tsconfig.json"],
         "prettier": [*prettier, "--check", "web", "benches/page"],
     }
@@ -63,9 +64,12 @@ def run(args: argparse.Namespace) -> int:
     mypy = subprocess.Popen(
         [*python, "mypy", *workers], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    paths = {**os.environ, "PYTHONPATH": f"py_src{os.pathsep}."}
     for name, command in commands.items():
         say(f"check: {name}")
-        if subprocess.run(command, cwd=ROOT).returncode:
+        tool = subprocess.run(command, cwd=ROOT, env=paths, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if tool.returncode:
+            say(tool.stdout.strip())
             failed.append(name)
     say("check: speed tables")
     for path, text in tables_in_step().items():

@@ -245,7 +245,7 @@ class Model:
         the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and the errors of
         `capstan.onnxruntime.InferenceSession`.
         """
-        from .onnxruntime.not_finite import find_not_finite
+        from .onnxruntime.not_finite import find_not_finite  # noqa: PLC0415  (in the extra `reference`)
 
         device = self._open().device
         return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(DECODER), device, ids)
@@ -253,7 +253,7 @@ class Model:
     async def computed_output(self, ids: Sequence[int], name: str) -> HostArray:
         """An output of the graph besides logits and caches, as its hidden states, after a run over these tokens. It is
         computed as by `find_not_finite`, and as slow. UnsupportedModelError if no node makes it."""
-        from .onnxruntime.layered_run import computed_output
+        from .onnxruntime.layered_run import computed_output  # noqa: PLC0415  (in the extra `reference`)
 
         onnx, device = await self._read_graph(DECODER), self._open().device
         return await computed_output(self.host, self.folder, self.config, onnx, device, ids, name)

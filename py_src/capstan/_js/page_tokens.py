@@ -39,7 +39,7 @@ class PageTokenWalk:
 
     def __init__(self, walks: Any, classes: bytes, step: Callable[[int, int], int]) -> None:
         # Tests drive PageBackend on CPython, over Node.
-        from pyodide.ffi import create_proxy
+        from pyodide.ffi import create_proxy  # noqa: PLC0415  (tests drive the page's tokenizer on CPython, over Node)
 
         self._step = create_proxy(step)
         self._js = walks.walk(classes, self._step)

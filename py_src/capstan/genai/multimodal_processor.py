@@ -41,11 +41,11 @@ class MultiModalProcessor:
         made = cls.__new__(cls)
         made._model, made._tokenizer = model, Tokenizer(model)
         if model.config.vision is None:
-            from ..sound.sound_processor import SoundProcessor
+            from ..sound.sound_processor import SoundProcessor  # noqa: PLC0415  (numpy: pages that hear)
 
             made._steps = SoundProcessor.of_config(model.tokenizer_files[name], name)
         else:
-            from ..generation.picture_prompt import PicturePrompts
+            from ..generation.picture_prompt import PicturePrompts  # noqa: PLC0415  (Pillow: pages that see)
 
             made._steps = PicturePrompts(model)
         return made

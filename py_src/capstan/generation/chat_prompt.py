@@ -63,7 +63,7 @@ class ChatPrompts:
             # Encode all of it, since a tokenizer treats the beginning of a text differently.
             return ChatPrompt(text, self.tokenizer.encode(text))
         if self._seen is None:
-            from .picture_prompt import PicturePrompts
+            from .picture_prompt import PicturePrompts  # noqa: PLC0415  (Pillow: pages that see)
 
             self._seen = PicturePrompts(self._model)
         pictures = self._seen.prepared(given)

@@ -105,7 +105,7 @@ async def find_model(
                 require_one_decoder(root)
             require_kind(hears, kind in HEARD_REPOSITORIES, folder, f"a model of type {kind!r}")
             if kind in HEARD_REPOSITORIES:
-                from .speech_repository import find_speech
+                from .speech_repository import find_speech  # noqa: PLC0415  (for models that hear only)
 
                 found = FoundModel(*await find_speech(host, folder, config, device, wanted, keep, progress))
             elif kind in TILED_TYPES:
@@ -184,7 +184,7 @@ def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
 async def find_in_repository(
     host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress
 ) -> FoundModel:
-    from ..graph import parse
+    from ..graph import parse  # noqa: PLC0415  (protobuf is for repositories only)
 
     filename = onnx_file(dtype)
     generation, onnx = await asyncio.gather(
@@ -199,7 +199,7 @@ async def find_in_repository(
 
 async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress) -> FoundModel:
     """A model that sees pictures in tiles."""
-    from ..graph import parse
+    from ..graph import parse  # noqa: PLC0415  (protobuf is for repositories only)
 
     files = [onnx_file(dtype, name) for name in SEEING]
     generation, onnx = await asyncio.gather(

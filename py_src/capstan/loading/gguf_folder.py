@@ -130,7 +130,7 @@ async def derived(
 def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -> FoundModel:
     """The model of a header; `name` is that of its first file, `small` the bytes of tensors that a graph has as
     constants."""
-    from ..graph.gguf.builder import write_graph
+    from ..graph.gguf.builder import write_graph  # noqa: PLC0415  (protobuf is for GGUF files only)
 
     config = gguf_config(file, name)
     graph = write_graph(file, config.decoder, ELEMENTS[dtype], small)
@@ -168,7 +168,7 @@ async def open_others(host: Host, folder: str, names: Sequence[str], files: dict
 
 async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[str]) -> Header:
     """The header of one of the files of a model."""
-    from ..graph.gguf.rotary import MOST_BYTES, SMALL_TENSORS
+    from ..graph.gguf.rotary import MOST_BYTES, SMALL_TENSORS  # noqa: PLC0415  (protobuf is for GGUF files only)
 
     if data.size is None:
         raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")

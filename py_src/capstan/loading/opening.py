@@ -163,7 +163,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         given = given_graphs(source.options.get("graphs") or {}, config)
         graphs, ready = {**found.graphs, **given}, None if given else found.ready
         if config.vision is not None:
-            from .graphs_beside import read_beside
+            from .graphs_beside import read_beside  # noqa: PLC0415  (for models that hear or see only)
 
             graphs |= await read_beside(host, folder, config, graphs, keep_weights)
 
@@ -172,7 +172,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             return graphs.get(name) or await host.read_graph(folder, file, keep_weights, no_progress)
 
         if config.processor is not None:
-            from ..device.speech_encoder import with_weights
+            from ..device.speech_encoder import with_weights  # noqa: PLC0415  (for models that hear only)
 
             name = VISION if config.encoder is None else ENCODER
             graphs[name] = await read_graph(name)
@@ -182,7 +182,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
             loaded = await host.open_model(opening, device)
             if config.processor is not None:
-                from .graphs_beside import open_beside
+                from .graphs_beside import open_beside  # noqa: PLC0415  (for models that hear or see only)
 
                 await open_beside(host, folder, config, read_graph, loaded, keep_weights)
             return loaded

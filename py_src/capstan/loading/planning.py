@@ -51,13 +51,13 @@ async def plan(
     config = with_room(config, max_length)
     about, graphs = config.encoder or config.vision, dict(found.graphs)
     if about is not None:
-        from ..device.speech_encoder import with_weights
+        from ..device.speech_encoder import with_weights  # noqa: PLC0415  (for models that hear only)
 
         name = VISION if config.encoder is None else ENCODER
         data = graphs.get(name) or await host.read_graph(place.folder, about.filename, True, no_progress)
         config = with_weights(config, data)
     if config.vision is not None:
-        from .graphs_beside import read_beside
+        from .graphs_beside import read_beside  # noqa: PLC0415  (for models that see only)
 
         graphs = await read_beside(host, place.folder, config, graphs, True)
     return await host.fit(place.folder, config, device, batch_size, max_length, budget, graphs)

@@ -87,7 +87,7 @@ class LocalHost:
         return await self.read(folder, name) if is_there(Path(folder) / name) else None
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
-        from ..graph import without_weights
+        from ..graph import without_weights  # noqa: PLC0415  (in the extra `reference`)
 
         data = await self.read(folder, name, MOST_GRAPH_BYTES)
 
@@ -122,7 +122,7 @@ class LocalHost:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
     def token_walks(self, tokens: TokenBytes) -> TokenWalks:
-        from .numpy_token_walks import LocalTokenWalks
+        from .numpy_token_walks import LocalTokenWalks  # noqa: PLC0415  (in the extra `reference`)
 
         return LocalTokenWalks(tokens)
 
@@ -155,7 +155,7 @@ class LocalHost:
 
     async def open_model(self, opening: Opening, device: str) -> DeviceModel:
         require_reference(device)
-        from ..device.reference.reference_model import ReferenceModel
+        from ..device.reference.reference_model import ReferenceModel  # noqa: PLC0415  (in the extra `reference`)
 
         return ReferenceModel(opening.folder, opening.config, opening.graphs)
 
@@ -166,7 +166,7 @@ class LocalHost:
         if device == "webgpu":
             raise DeviceUnavailableError("device 'webgpu' was requested, and CPython has 'cpu' only; use it in a page")
         require_reference(device, "auto", "cpu", "reference")
-        from ..device.reference.reference_device import ReferenceDevice
+        from ..device.reference.reference_device import ReferenceDevice  # noqa: PLC0415  (in the extra `reference`)
 
         return ReferenceDevice()
 
@@ -181,7 +181,7 @@ class LocalHost:
         graphs: Mapping[str, bytes],
     ) -> Fit:
         require_reference(device)
-        from ..device.reference.reference_model import reference_memory
+        from ..device.reference.reference_model import reference_memory  # noqa: PLC0415  (in the extra `reference`)
 
         model = graphs.get(DECODER) or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
         return reference_memory(model, config).fit(batch_size, max_length, budget)

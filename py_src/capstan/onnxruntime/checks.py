@@ -122,7 +122,7 @@ def extent(tensor: BoundSpan) -> Extent:
 
 def address_of(view: memoryview) -> int:
     """The address of writable bytes in Python's heap."""
-    from ctypes import addressof, c_char
+    from ctypes import addressof, c_char  # noqa: PLC0415  (for several arrays only)
 
     return addressof(c_char.from_buffer(view))
 

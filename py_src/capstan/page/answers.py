@@ -232,7 +232,7 @@ async def tokenized(session: PageSession, request: TokenizerRequest) -> dict[str
 
 async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedRequest) -> dict[str, Any]:
     """Load an encoder of texts, or embed some with it."""
-    from .embedding_requests import embed, load_embedder
+    from .embedding_requests import embed, load_embedder  # noqa: PLC0415  (for pages that embed texts only)
 
     if request["kind"] == "embed":
         return await embed(request)
@@ -241,7 +241,7 @@ async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedR
 
 async def speech(session: PageSession, request: LoadTranscriberRequest | TranscribeRequest | ListenRequest) -> Any:
     """Load a speech model, or turn speech into text with it."""
-    from .transcription_requests import listen, load_transcriber, transcribe
+    from .transcription_requests import listen, load_transcriber, transcribe  # noqa: PLC0415  (pages that hear)
 
     if request["kind"] == "transcribe":
         return await transcribe(request, session.samples)
@@ -252,7 +252,7 @@ async def speech(session: PageSession, request: LoadTranscriberRequest | Transcr
 
 async def voices(session: PageSession, request: LoadVoiceRequest | SpeakRequest) -> dict[str, Any]:
     """Load a model that speaks, or speak a text with it."""
-    from .voice_requests import load_voice, speak
+    from .voice_requests import load_voice, speak  # noqa: PLC0415  (for pages that speak only)
 
     if request["kind"] == "speak":
         return await speak(request)

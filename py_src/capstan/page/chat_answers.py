@@ -39,7 +39,7 @@ def put_in(part: Any, where: str, attached: Any) -> Any:
     given = attached[number]
     data = given.bytes.to_bytes()
     if given.width:
-        from ..picture.picture_file import Rgba
+        from ..picture.picture_file import Rgba  # noqa: PLC0415  (Pillow: pages that see)
 
         data = Rgba(given.width, given.height, data)
     return {"type": "image", "image": data}

@@ -112,7 +112,7 @@ def base(kind: Any) -> Any:
 
 def unknown(what: str, place: str, name: str, known: list[str]) -> str:
     """The message about an unknown field, which does not show the value: it may be a misspelt token's."""
-    import difflib
+    import difflib  # noqa: PLC0415  (for an unknown field only)
 
     nearest = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {place}{nearest[0]}? It has" if nearest else "it has"

@@ -63,7 +63,7 @@ def opened(data: bytes, name: str, longest: float) -> SoundFile:
     if sys.platform == "emscripten" or not data:
         raise SoundError(f"{kind}; {REMEDY}")
     try:
-        import soundfile
+        import soundfile  # noqa: PLC0415  (in the extra `reference`)
     except (ImportError, OSError) as error:
         raise SoundError(
             f"{kind}, and soundfile, which reads many formats, is not installed ({error}): `pip install soundfile`, or "

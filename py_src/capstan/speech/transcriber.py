@@ -51,7 +51,7 @@ class Transcriber:
                 f"{model.folder} is a model of type {model.type!r}, which takes text only and hears nothing; load a "
                 "Whisper or a Moonshine"
             )
-        from ..sound.waveform import sounds_of
+        from ..sound.waveform import sounds_of  # noqa: PLC0415  (numpy: pages that hear)
 
         files, tokenizer = model.tokenizer_files, Tokenizer(model)
         end, start = config.eos_token_ids[0], config.bos_token_id
@@ -70,7 +70,7 @@ class Transcriber:
     async def prepare_async(self) -> None:
         """Compile and record now, so that the first sound waits only for itself. Optional; for a model on `webgpu`,
         others have nothing to prepare."""
-        from ..sound.sound_processor import RATE
+        from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
 
         speech = self._speech
         if speech.model.device_type != "webgpu":
@@ -134,9 +134,9 @@ class Transcriber:
 
     async def listener(self, options: LiveOptions, vad: str | None = None) -> Listener:
         """Takes the blocks of `listen`. Raises SoundError, OptionError."""
-        from ..sound.sound_processor import RATE
-        from .listener import Listener
-        from .speech_detector import SpeechDetector
+        from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
+        from .listener import Listener  # noqa: PLC0415  (numpy: pages that hear)
+        from .speech_detector import SpeechDetector  # noqa: PLC0415  (numpy: pages that hear)
 
         self._speech.tokens.require(options.language, options.task)
         transcribe = partial(self.transcribe_async, language=options.language, task=options.task)

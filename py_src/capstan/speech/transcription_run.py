@@ -92,7 +92,7 @@ class TranscriptionRun:
     """A transcription under way: an asynchronous iterator over its segments, to be iterated once."""
 
     def __init__(self, speech: SpeechModel, samples: Any, language: str | None, task: str, timestamps: bool) -> None:
-        from ..sound.sound_processor import RATE
+        from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
 
         self._speech, self._task, self._timestamps = speech, task, timestamps
         self._sound = speech.sounds.heard(samples)
@@ -133,15 +133,15 @@ class TranscriptionRun:
             generator.append_tokens(prompt)
 
     def _features(self, window: Any) -> Features:
-        from ..device.speech_encoder import Features
+        from ..device.speech_encoder import Features  # noqa: PLC0415  (for models that hear only)
 
         data = window.astype(self._speech.encoder.dtype).tobytes()
         return Features(self._speech.encoder.dtype, (1, *window.shape), data, sha256(data).hexdigest())
 
     async def _parts(self) -> AsyncIterator[Segment]:
         """The text of each part of the sound, for a model without timestamps."""
-        from ..sound.sound_processor import RATE
-        from ..sound.waveform import HeardWaveform
+        from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
+        from ..sound.waveform import HeardWaveform  # noqa: PLC0415  (numpy: pages that hear)
 
         assert isinstance(self._sound, HeardWaveform), "a model with other features has timestamps"
         for first, last in self._sound.parts():

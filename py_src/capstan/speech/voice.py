@@ -48,7 +48,7 @@ class Voice:
 
         Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError, DeviceUnavailableError.
         """
-        from .voice_model import VoiceModel
+        from .voice_model import VoiceModel  # noqa: PLC0415  (in the extra `reference`)
 
         return cls(await VoiceModel.load(path, **options), phonemize)
 

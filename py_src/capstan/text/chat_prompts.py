@@ -76,7 +76,7 @@ class ChatTemplates:
         Raises ConfigError if it cannot be rendered, OptionError for unknown variables.
         """
         try:
-            from .chat_template import render, variables_of
+            from .chat_template import render, variables_of  # noqa: PLC0415  (jinja2 takes long to import)
         except ImportError as error:
             raise CapstanError(
                 f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
@@ -118,7 +118,7 @@ def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str
 def takes_parts_alone(template: str) -> bool:
     """Whether a template that knows pictures writes the texts of content parts only (SmolVLM's), and nothing of a
     content that is a text."""
-    from .chat_template import render
+    from .chat_template import render  # noqa: PLC0415  (jinja2 takes long to import)
 
     def writes(content: Any) -> bool:
         messages = [{"role": "user", "content": content}]

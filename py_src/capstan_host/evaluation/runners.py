@@ -112,9 +112,9 @@ class Cluster:
 
     def __init__(self, scheduler: str, pages: Pages) -> None:
         try:
-            from distributed import Client
+            from distributed import Client  # noqa: PLC0415  (in the extra `fleet`)
 
-            from ..fleet.fleet_client import Fleet
+            from ..fleet.fleet_client import Fleet  # noqa: PLC0415  (in the extra `fleet`)
         except ImportError as error:
             raise OptionError(
                 f'scheduler is {scheduler}: that needs Dask ({error}); run `pip install "capstan-webgpu[fleet]"`'

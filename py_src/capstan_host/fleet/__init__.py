@@ -21,7 +21,7 @@ __all__ = ["Fleet", "FleetError", "Item", "ItemError", "ResultFile", "ResultFile
 
 def __getattr__(name: str) -> Any:
     if name == "Fleet":
-        from .fleet_client import Fleet
+        from .fleet_client import Fleet  # noqa: PLC0415  (in the extra `fleet`)
 
         return Fleet
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

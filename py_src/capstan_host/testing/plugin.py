@@ -85,7 +85,7 @@ def capstan_playwright(request: pytest.FixtureRequest) -> Iterator[Playwright]:
     if request.config.pluginmanager.hasplugin("playwright"):
         yield request.getfixturevalue("playwright")
         return
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  (each run of pytest imports this module)
 
     with sync_playwright() as playwright:
         yield playwright
@@ -94,7 +94,7 @@ def capstan_playwright(request: pytest.FixtureRequest) -> Iterator[Playwright]:
 @pytest.fixture(scope="session")
 def capstan_browser(request: pytest.FixtureRequest, capstan_playwright: Playwright) -> Iterator[Browser]:
     """One headless Chromium for the session. Projects with flags of their own override this fixture."""
-    from .pages import launched
+    from .pages import launched  # noqa: PLC0415  (Playwright is in the extra `testing`)
 
     config = request.config
     named = option(config, "browser")
@@ -110,7 +110,7 @@ def capstan_browser(request: pytest.FixtureRequest, capstan_playwright: Playwrig
 @pytest.fixture(scope="session")
 def capstan_pages(request: pytest.FixtureRequest, capstan_browser: Browser) -> Iterator[Pages]:
     """The session's pages; see the fixtures below."""
-    from .pages import Pages
+    from .pages import Pages  # noqa: PLC0415  (Playwright is in the extra `testing`)
 
     with contextlib.ExitStack() as stack:
         # The device "auto" never takes a software adapter, so a named one needs "webgpu".
